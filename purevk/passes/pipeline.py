@@ -26,6 +26,7 @@ from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_checked_flex, compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
+from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
@@ -50,6 +51,7 @@ OPTIONAL = (
     "drop_unread",
     "drop_unused",
     "find_attention",
+    "find_key_limits",
     "find_rms_norm",
     "find_rotary",
     "fold_batch_norm",
@@ -117,6 +119,10 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def merge_with_scales(graph: Graph) -> Graph:
         return merge_quantized(graph, traits)
 
+    def key_limits(graph: Graph) -> Graph:
+        return find_key_limits(graph, traits)
+
+    key_limits.__name__ = find_key_limits.__name__
     few_rows.__name__ = fuse_few_rows.__name__
     merge_with_scales.__name__ = merge_quantized.__name__
 
@@ -158,6 +164,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 share_cats,
                 drop_unused,
                 share_heads,
+                key_limits,
                 write_in_place,
                 rotate_to_caches,
                 merge_matmuls,

@@ -11,8 +11,9 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.expression import literal
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import coordinates
+from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
+from purevk.ops.map import NAME as MAP
 from purevk.ops.map import mapped, others
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, wrap, wrap_all
@@ -178,7 +179,26 @@ rewrite(
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------
-def _triangle(name: str, sign: str) -> None:
+_TRIANGLES = {"tril": "<=", "triu": ">="}
+
+
+def _triangle_body(name: str, rank: int) -> str:
+    beyond = f"i{rank - 1} - i{rank - 2} {_TRIANGLES[name]} diagonal"
+    return f"r = T_R(0); if ({beyond}) r = X({coordinates(rank)});"
+
+
+def triangle_of(node: Node) -> tuple[bool, Size] | None:
+    """Whether a node is an expanded `triu`, and its diagonal; None if it is no `tril` either."""
+    if node.op != MAP:
+        return None
+    spec = node.attribute("spec", MapSpec)
+    for name in _TRIANGLES:
+        if spec.body == _triangle_body(name, node.result.type.rank):
+            return name == "triu", node.sizes("numbers")[0]
+    return None
+
+
+def _triangle(name: str) -> None:
     def shape(x: TensorType, diagonal: int = 0) -> TensorType:
         if x.rank < 2:
             raise ShapeError(f"{name} takes a matrix, not {x}")
@@ -186,10 +206,9 @@ def _triangle(name: str, sign: str) -> None:
 
     def expand(builder: Builder, node: Node, x: Value, diagonal: int) -> Value:
         rank = x.type.rank
-        body = f"r = T_R(0); if (i{rank - 1} - i{rank - 2} {sign} diagonal) r = X({coordinates(rank)});"
         return mapped(
             builder,
-            body,
+            _triangle_body(name, rank),
             {"X": x},
             x.type,
             numbers={"diagonal": diagonal},
@@ -200,8 +219,8 @@ def _triangle(name: str, sign: str) -> None:
     rewrite(f"aten.{name}.default", shape, expand)
 
 
-_triangle("tril", "<=")
-_triangle("triu", ">=")
+for _name in _TRIANGLES:
+    _triangle(_name)
 
 
 def _diag_embed_shape(x: TensorType, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorType:

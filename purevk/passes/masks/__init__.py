@@ -1,0 +1,1 @@
+"""Masks of attention that are built from positions."""

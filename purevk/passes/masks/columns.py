@@ -1,0 +1,330 @@
+"""Tensors whose elements along the last dim follow from one column: what a mask is built from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Arg, Dim, Graph, Node, Size, Value, values_in
+from purevk.lower.expression import Expression, literal
+from purevk.ops import registry
+from purevk.ops.elementwise.pointwise import NAME as POINTWISE
+from purevk.ops.elementwise.program import constant
+from purevk.ops.index.gather import NAME as GATHER
+from purevk.ops.index.gather import GatherDims
+from purevk.ops.movement.views import slice_bounds
+from purevk.ops.shapes import wrap
+from purevk.passes.rewrite import Rewriter
+from purevk.passes.simplify import static_value
+from purevk.tuning import DeviceTraits
+
+# Tensors have fewer rows. A limit of keys beyond it says the same as the number itself.
+MOST_KEYS = 2**28
+INTEGERS = {DType.int32: 2**29, DType.int64: 2**61}
+"""Dtypes of positions, with a number of which twice as much does not overflow."""
+_RESHAPES = ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims")
+_COPIES = ("aten.alias.default", "aten.clone.default", "purevk.copy")
+_INTEGER = re.compile(r"(?:int64_t)?\(?(-?[0-9]+)\)?")
+# The operands of a sum in their order, and the sign of the second.
+_SUMS = {
+    "aten.add.Tensor": ("x", "y", 1),
+    "aten.sub.Tensor": ("x", "y", -1),
+    "aten.rsub.Scalar": ("y", "x", -1),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Integers along the last dim: `sign` (-1, 0 or 1) times the position, plus `rest`, which is the
+    same at all positions. If `rest` is a tensor, its last dim has the size 1, or it has no dims."""
+
+    sign: int
+    rest: Value | Size
+
+
+class Columns:
+    """Follows tensors back to what makes them, and emits columns: tensors with one element in place of
+    each row.
+
+    Attributes:
+        made: the node that makes each value.
+        at: the number of the node after which new nodes come.
+    """
+
+    def __init__(self, graph: Graph, rewriter: Rewriter, traits: DeviceTraits) -> None:
+        self.graph, self.rewriter, self.traits = graph, rewriter, traits
+        self.made = graph.producers()
+        self.at = -1
+        self._tables: dict[tuple[DType, tuple[int, ...], bytes], Value] = {}
+        self._position = {node: number for number, node in enumerate(graph.nodes)}
+        self._writes: dict[Value, list[int]] = {}  # of each state: the numbers of nodes
+        self._state = {state: state for state in graph.states}  # that a value is, or is a view of
+        for number, node in enumerate(graph.nodes):
+            written = values_in(node.args) if node.graphs else registry.mutated(node)
+            for value in written:
+                self._writes.setdefault(self._state.get(value, value), []).append(number)
+            if registry.is_view(node) and node.inputs[0] in self._state:
+                self._state.update(dict.fromkeys(node.results, self._state[node.inputs[0]]))
+
+    def emit(self, op: str, *args: Arg) -> Value:
+        """A new node."""
+        return self.rewriter.emit(op, *args)
+
+    def table(self, array: np.ndarray, dtype: DType) -> Value:
+        """A constant. Layers that each have a mask share it."""
+        key = dtype, array.shape, array.tobytes()
+        if key not in self._tables:
+            self._tables[key] = self.rewriter.constant(array, dtype)
+        return self._tables[key]
+
+    def whole(self, number: Size) -> Value:
+        """An int32 [1]."""
+        if isinstance(number, Dim):
+            return constant(self.rewriter, number, (1,), DType.int32)
+        held = max(-MOST_KEYS, min(number, MOST_KEYS))
+        return self.table(np.array([held]), DType.int32)
+
+    def operand(self, value: Value, user: Node) -> Value | None:
+        """A value that new nodes are to read as the node `user` does; None if it may change in between,
+        or the device lacks its dtype."""
+        state = self._state.get(value, value)
+        read = self._position[user]
+        if any(read < write <= self.at for write in self._writes.get(state, ())):
+            return None
+        lacks = value.type.dtype is DType.int64 and not self.traits.has("int64")
+        return None if lacks else value
+
+    def changes(self, value: Value) -> bool:
+        """Whether a value is a state that the graph writes, or a view of one."""
+        return bool(self._writes.get(self._state.get(value, value)))
+
+    def number(self, arg: Arg) -> float | int | bool | None:
+        """The number that all elements of an argument are, or None. Of floats only 0 and -inf are
+        told apart."""
+        if isinstance(arg, (bool, int, float)):
+            return arg
+        if not isinstance(arg, Value):
+            return None
+        node = self.made.get(arg)
+        if node is not None and node.op in (*_RESHAPES, *_COPIES, "aten.expand.default"):
+            return self.number(node.tensor("x"))
+        if node is None or node.op != POINTWISE:
+            return static_value(self.graph.constants, arg)
+        expression, dtype = node.attribute("expression", Expression), arg.type.dtype
+        if expression.inputs or expression.scalars or len(expression.steps) != 1:
+            return None
+        text = expression.steps[0].glsl
+        if dtype is DType.bool:
+            return {"true": True, "false": False}.get(text)
+        if dtype.is_float:
+            return next((x for x in (0.0, -float("inf")) if text == literal(x, dtype)), None)
+        found = _INTEGER.fullmatch(text)
+        return int(found[1]) if found else None
+
+    def line(self, value: Value, user: Node) -> Line | None:
+        """A tensor of integers as the node `user` reads it; None if it is no line."""
+        if value.type.dtype not in INTEGERS:
+            return None
+        number = self.number(value)
+        if isinstance(number, int):
+            return Line(0, number)
+        if is_column(value):
+            read = self.operand(value, user)
+            return None if read is None else Line(0, read)
+        if value in self.graph.constants:
+            return self._constant_line(value)
+        node = self.made.get(value)
+        if node is None:
+            return None
+        if node.op == "purevk.iota":
+            return Line(1, 0)
+        if node.op in _SUMS and node.scalar("alpha") == 1:
+            return self._sum(node)
+        if node.op == "aten.neg.default":
+            found = self.line(node.tensor("x"), node)
+            return None if found is None else Line(-found.sign, self.total(0, -1, found.rest))
+        if node.op == "aten._to_copy.default":
+            return self._converted(node, value.type.dtype)
+        if node.op == "aten.expand.default" and is_column(node.tensor("x")):
+            return self.line(node.tensor("x"), node)
+        if node.op == GATHER:
+            found = self._line_at_line(node)
+            if found is not None:
+                return found
+        return self._moved_line(node)
+
+    def _converted(self, node: Node, dtype: DType) -> Line | None:
+        found = self.line(node.tensor("x"), node)
+        if found is None or not isinstance(found.rest, Value) or found.rest.type.dtype is dtype:
+            return found
+        if dtype is not DType.int64:
+            return None  # numbers would be cut
+        return Line(found.sign, self.emit("aten._to_copy.default", found.rest, dtype))
+
+    def _constant_line(self, value: Value) -> Line | None:
+        constant = self.graph.constants[value]
+        if not constant.known or 0 in value.type.dims:
+            return None
+        numbers = constant.array(value.type)
+        column = numbers[..., :1]
+        if abs(column.astype(np.float64)).max() >= MOST_KEYS:
+            return None
+        if not (numbers == column + np.arange(numbers.shape[-1])).all():
+            return None
+        if column.size == 1:
+            return Line(1, int(column.reshape(-1)[0]))
+        if value.type.dtype is DType.int64 and not self.traits.has("int64"):
+            return None
+        return Line(1, self.table(column, value.type.dtype))
+
+    def _sum(self, node: Node) -> Line | None:
+        *names, sign = _SUMS[node.op]
+        lines = [self.line_of(node.arg(name), node) for name in names]
+        if lines[0] is None or lines[1] is None:
+            return None
+        one, other = lines[0], lines[1]
+        if not -1 <= one.sign + sign * other.sign <= 1:
+            return None
+        return Line(one.sign + sign * other.sign, self.total(one.rest, sign, other.rest))
+
+    def line_of(self, arg: Arg, user: Node) -> Line | None:
+        """The line of an operand, which may be a number."""
+        if isinstance(arg, Value):
+            return self.line(arg, user)
+        whole = isinstance(arg, (int, Dim)) and not isinstance(arg, bool)
+        return Line(0, arg) if whole else None  # type: ignore[arg-type]
+
+    def total(self, one: Value | Size, sign: int, other: Value | Size) -> Value | Size:
+        """A sum, or with the sign -1 a difference."""
+        if isinstance(one, Value) or isinstance(other, Value):
+            if not isinstance(other, Value) and isinstance(other, int) and other == 0:
+                return one
+            return self.emit("aten.add.Tensor" if sign > 0 else "aten.sub.Tensor", one, other, 1)
+        return one + sign * other
+
+    def _line_at_line(self, node: Node) -> Line | None:
+        """A gather from one row of a line, at positions that are a line too."""
+        dims, x = node.attribute("dims", GatherDims), node.tensor("x")
+        if not dims.x or dims.x[-1] is not None or dims.index[-1] != 1:
+            return None
+        if x.type.rank - 1 not in dims.selected:
+            return None
+        index = node.tensors("indices")[dims.selected.index(x.type.rank - 1)]
+        held, found = self.line(x, node), self.line(index, node)
+        if held is None or found is None or isinstance(held.rest, Value) or held.sign != 1:
+            return None
+        # Positions below 0 would count from the end.
+        if found.sign != 1 or not isinstance(found.rest, int) or found.rest < 0:
+            return None
+        return Line(1, held.rest + found.rest)
+
+    def _moved_line(self, node: Node) -> Line | None:
+        if not self.moves(node):
+            return None
+        found = self.line(node.tensor("x"), node)
+        if found is None:
+            return None
+        low = self.first_kept(node)
+        rest = found.rest if found.sign == 0 else self.total(found.rest, found.sign, low)
+        if isinstance(rest, Value):
+            moved = self.moved(node, rest)
+            return None if moved is None else Line(found.sign, moved)
+        return Line(found.sign, rest)
+
+    def moves(self, node: Node) -> bool:
+        """Whether a node only moves whole rows, or keeps neighbouring elements of all of them."""
+        if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
+            return False
+        x, result = node.args[0].type, node.result.type
+        if not x.rank or not result.rank:
+            return False
+        if node.op in _RESHAPES or node.op == "aten.expand.default":
+            return x.dims[-1] == result.dims[-1]
+        if node.op in _COPIES:
+            return True
+        if node.op == "aten.permute.default":
+            return wrap(node.ints("dims")[-1], x.rank) == x.rank - 1
+        if node.op == "aten.slice.Tensor":
+            return wrap(node.int("dim"), x.rank) != x.rank - 1 or node.int("step") == 1
+        if node.op == "aten.select.int":
+            return wrap(node.int("dim"), x.rank) != x.rank - 1
+        if node.op == GATHER:
+            dims = node.attribute("dims", GatherDims)
+            return dims.x[-1] == x.rank - 1 and dims.index[-1] is None
+        return False
+
+    def first_kept(self, node: Node) -> Size:
+        """The position along the last dim that becomes position 0 of a node that `moves`."""
+        if node.op != "aten.slice.Tensor":
+            return 0
+        x = node.tensor("x")
+        if wrap(node.int("dim"), x.type.rank) != x.type.rank - 1:
+            return 0
+        start, end = (node.optional_size(name) for name in ("start", "end"))
+        return slice_bounds(x.type.dims[-1], start, end, 1)[0]
+
+    def moved(self, node: Node, column: Value) -> Value | None:
+        """The column of the result of a node that `moves`, from one of its input."""
+        x, result = node.tensor("x").type, node.result.type
+        if node.op in _COPIES or node.op == "aten.expand.default":
+            return column
+        if node.op == "aten.slice.Tensor" and wrap(node.int("dim"), x.rank) == x.rank - 1:
+            return column
+        return self.again(node, self.expanded(column, (*x.dims[:-1], 1)), (*result.dims[:-1], 1))
+
+    def again(self, node: Node, x: Value, dims: tuple[Size, ...]) -> Value | None:
+        """A node that `moves`, applied to another tensor; `dims` are the sizes of the result."""
+        if node.op in _RESHAPES:
+            return x if x.type.dims == dims else self.emit("aten.view.default", x, dims)
+        if node.op in (*_COPIES, "aten.expand.default"):
+            return self.expanded(x, dims)
+        if node.op == GATHER:
+            indices = [self.operand(index, node) for index in node.tensors("indices")]
+            if None in indices:
+                return None
+            return self.emit(GATHER, x, tuple(indices), dims, node.attribute("dims", GatherDims))
+        return self.emit(node.op, x, *node.args[1:])
+
+    def expanded(self, value: Value, dims: tuple[Size, ...]) -> Value:
+        """A value broadcast to `dims`."""
+        return value if value.type.dims == dims else self.emit("aten.expand.default", value, dims)
+
+    def limit(self, high: Line, low: Line) -> Value:
+        """`high.rest - low.rest` as int32, without overflow: beyond `MOST_KEYS` it is any number beyond
+        that on the same side."""
+        one, other = high.rest, low.rest
+        if not isinstance(one, Value) and not isinstance(other, Value):
+            return self.whole(one - other)
+        if not isinstance(one, Value) and isinstance(one, int) and abs(one) < MOST_KEYS:
+            one, other = one, self._clamped(other, one - MOST_KEYS, one + MOST_KEYS)
+        elif not isinstance(other, Value) and isinstance(other, int) and abs(other) < MOST_KEYS:
+            one = self._clamped(one, other - MOST_KEYS, other + MOST_KEYS)
+        else:
+            one, other = (self._within(each) for each in (one, other))
+            return self._narrow(self._clamped(self.total(one, -1, other), -MOST_KEYS, MOST_KEYS))
+        return self._narrow(self.total(one, -1, other))
+
+    def _within(self, rest: Value | Size) -> Value | Size:
+        if not isinstance(rest, Value):
+            return rest
+        most = INTEGERS[rest.type.dtype]
+        return self._clamped(rest, -most, most)
+
+    def _clamped(self, rest: Value | Size, low: int, high: int) -> Value:
+        assert isinstance(rest, Value)
+        return self.emit("aten.clamp.default", rest, low, high)
+
+    def _narrow(self, rest: Value | Size) -> Value:
+        assert isinstance(rest, Value)
+        if rest.type.dtype is DType.int32:
+            return rest
+        return self.emit("aten._to_copy.default", rest, DType.int32)
+
+
+def is_column(value: Value) -> bool:
+    """Whether a value is the same at all positions of the last dim, because it broadcasts."""
+    last = value.type.dims[-1] if value.type.dims else 1
+    return isinstance(last, int) and last == 1
