@@ -228,8 +228,10 @@ class ComputeGraph:
         env: Mapping[Symbol, int],
         queries: api.TimestampPool | None = None,
         runs: int = 1,
+        single: bool = True,
     ) -> api.CommandBuffer:
-        """Records a segment. With `queries`, it runs `runs` times, is timed, and downloads nothing."""
+        """Records a segment. With `queries`, it runs `runs` times, is timed, and downloads nothing.
+        Timed are its dispatches, one by one if `single`, else together and as in a call."""
         self.recorded += 1
         commands = self._pool.buffer()
         cut, tables = self.cuts[number], self._tables[number]
@@ -245,19 +247,22 @@ class ComputeGraph:
         barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
         record, barrier = commands.record_dispatch, commands.barrier
         for run in range(runs):
-            query = run * (len(tables.spans) + 1)
+            query = run * (len(tables.spans) + 1) if single else run
             if queries is not None:
                 barrier()
                 commands.write_timestamp(queries, query)
             for at, (start, count) in enumerate(tables.spans):
                 dispatch = cut.first + at
-                if barriers[dispatch] or (queries is not None and at):
+                if barriers[dispatch] or (queries is not None and single and at):
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
                 if x and y and z:
                     record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
-                if queries is not None:
+                if queries is not None and single:
                     commands.write_timestamp(queries, query + at + 1)
+        if queries is not None and not single:
+            barrier()
+            commands.write_timestamp(queries, runs)
         copies = [
             value for value in cut.downloads if value in self.memory.copies and queries is None
         ]
@@ -303,6 +308,20 @@ class ComputeGraph:
                 times += list(np.diff(np.reshape(queries.read(), (together, count + 1)), axis=1))
             commands.destroy()
             return [float(median) for median in np.median(np.array(times), axis=0)]
+        finally:
+            queries.destroy()
+
+    def time_runs(self, number: int, env: Mapping[Symbol, int], runs: int) -> list[float]:
+        """Nanoseconds that the device takes for each of several runs of a segment, one after the
+        other without a pause. Dispatches overlap as in a call; downloads are not counted."""
+        self.settle()
+        self._write_params(number, env)
+        queries = api.TimestampPool(self.device, runs + 1)
+        try:
+            commands = self._record(number, env, queries, runs, single=False)
+            self.device.queue.run(commands)
+            commands.destroy()
+            return [float(each) for each in np.diff(queries.read())]
         finally:
             queries.destroy()
 

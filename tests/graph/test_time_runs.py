@@ -1,0 +1,35 @@
+"""The time of whole runs of a segment on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk.ir.binding import bind_symbols, input_symbols
+
+pytestmark = pytest.mark.device
+torch = pytest.importorskip("torch")
+
+
+class TwoSizes(torch.nn.Module):
+    def forward(self, x):
+        return (x @ x.T).softmax(-1) @ x
+
+
+def test_runs_are_timed_and_calls_stay_right() -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    length = torch.export.Dim("length", min=2, max=600)
+    with purevk.compile(TwoSizes(), (x,), dynamic_shapes=({0: length},)) as program:
+        executable = program.method("forward").executable
+        found = {}
+        for rows in (16, 600):
+            given = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1))
+            before = program.forward(given)
+            graph = executable.plan.assignment.graph
+            env = bind_symbols(input_symbols(graph), [given.numpy()])
+            times = executable.graph.time_runs(0, env, 5)
+            assert len(times) == 5 and min(times) > 0
+            found[rows] = float(np.median(times))
+            torch.testing.assert_close(program.forward(given), before, rtol=0, atol=0)
+        assert found[600] > 2 * found[16]  # 1400 times the work
