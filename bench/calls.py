@@ -1,4 +1,4 @@
-"""purevk beside torch on a GPU: `python bench/gpu.py --models DIR --out FILE.json`.
+"""Calls and loads beside torch on a GPU: `python bench/calls.py --models DIR --out FILE.json`.
 
 For each model, in float32 and in half:
 
@@ -19,13 +19,11 @@ import argparse
 import copy
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,16 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.timing import (
+    Sampler,
+    captured,
+    error_of,
+    exact_float32,
+    interleave,
+    machine,
+    of_wall,
+    reason_of,
+)
 from tests.models.export import VARIANTS, file_stem
 
 MODELS = ("mobilenet_v2", "resnet50", "encoder2", "decoder")
@@ -104,13 +112,6 @@ def expected_output(built: Any) -> numpy.ndarray:
 
     with torch.no_grad():
         return built.module(*built.samples[0]).float().numpy().copy()
-
-
-def error_of(actual: Any, expected: numpy.ndarray) -> float:
-    """The largest difference relative to the largest expected value."""
-    return float(
-        numpy.abs(numpy.asarray(actual, numpy.float64) - expected).max() / numpy.abs(expected).max()
-    )
 
 
 class Purevk:
@@ -187,18 +188,12 @@ class Torch:
         ]
         self.device = [tensor.to("cuda") for tensor in self.host[0]]
         self.at = 0
-        self.captured: Any = None
+        self.replay: Any = None
         with torch.inference_mode():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.output = self.module(*self.device)
-            torch.cuda.current_stream().wait_stream(side)
             if graph:
-                self.captured = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.captured):
-                    self.output = self.module(*self.device)
+                self.replay, self.output = captured(lambda: self.module(*self.device))
+            else:
+                self.output = self.module(*self.device)
         self.landing = torch.empty(self.output.shape, dtype=self.output.dtype, pin_memory=True)
 
     def call(self, step: int | None = None) -> Any:
@@ -209,10 +204,10 @@ class Torch:
             if not self.resident:
                 for source, target in zip(self.host[self.at], self.device):
                     target.copy_(source, non_blocking=True)
-            if self.captured is None:
+            if self.replay is None:
                 self.output = self.module(*self.device)
             else:
-                self.captured.replay()
+                self.replay()
             if not self.resident:
                 self.landing.copy_(self.output, non_blocking=True)
             torch.cuda.synchronize()
@@ -221,25 +216,6 @@ class Torch:
     def checked(self) -> numpy.ndarray:
         """The output for the first step, as float32 on the host."""
         return self.call(0).float().cpu().numpy()
-
-
-def interleave(contenders: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Times of all contenders in milliseconds, in rounds of ten calls each, for some seconds."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for call in contenders.values():
-        for _ in range(10):
-            call()
-    end, names, round_number = time.perf_counter() + seconds, list(contenders), 0
-    while time.perf_counter() < end or round_number < 3:
-        for position in range(len(names)):
-            name = names[(position + round_number) % len(names)]
-            call, found = contenders[name], times[name]
-            for _ in range(10):
-                start = time.perf_counter()
-                call()
-                found.append(1e3 * (time.perf_counter() - start))
-        round_number += 1
-    return times
 
 
 LOAD = """
@@ -307,14 +283,14 @@ def measure(model: str, variant: str, folder: Path, seconds: float, loads: int) 
     row = Row(model, variant)
     built = build(model)
     expected = expected_output(copy.deepcopy(built))
-    contenders: dict[str, Callable[[], Any]] = {}
+    contenders: dict[str, Sampler] = {}
     ours = None
     try:
         ours = Purevk(row, copy.deepcopy(built), folder)
         row.errors["purevk"] = error_of(ours.call(ours.inputs.first), expected)
-        contenders["forward"] = ours.call
+        contenders["forward"] = of_wall(ours.call)
     except Exception as error:  # the table says what happened to one contender; the others go on
-        row.why["purevk"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        row.why["purevk"] = reason_of(error)
     for name, graph, resident in (
         ("eager", False, False),
         ("graph", True, False),
@@ -324,9 +300,9 @@ def measure(model: str, variant: str, folder: Path, seconds: float, loads: int) 
         try:
             other = Torch(copy.deepcopy(built), variant, graph, resident)
             row.errors[name] = error_of(other.checked(), expected)
-            contenders[name] = other.call
+            contenders[name] = of_wall(other.call)
         except Exception as error:  # as above
-            row.why[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            row.why[name] = reason_of(error)
     for name, times in interleave(contenders, seconds).items():
         setattr(row, name, statistics.median(times))
         if name == "forward":
@@ -406,29 +382,6 @@ def show(rows: list[Row]) -> None:
             print(f"{row.model} {row.variant}: not measured: {names}: {why}")
 
 
-def machine() -> dict[str, Any]:
-    """What has to stand beside the figures."""
-    from purevk.graph.context import default_context
-
-    device = default_context().device
-    found = {
-        "device": device.name,
-        "driver": str(device.driver),
-        "python": platform.python_version(),
-    }
-    found |= {"system": platform.platform(), "cpus": os.cpu_count(), "unix_time": int(time.time())}
-    try:
-        import torch
-
-        found |= {
-            "torch": torch.__version__,
-            "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        }
-    except ImportError:
-        found["torch"] = None
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints one table and writes JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -443,10 +396,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("PUREVK_PROGRESS", "0")
     try:
-        import torch
-
-        if torch.cuda.is_available():
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        exact_float32()
     except ImportError:
         parser.error(
             "torch is not installed; it builds the models and answers what they should give"

@@ -7,22 +7,28 @@ of 2048 rows that `index_copy_` writes, and a rotary embedding by halves. For on
 
 - a call of purevk from numpy to numpy, and its part from submission to the end of the wait;
 - the number of dispatches, and their time by kernel, each timed alone;
-- torch on CUDA: eager, and captured as a CUDA graph, without copies from and to host memory.
+- in turns, after a time of warming up: purevk between timestamps of the device; torch on CUDA, eager
+  and captured as a CUDA graph, plain and compiled, without copies from and to host memory; and calls
+  of llama.cpp's Vulkan (`bench/peers/llama_cpp.py`), as wall time.
 
 Each output is compared with eager torch on the same weights, and a wrong one is marked. With
-`--variant q4`, weights have 4 bits in groups of 32, and torch has no column. `--tiny` takes a model
-of the same structure that a software device runs in seconds.
+`--variant q4`, weights have 4 bits in groups of 32 (Q4_0 in llama.cpp), and torch has no column.
+`--tiny` takes a model of the same structure that a software device runs in seconds. llama.cpp takes a
+software device only if the variable GGML_VK_VISIBLE_DEVICES is 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import os
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +39,19 @@ from torch import nn
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import torch_cuda
+from bench.peers.base import Unavailable
+from bench.peers.llama_cpp import LlamaCpp, write_gguf
+from bench.timing import (
+    Budget,
+    Sampler,
+    error_of,
+    interleave,
+    machine,
+    of_timestamps,
+    of_wall,
+)
 
 GROUP = 32
 LIMIT = {"fp32": 1e-4, "fp16": 3e-2, "q4": 3e-2}
@@ -232,6 +251,8 @@ class Row:
 
     `call` is a call from numpy to numpy, `device` its part from submission to the end of the wait,
     `kernels` the sum of its dispatches timed one by one. `by_kernel`: calls and milliseconds.
+    `turns`: the times of the contenders that take turns, `errors` of their outputs, and `why` they
+    were not measured.
     """
 
     case: str
@@ -240,10 +261,10 @@ class Row:
     call: float | None = None
     device: float | None = None
     kernels: float | None = None
-    eager: float | None = None
-    graph: float | None = None
-    error: float | None = None
     by_kernel: dict[str, tuple[int, float]] = field(default_factory=dict)
+    turns: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
 
 
 def cases(form: Form) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -263,77 +284,108 @@ def method_name(case: str) -> str:
     return "_".join(case.split())
 
 
-def measure_purevk(
-    model: Llama, rows: Sequence[Row], given: dict[str, Any], seconds: float, settle: float
-) -> list[numpy.ndarray]:
-    """Fills in the figures of purevk; returns the output of each case."""
+def measure(
+    model: Llama,
+    rows: Sequence[Row],
+    given: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    options: argparse.Namespace,
+    budget: Budget,
+) -> None:
+    """Fills in all figures of a model."""
     import purevk
+
+    form, settle = TINY if options.tiny else REFERENCE, options.settle
+    expected = expected_outputs(model, given)
+    methods = {method_name(case): (model, inputs) for case, inputs in given.items()}
+    with purevk.compile(methods) as program, llama_cpp(model, form, rows) as peer:
+        for row, wanted in zip(rows, expected, strict=True):
+            method = program.methods[method_name(row.case)]
+            arrays = [each.numpy() for each in given[row.case]]
+            row.errors["purevk"] = error_of(method(*arrays), wanted)
+            anatomy(row, program, method, arrays, options.seconds, settle)
+            samplers: dict[str, Sampler] = {"purevk": of_timestamps(method.executable, arrays)}
+            if torch.cuda.is_available() and row.variant != "q4":
+                found = torch_cuda.contenders(
+                    model, given[row.case], wanted, False, options, budget
+                )  # each with caches of its own, as they were before the call
+                samplers |= found.samplers
+                row.errors |= found.errors
+                row.why |= found.why
+                del found
+            if peer is not None:
+                add_llama_cpp(row, samplers, peer, given[row.case], wanted)
+            for name, times in interleave(samplers, options.seconds, settle).items():
+                row.turns[name] = statistics.median(times)
+            del samplers
+            if torch.cuda.is_available():
+                gc.collect()
+                torch.cuda.empty_cache()
+
+
+def anatomy(
+    row: Row, program: Any, method: Any, arrays: list[Any], seconds: float, settle: float
+) -> None:
+    """Fills in where the time of a call of purevk goes."""
     from purevk.cli.profile import table, time_dispatches
     from purevk.cli.stopwatch import Stopwatch
     from purevk.graph.limits import device_limits
 
-    outputs = []
-    methods = {method_name(case): (model, inputs) for case, inputs in given.items()}
-    with purevk.compile(methods) as program:
-        for row in rows:
-            method = program.methods[method_name(row.case)]
-            arrays = [each.numpy() for each in given[row.case]]
-            outputs.append(numpy.array(method(*arrays), numpy.float64))
-            row.dispatches = len(method.executable.plan.dispatches)
-            end = time.perf_counter() + settle
-            while time.perf_counter() < end:
-                method(*arrays)
-            whole, device = [], []
-            with Stopwatch(program.device) as watch:
-                end = time.perf_counter() + seconds
-                while time.perf_counter() < end or len(whole) < 3:
-                    watch.reset()
-                    start = time.perf_counter()
-                    method(*arrays)
-                    whole.append(time.perf_counter() - start)
-                    device.append(watch.device)
-            row.call, row.device = (1e3 * statistics.median(each) for each in (whole, device))
-            timings = time_dispatches(method.executable, arrays, settle=settle / 2)
-            row.kernels = 1e3 * sum(timing.seconds for timing in timings)
-            for line in table(timings, "operator", device_limits(program.context)):
-                row.by_kernel[line["label"]] = (line["calls"], 1e3 * line["seconds"])
-    return outputs
-
-
-def median_ms(call: Callable[[], Any], seconds: float, settle: float) -> float:
-    """Milliseconds of a call on the CUDA device."""
-    found = []
-    end, start = time.perf_counter() + settle + seconds, time.perf_counter() + settle
+    row.dispatches = len(method.executable.plan.dispatches)
+    end = time.perf_counter() + settle
     while time.perf_counter() < end:
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        call()
-        after.record()
-        torch.cuda.synchronize()
-        if time.perf_counter() >= start:
-            found.append(before.elapsed_time(after))
-    return statistics.median(found)
+        method(*arrays)
+    whole, device = [], []
+    with Stopwatch(program.device) as watch:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(whole) < 3:
+            watch.reset()
+            start = time.perf_counter()
+            method(*arrays)
+            whole.append(time.perf_counter() - start)
+            device.append(watch.device)
+    row.call, row.device = (1e3 * statistics.median(each) for each in (whole, device))
+    timings = time_dispatches(method.executable, arrays, settle=settle / 2)
+    row.kernels = 1e3 * sum(timing.seconds for timing in timings)
+    for line in table(timings, "operator", device_limits(program.context)):
+        row.by_kernel[line["label"]] = (line["calls"], 1e3 * line["seconds"])
 
 
-def measure_torch(
-    model: Llama, rows: Sequence[Row], given: dict[str, Any], seconds: float, settle: float
+@contextlib.contextmanager
+def llama_cpp(model: Llama, form: Form, rows: Sequence[Row]) -> Iterator[LlamaCpp | None]:
+    """llama.cpp with the same weights, or None with the reason in the rows."""
+    peer = None
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            if rows[0].variant == "fp32":
+                raise Unavailable("it computes with halves")
+            path = Path(folder) / "llama.gguf"
+            write_gguf(model, form, path)
+            peer = LlamaCpp(path, form.rows)
+        except Unavailable as error:
+            for row in rows:
+                row.why["llama.cpp"] = str(error)
+        try:
+            yield peer
+        finally:
+            if peer is not None:
+                peer.close()
+
+
+def add_llama_cpp(
+    row: Row,
+    samplers: dict[str, Sampler],
+    peer: LlamaCpp,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+    wanted: numpy.ndarray,
 ) -> None:
-    """Fills in the figures of torch on CUDA."""
-    model = model.to("cuda")
-    for row in rows:
-        inputs = [each.cuda() for each in given[row.case]]
-        with torch.inference_mode():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    model(*inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            row.eager = median_ms(lambda inputs=inputs: model(*inputs), seconds, settle)
-            captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured):
-                model(*inputs)
-            row.graph = median_ms(captured.replay, seconds, settle)
+    """Adds llama.cpp. Its cache is filled by a prompt, so what it decodes is not compared."""
+    tokens, position = inputs[0][0].tolist(), int(inputs[1])
+    if position:
+        peer.run([number % wanted.size for number in range(position)], 0)
+    peer.run(tokens, position)
+    if not position:
+        row.errors["llama.cpp"] = error_of(peer.logits(wanted.size), wanted[0])
+    samplers["llama.cpp"] = of_wall(lambda: peer.run(tokens, position), 3)
 
 
 def expected_outputs(model: Llama, given: dict[str, Any]) -> list[numpy.ndarray]:
@@ -356,18 +408,19 @@ def expected_outputs(model: Llama, given: dict[str, Any]) -> list[numpy.ndarray]
 
 def show(rows: Sequence[Row]) -> None:
     """Prints a table of the cases, and one of the kernels of each."""
-
-    def cell(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
     for row in rows:
-        wrong = row.error is None or not row.error <= LIMIT[row.variant]
         print(
-            f"{row.variant} {row.case}: {row.dispatches} dispatches; ms: call {cell(row.call)}, "
-            f"device {cell(row.device)}, kernels {cell(row.kernels)}; torch eager "
-            f"{cell(row.eager)}, graph {cell(row.graph)}; error {row.error:.1e}"
-            + ("  WRONG" if wrong else "")
+            f"{row.variant} {row.case}: {row.dispatches} dispatches; ms: call {row.call:.3f}, "
+            f"device {row.device:.3f}, kernels {row.kernels:.3f}"
         )
+        for name, ms in row.turns.items():
+            error = row.errors.get(name)
+            wrong = error is not None and not error <= LIMIT[row.variant]
+            compared = "not compared" if error is None else f"error {error:.1e}"
+            print(f"    {ms:9.4f} ms  {name}, {compared}" + ("  WRONG" if wrong else ""))
+        for name, why in row.why.items():
+            print(f"    {name} was not measured: {why}")
+        print("  kernels, each timed alone:")
         for label, (calls, ms) in row.by_kernel.items():
             print(f"    {ms:9.4f} ms  {calls:5}  {label}")
 
@@ -377,27 +430,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="a small model of the same structure")
     parser.add_argument("--variant", choices=tuple(LIMIT), action="append", help="default: fp16")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timing each case")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing each case, twice")
     parser.add_argument("--settle", type=float, default=2.0, help="seconds of warming up")
     parser.add_argument("--cases", help="only the cases whose names have this in them")
+    torch_cuda.add_arguments(parser)
     parser.add_argument("--out", type=Path, help="write all figures there, as JSON")
     options = parser.parse_args(arguments)
     os.environ.setdefault("PUREVK_PROGRESS", "0")
-    from bench.gpu import machine
-
-    found, done = machine(), []
+    found, done, budget = machine(), [], Budget(options.budget)
     print(json.dumps(found))
     form = TINY if options.tiny else REFERENCE
     for variant in options.variant or ["fp16"]:
         given = {n: each for n, each in cases(form).items() if (options.cases or "") in n}
+        if not given:
+            parser.error(f"no case has {options.cases} in its name")
         rows = [Row(case, variant) for case in given]
-        model = build(form, variant)
-        expected = expected_outputs(model, given)
-        made = measure_purevk(model, rows, given, options.seconds, options.settle)
-        for row, one, two in zip(rows, made, expected, strict=True):
-            row.error = float(numpy.abs(one - two).max() / numpy.abs(two).max())
-        if torch.cuda.is_available() and variant != "q4":
-            measure_torch(model, rows, given, options.seconds, options.settle)
+        measure(build(form, variant), rows, given, options, budget)
         done += rows
         show(rows)
         if options.out:

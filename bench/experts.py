@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.timing import cuda_seconds
 
 
 @dataclass(frozen=True)
@@ -115,22 +115,10 @@ def time_cuda(
         return None
     x, offs, matrices = x.cuda(), offs.cuda(), weight.cuda().transpose(1, 2)
     try:
-        for _ in range(5):
-            torch.nn.functional.grouped_mm(x, matrices, offs=offs)
-        torch.cuda.synchronize()
+        return cuda_seconds(lambda: torch.nn.functional.grouped_mm(x, matrices, offs=offs), seconds)
     except RuntimeError as error:
         print(f"torch: {error}", file=sys.stderr)
         return None
-    found, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            torch.nn.functional.grouped_mm(x, matrices, offs=offs)
-        stop.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(stop) / 1e4)
-    return statistics.median(found)
 
 
 def measure(

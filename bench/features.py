@@ -22,19 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch.nn import functional
 
-
-class Of(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.function(*args)
-
-
-Sample = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
+from bench.networks import Of, Sample
 
 
 def _matmul(size: int, dtype: torch.dtype) -> Sample:

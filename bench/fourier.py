@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.timing import cuda_seconds
 
 
 def inputs_of(case: Any) -> list[numpy.ndarray]:
@@ -69,19 +69,7 @@ def time_cuda(case: Any, given: list[numpy.ndarray], seconds: float) -> float | 
         return None
     operator = getattr(torch.ops.aten, case.op.split(".")[1]).default
     x = torch.from_numpy(given[0]).cuda()
-    for _ in range(5):
-        operator(x, *case.args[1:])
-    torch.cuda.synchronize()
-    found, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(10):
-            operator(x, *case.args[1:])
-        stop.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(stop) / 1e4)
-    return statistics.median(found)
+    return cuda_seconds(lambda: operator(x, *case.args[1:]), seconds)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.base import Loaded, Peer, Unavailable
+from bench.timing import captured, exact_float32
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class TorchCuda(Peer):
             raise Unavailable("torch finds no CUDA device")
         from tests.models.zoo import CASES
 
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        exact_float32()
         dtype = torch.float16 if variant == "fp16" else torch.float32
         case = CASES[model].build()
         if case.stateful:
@@ -46,17 +46,11 @@ class TorchCuda(Peer):
             return tuple(results) if isinstance(results, tuple | list) else (results,)
 
         with torch.inference_mode():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    results = call()
-            torch.cuda.current_stream().wait_stream(side)
-            captured = None
+            replay = None
             if self.graph:
-                captured = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(captured):
-                    results = call()
+                replay, results = captured(call)
+            else:
+                results = call()
         landing = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in results]
 
         def run() -> list:
@@ -65,10 +59,10 @@ class TorchCuda(Peer):
                 if not self.resident:
                     for source, target in zip(host, device, strict=True):
                         target.copy_(source, non_blocking=True)
-                if captured is None:
+                if replay is None:
                     results = call()
                 else:
-                    captured.replay()
+                    replay()
                 if self.resident:
                     torch.cuda.synchronize()
                     return list(results)

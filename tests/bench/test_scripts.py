@@ -47,11 +47,11 @@ def test_compare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "encoder2 fp32" in shown and "purevk (base)" in shown
 
 
-def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_calls(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a CUDA device torch's columns are left out, with the reason, and purevk's are
     there."""
     torch = pytest.importorskip("torch")
-    from bench.gpu import main
+    from bench.calls import main
 
     exported("encoder2")
     out = tmp_path / "out.json"
@@ -74,6 +74,34 @@ def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert row["compiled"] > 0 and row["cold"][1] > row["warm"][1] > 0 and "load" not in row["why"]
     assert ("eager" in row["why"]) == (not torch.cuda.is_available())
     assert "encoder2 fp32" in capfd.readouterr().out
+
+
+def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    from bench.gpu import LIMIT, main
+
+    out = tmp_path / "out.json"
+    names = ["attention_96_causal", "vit_b_16"]
+    options = ["--batch", "2", "--seconds", "0", "--settle", "0", "--no-compile"]
+    assert main([*names, "--tiny", *options, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["fp16", "fp16", "fp32"]
+    theirs = "graph" if torch.cuda.is_available() else "torch on the CPU"
+    for row in rows:
+        assert not row["why"] and set(row["times"]) >= {"purevk", theirs}
+        assert all(ms > 0 for ms in row["times"].values())
+        assert all(error < LIMIT[row["variant"]] for error in row["errors"].values())
+    assert "| ViT, batch 2 | float32 |" in capfd.readouterr().out
+
+
+def test_gpu_leaves_out_what_does_not_fit_its_budget(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from bench.gpu import main
+
+    assert main(["matmul_128", "--tiny", "--variant", "fp32", "--budget", "0"]) == 0
+    assert "not measured: all: no time was left" in capfd.readouterr().out
 
 
 def test_signatures() -> None:
@@ -110,7 +138,10 @@ def test_decode(tmp_path: Path) -> None:
     assert main([*given, "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 6
-    assert all(row["error"] < LIMIT[row["variant"]] and row["dispatches"] > 0 for row in rows)
+    for row in rows:
+        assert row["errors"]["purevk"] < LIMIT[row["variant"]] and row["dispatches"] > 0
+        assert row["turns"]["purevk"] > 0
+        assert ("llama.cpp" in row["turns"]) != ("llama.cpp" in row["why"])
 
 
 SOAK = """
