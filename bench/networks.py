@@ -72,7 +72,7 @@ class ResNet(nn.Module):
         return self.head(self.blocks(x).mean((2, 3)))
 
 
-def _normalized(network: nn.Module, side: int) -> nn.Module:
+def normalized(network: nn.Module, side: int) -> nn.Module:
     """The network with the statistics of noise in its batch norms, so that values stay near 1."""
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm2d):
@@ -222,7 +222,7 @@ def _image_network(
     """`noise`: side of the images that give batch norms their statistics."""
 
     def build(batch: int) -> Sample:
-        network = _normalized(make(), noise) if noise else make().eval()
+        network = normalized(make(), noise) if noise else make().eval()
         return network, (torch.randn(batch, 3, side, side),)
 
     return Work(name, about, build, batched=True, images=True)

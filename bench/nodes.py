@@ -1,8 +1,10 @@
 """How the time to load a graph grows with its nodes: `python -m bench.nodes [--counts 1000 5000]`.
 
 The graphs have layers of a linear layer, an activation, a softmax of heads, a residual, a layer norm,
-views and a concatenation, 15 nodes each. Microseconds of the process's CPU time for each node, with a
-warm cache; the phases are wall time.
+views and a concatenation, 15 nodes each. All figures are microseconds for each node, with a warm
+cache: the process's CPU time to load the graph, wall time of the phases of that, CPU time of the
+calling thread to record the command buffer, and wall time of a call that the host takes beyond
+submitting and waiting.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.signatures import show
+from bench.signatures import Stopwatch, host_seconds, show
 from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
+from purevk.graph.compute_graph import ComputeGraph
 from purevk.graph.context import default_context
 from purevk.ir import Arg, Graph, TensorType, Value
 from purevk.program import Program
@@ -50,15 +53,27 @@ def layers(count: int) -> Graph:
 
 
 def measure(count: int) -> dict[str, Any]:
-    """One row: the time to load a graph of so many nodes."""
+    """One row: the times of a graph of so many nodes."""
     graph = layers(count)
     start = time.process_time()
     with Program("layers", {"forward": lambda sizes: graph}, default_context()) as program:
         total = time.process_time() - start
-        seconds = program.report()["seconds"]
+        report = program.report()
+        with Stopwatch((ComputeGraph, "_record")) as recording:
+            program.forward(np.zeros((8, 16), np.float32))
+        host = host_seconds(program, [8] * 5)
     of_node = 1e6 / len(graph.nodes)
-    phases = {name: seconds.get(name, 0.0) * of_node for name in ("passes", "lower", "buffers")}
-    return {"nodes": len(graph.nodes), "load": total * of_node, **phases}
+    phases = {
+        name: report["seconds"].get(name, 0.0) * of_node for name in ("passes", "lower", "buffers")
+    }
+    return {
+        "nodes": len(graph.nodes),
+        "dispatches": report["dispatches"],
+        "load": total * of_node,
+        **phases,
+        "record": recording.cpu * of_node,
+        "call": host * of_node,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -117,9 +117,23 @@ def inputs_of(program: Program, number: int) -> list[np.ndarray]:
     return made
 
 
-def measure(name: str, program: Program, rounds: int) -> dict[str, Any]:
+def host_seconds(program: Program, order: Sequence[int]) -> float:
+    """The median wall time of calls with these sizes, in this order, without submitting and without
+    waiting for the device."""
     graph = program.method("forward").executable.graph
     device = ((type(graph.device.queue), "submit"), (purevk.api.Submission, "wait"))
+    given = {number: inputs_of(program, number) for number in set(order)}
+    rest = []
+    for number in order:
+        with Stopwatch(*device) as waiting:
+            start = time.perf_counter()
+            program.forward(*given[number])
+            rest.append(time.perf_counter() - start - waiting.wall)
+    return statistics.median(rest)
+
+
+def measure(name: str, program: Program, rounds: int) -> dict[str, Any]:
+    graph = program.method("forward").executable.graph
     new, record = [], []
     numbers = list(range(5, 5 + 2 * rounds, 2))
     program.forward(*inputs_of(program, LIMIT))
@@ -132,17 +146,11 @@ def measure(name: str, program: Program, rounds: int) -> dict[str, Any]:
         record.append(recording.cpu)
     known = [numbers[-1]] * rounds
     alternating = [numbers[-1 - call % 2] for call in range(2 * rounds)]
-    beyond = {}
     recorded = graph.recorded
-    for kind, order in (("known", known), ("alternate", alternating)):
-        given = {number: inputs_of(program, number) for number in set(order)}
-        rest = []
-        for number in order:
-            with Stopwatch(*device) as waiting:
-                start = time.perf_counter()
-                program.forward(*given[number])
-                rest.append(time.perf_counter() - start - waiting.wall)
-        beyond[kind] = statistics.median(rest)
+    beyond = {
+        "known": host_seconds(program, known),
+        "alternate": host_seconds(program, alternating),
+    }
     again = graph.recorded - recorded
     return {
         "model": name,
