@@ -274,7 +274,7 @@ class Coopmat(_TileChoice):
         b = self.tile_n * (self.tile_k + 8) if transposed else self.tile_k * (self.tile_n + 8)
         results = self.slices * self.tile_m * self.tile_n
         if self.slices == 1:
-            results = self.threads // self.subgroup * self.shape[0] * self.shape[1]
+            results = self.threads // self.subgroup * self.shape[0] * (self.sub_n + 4)
         return HALF * (self.tile_m * (self.tile_k + 8) + b) + 4 * results
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:

@@ -138,8 +138,12 @@ vec4 tile_bias(int n) {
     return bias4(first_channel + n, first_channel + OC);
 }
 
+vec4 tile_value(int m, int n, vec4 v) {
+    return value4(v, 0, m, first_channel + n);
+}
+
 void tile_store(int m, int n, vec4 v) {
-    store4(v, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
+    put4(v, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
 }
 
 #define B_TRANSPOSED 0

@@ -119,8 +119,12 @@ vec4 tile_bias(int n) {
     return bias4(n, N);
 }
 
+vec4 tile_value(int m, int n, vec4 v) {
+    return value4(v, batch, m, n);
+}
+
 void tile_store(int m, int n, vec4 v) {
-    store4(v, base_o + m * pitch + n, batch, m, n, N);
+    put4(v, base_o + m * pitch + n, batch, m, n, N);
 }
 
 #if COOPMAT

@@ -93,6 +93,8 @@ void tile_store(int m, int n, vec4 v) { store4(v, offset_o + m * ldo + n, m, n);
 #endif
 #endif
 
+vec4 tile_value(int m, int n, vec4 v) { return v; }
+
 #if COOPMAT
 #include "matmul/matmul_coopmat.glslh"
 #else

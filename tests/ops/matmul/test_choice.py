@@ -120,7 +120,7 @@ def holds(choice, traits, problem):
             subgroups = (m // choice.sub_m) * (n // choice.sub_n)
             threads = traits.subgroup_size * subgroups * slices
             shared = 2 * (m * (k + 8) + (n * (k + 8) if problem.transposed else k * (n + 8)))
-            shared += 4 * slices * m * n if slices > 1 else 4 * fm * fn * subgroups
+            shared += 4 * (slices * m * n if slices > 1 else fm * (choice.sub_n + 4) * subgroups)
         else:
             assert (
                 m % choice.thread_m
