@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from purevk.tuning import DeviceTraits
 MOST_KEYS = 2**28
 INTEGERS = {DType.int32: 2**29, DType.int64: 2**61}
 """Dtypes of positions, with a number of which twice as much does not overflow."""
+_MOST_DEPTH = 100
+_T = TypeVar("_T")
 _RESHAPES = ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims")
 _COPIES = ("aten.alias.default", "aten.clone.default", "purevk.copy")
 _INTEGER = re.compile(r"(?:int64_t)?\(?(-?[0-9]+)\)?")
@@ -52,12 +56,17 @@ class Columns:
     Attributes:
         made: the node that makes each value.
         at: the number of the node after which new nodes come.
+        memo: what is known of a value that a node reads. Files may have graphs with more paths than
+            can be followed.
+        depth: how many nodes are being followed.
     """
 
     def __init__(self, graph: Graph, rewriter: Rewriter, traits: DeviceTraits) -> None:
         self.graph, self.rewriter, self.traits = graph, rewriter, traits
         self.made = graph.producers()
         self.at = -1
+        self.memo: dict[tuple[object, ...], Any] = {}
+        self.depth = 0
         self._tables: dict[tuple[DType, tuple[int, ...], bytes], Value] = {}
         self._position = {node: number for number, node in enumerate(graph.nodes)}
         self._writes: dict[Value, list[int]] = {}  # of each state: the numbers of nodes
@@ -68,6 +77,22 @@ class Columns:
                 self._writes.setdefault(self._state.get(value, value), []).append(number)
             if registry.is_view(node) and node.inputs[0] in self._state:
                 self._state.update(dict.fromkeys(node.results, self._state[node.inputs[0]]))
+
+    def begin(self, at: int) -> None:
+        """Starts another mask, whose new nodes come after node number `at`."""
+        self.at, self.depth = at, 0
+        self.memo.clear()
+
+    def once(self, key: tuple[object, ...], follow: Callable[[], _T | None]) -> _T | None:
+        """What `follow` gives, which is called once for each key; None if too many are open."""
+        if key not in self.memo:
+            if self.depth >= _MOST_DEPTH:
+                return None
+            self.depth += 1
+            self.memo[key] = follow()
+            self.depth -= 1
+        found: _T | None = self.memo[key]
+        return found
 
     def emit(self, op: str, *args: Arg) -> Value:
         """A new node."""
@@ -109,8 +134,9 @@ class Columns:
         if not isinstance(arg, Value):
             return None
         node = self.made.get(arg)
-        if node is not None and node.op in (*_RESHAPES, *_COPIES, "aten.expand.default"):
-            return self.number(node.tensor("x"))
+        while node is not None and node.op in (*_RESHAPES, *_COPIES, "aten.expand.default"):
+            arg = node.tensor("x")
+            node = self.made.get(arg)
         if node is None or node.op != POINTWISE:
             return static_value(self.graph.constants, arg)
         expression, dtype = node.attribute("expression", Expression), arg.type.dtype
@@ -128,6 +154,9 @@ class Columns:
         """A tensor of integers as the node `user` reads it; None if it is no line."""
         if value.type.dtype not in INTEGERS:
             return None
+        return self.once((value, user), lambda: self._line(value, user))
+
+    def _line(self, value: Value, user: Node) -> Line | None:
         number = self.number(value)
         if isinstance(number, int):
             return Line(0, number)

@@ -98,7 +98,8 @@ class _Finder:
     def find(self, mask: Value, user: Node, at: int) -> _Found | None:
         """The limits of a mask, as new nodes after node number `at`; None if it has none."""
         columns, nodes = self.columns, self.columns.rewriter.nodes
-        columns.at, start = at, len(nodes)
+        start = len(nodes)
+        columns.begin(at)
         columns.rewriter.source = user.source
         boolean = mask.type.dtype is DType.bool
         limits = self._seen(mask, user) if boolean else self._added(mask, user)
@@ -117,6 +118,11 @@ class _Finder:
     # -- conditions ------------------------------------------------------------------------------
     def _seen(self, arg: Arg, user: Node, negated: bool = False) -> _Limits | None:
         """Where a condition is true, or false if it is negated."""
+        if not isinstance(arg, Value):
+            return self._follow(arg, user, negated)
+        return self.columns.once((arg, user, negated), lambda: self._follow(arg, user, negated))
+
+    def _follow(self, arg: Arg, user: Node, negated: bool) -> _Limits | None:
         number = self.columns.number(arg)
         if number is not None:
             return _Limits() if bool(number) is not negated else self._nothing()
@@ -267,6 +273,11 @@ class _Finder:
     # -- masks that are added --------------------------------------------------------------------
     def _added(self, arg: Arg, user: Node) -> _Limits | None:
         """Where a mask of 0 and -inf is 0."""
+        if not isinstance(arg, Value):
+            return self._follow_added(arg)
+        return self.columns.once((arg, user), lambda: self._follow_added(arg))
+
+    def _follow_added(self, arg: Arg) -> _Limits | None:
         number = self.columns.number(arg)
         if number is not None:
             return {0.0: _Limits(), -float("inf"): self._nothing()}.get(float(number))

@@ -171,6 +171,28 @@ def test_other_masks_stay() -> None:
         assert node.arg("limits") is None and node.arg("mask") is not None, name
 
 
+def test_long_and_branching_masks() -> None:
+    """Masks that read one step twice, over and over, and long ones: no path is followed twice, and
+    only so many steps."""
+
+    def twice(m: Any, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows, mask = m.rows, m.rows <= p[:, None]
+        for _ in range(12):
+            rows = rows + 1 - (p[:, None] - p[:, None])
+            mask = (mask & mask) | ~(~mask | ~mask)
+        return mask & (rows > 14)
+
+    def long(m: Any, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows = m.rows
+        for _ in range(300):
+            rows = 1 - rows
+        return rows <= p[:, None]
+
+    found = check({"twice": twice, "long": long})
+    assert found["twice"].arg("limits") is not None and found["twice"].arg("mask") is None
+    assert found["long"].arg("limits") is None
+
+
 def test_the_pass_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_SKIP_PASSES", "find_key_limits")
     masks = {name: LAST[name] for name in ("stored positions", "triu of -inf")}
