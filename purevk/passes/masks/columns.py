@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from purevk.ops.elementwise.program import constant
 from purevk.ops.index.gather import NAME as GATHER
 from purevk.ops.index.gather import GatherDims
 from purevk.ops.movement.views import slice_bounds
+from purevk.ops.reduce.scan import NAME as SCAN
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter
 from purevk.passes.simplify import static_value
@@ -31,6 +33,22 @@ _MOST_DEPTH = 100
 _T = TypeVar("_T")
 _RESHAPES = ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims")
 _COPIES = ("aten.alias.default", "aten.clone.default", "purevk.copy")
+# What has the number of its input, if that is the same everywhere; sums, if it is 0.
+_SAME = (
+    *_RESHAPES,
+    *_COPIES,
+    "aten.expand.default",
+    "aten.permute.default",
+    "aten.slice.Tensor",
+    "aten.select.int",
+    GATHER,
+    SCAN,
+)
+_COMPARISONS = {
+    f"aten.{name}.{kind}": getattr(operator, name)
+    for name in ("le", "lt", "ge", "gt", "eq", "ne")
+    for kind in ("Tensor", "Scalar")
+}
 _INTEGER = re.compile(r"(?:int64_t)?\(?(-?[0-9]+)\)?")
 # The operands of a sum in their order, and the sign of the second.
 _SUMS = {
@@ -133,10 +151,17 @@ class Columns:
             return arg
         if not isinstance(arg, Value):
             return None
-        node = self.made.get(arg)
-        while node is not None and node.op in (*_RESHAPES, *_COPIES, "aten.expand.default"):
+        node, adds = self.made.get(arg), False
+        while node is not None and node.op in _SAME:
+            adds |= node.op == SCAN
+            if node.op == SCAN and node.str("kind") != "sum":
+                return None
             arg = node.tensor("x")
             node = self.made.get(arg)
+        if adds:  # sums of nothing
+            return 0 if self.number(arg) == 0 else None
+        if node is not None and node.op in _COMPARISONS:
+            return self._known_comparison(node)
         if node is None or node.op != POINTWISE:
             return static_value(self.graph.constants, arg)
         expression, dtype = node.attribute("expression", Expression), arg.type.dtype
@@ -150,6 +175,17 @@ class Columns:
         found = _INTEGER.fullmatch(text)
         return int(found[1]) if found else None
 
+    def _known_comparison(self, node: Node) -> bool | None:
+        """Whether a comparison of lines is true everywhere, or false everywhere."""
+        lines = [self.line_of(node.arg(name), node) for name in "xy"]
+        if lines[0] is None or lines[1] is None or lines[0].sign != lines[1].sign:
+            return None
+        one, other = lines[0].rest, lines[1].rest
+        if not isinstance(one, int) or not isinstance(other, int):
+            return None
+        known: bool = _COMPARISONS[node.op](one, other)
+        return known
+
     def line(self, value: Value, user: Node) -> Line | None:
         """A tensor of integers as the node `user` reads it; None if it is no line."""
         if value.type.dtype not in INTEGERS:
@@ -161,8 +197,9 @@ class Columns:
         if isinstance(number, int):
             return Line(0, number)
         if is_column(value):
+            known = self._known_column(value)
             read = self.operand(value, user)
-            return None if read is None else Line(0, read)
+            return known or (None if read is None else Line(0, read))
         if value in self.graph.constants:
             return self._constant_line(value)
         node = self.made.get(value)
@@ -179,6 +216,8 @@ class Columns:
             return self._converted(node, value.type.dtype)
         if node.op == "aten.expand.default" and is_column(node.tensor("x")):
             return self.line(node.tensor("x"), node)
+        if node.op == "aten.cat.default":
+            return self._joined(node)
         if node.op == GATHER:
             found = self._line_at_line(node)
             if found is not None:
@@ -208,6 +247,43 @@ class Columns:
         if value.type.dtype is DType.int64 and not self.traits.has("int64"):
             return None
         return Line(1, self.table(column, value.type.dtype))
+
+    def _known_column(self, value: Value) -> Line | None:
+        """A column that is one known number: an element of a line, plus a number."""
+        node = self.made.get(value)
+        if node is None:
+            return None
+        if node.op in _SUMS and node.scalar("alpha") == 1:
+            *names, sign = _SUMS[node.op]
+            lines = [self.line_of(node.arg(name), node) for name in names]
+            rests = [None if line is None or line.sign else line.rest for line in lines]
+            if isinstance(rests[0], int) and isinstance(rests[1], int):
+                return Line(0, rests[0] + sign * rests[1])
+        if node.op != "aten.slice.Tensor" or not self.moves(node):
+            return None
+        found, low = self.line(node.tensor("x"), node), self.first_kept(node)
+        if found is None or not isinstance(found.rest, int) or not isinstance(low, int):
+            return None
+        return Line(0, found.rest + found.sign * low)
+
+    def _joined(self, node: Node) -> Line | None:
+        """Lines that go on where the one before them ends."""
+        tensors, rank = node.tensors("tensors"), node.result.type.rank
+        if wrap(node.int("dim"), rank) != rank - 1:
+            return None
+        first: Size | None = None
+        length: Size = 0
+        for each in tensors:
+            found = self.line(each, node) if each.type.rank == rank else None
+            if found is None or isinstance(found.rest, Value):
+                return None
+            if found.sign != 1 and not is_column(each):
+                return None
+            first = found.rest if first is None else first
+            if found.rest != first + length:
+                return None
+            length = length + each.type.dims[-1]
+        return None if first is None else Line(1, first)
 
     def _sum(self, node: Node) -> Line | None:
         *names, sign = _SUMS[node.op]

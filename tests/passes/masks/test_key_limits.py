@@ -64,6 +64,13 @@ def _row(m: Any) -> torch.Tensor:
     return torch.arange(QUERIES)[:, None]
 
 
+def packed(positions: torch.Tensor) -> torch.Tensor:
+    """Whether a query and a key are in one of several sequences, as transformers finds it out."""
+    jumps = torch.diff(positions, prepend=positions[:1] - 1) != 1
+    sequence = jumps.cumsum(-1)
+    return sequence[torch.arange(QUERIES)][:, None] == sequence[torch.arange(KEYS)]
+
+
 # Masks that become limits: of the last key alone, or of the first one too.
 LAST: dict[str, Callable[..., torch.Tensor]] = {
     "stored positions": lambda m, p, n: m.rows[None, :] <= p[:, None],
@@ -91,6 +98,7 @@ LAST: dict[str, Callable[..., torch.Tensor]] = {
     ),
     "heads": lambda m, p, n: (m.rows <= torch.tensor([[[3]], [[8]]]) + _row(m)).expand(2, 2, -1, -1),
     "cut": lambda m, p, n: (torch.arange(2 * KEYS) <= p[:, None] + KEYS)[:, KEYS:],
+    "packed": lambda m, p, n: packed(torch.arange(KEYS)) & (m.rows <= p[:, None]),
     "compared": lambda m, p, n: torch.where((m.rows <= p[:, None]) == True, 0, -torch.inf),  # noqa: E712
 }  # fmt: skip
 BOTH: dict[str, Callable[..., torch.Tensor]] = {
@@ -118,6 +126,7 @@ STORED: dict[str, Callable[..., torch.Tensor]] = {
     "even": lambda m, p, n: m.rows % 2 <= p[:, None],
     "unsorted": lambda m, p, n: m.holes.long().argmax(0) <= p[:, None],
     "doubled": lambda m, p, n: m.rows + m.rows <= p[:, None],
+    "packed at a jump": lambda m, p, n: packed(torch.cat([torch.arange(9), torch.arange(KEYS - 9)])),
     "of scores": lambda m, p, n: m.soft[0] < p[:, None],
 }  # fmt: skip
 POSITIONS = [
