@@ -29,7 +29,7 @@ from purevk.tuning import DeviceTraits
 MOST_KEYS = 2**28
 INTEGERS = {DType.int32: 2**29, DType.int64: 2**61}
 """Dtypes of positions, with a number of which twice as much does not overflow."""
-_MOST_DEPTH = 100
+_MOST_DEPTH = 40  # nodes of a mask, one after another
 _T = TypeVar("_T")
 _RESHAPES = ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims")
 _COPIES = ("aten.alias.default", "aten.clone.default", "purevk.copy")
@@ -102,7 +102,8 @@ class Columns:
         self.memo.clear()
 
     def once(self, key: tuple[object, ...], follow: Callable[[], _T | None]) -> _T | None:
-        """What `follow` gives, which is called once for each key; None if too many are open."""
+        """What `follow` gives, which is called once for each key; None where one calls the other too
+        many times."""
         if key not in self.memo:
             if self.depth >= _MOST_DEPTH:
                 return None
@@ -226,11 +227,15 @@ class Columns:
 
     def _converted(self, node: Node, dtype: DType) -> Line | None:
         found = self.line(node.tensor("x"), node)
-        if found is None or not isinstance(found.rest, Value) or found.rest.type.dtype is dtype:
+        if found is None or node.tensor("x").type.dtype is dtype:
             return found
-        if dtype is not DType.int64:
-            return None  # numbers would be cut
-        return Line(found.sign, self.emit("aten._to_copy.default", found.rest, dtype))
+        rest = found.rest
+        if dtype is DType.int32:  # numbers may be cut
+            whole = not isinstance(rest, Value) and (isinstance(rest, Dim) or abs(rest) < MOST_KEYS)
+            return found if whole else None
+        if not isinstance(rest, Value):
+            return found
+        return Line(found.sign, self.emit("aten._to_copy.default", rest, dtype))
 
     def _constant_line(self, value: Value) -> Line | None:
         constant = self.graph.constants[value]

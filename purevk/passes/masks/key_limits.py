@@ -275,7 +275,7 @@ class _Finder:
         """Where a mask of 0 and -inf is 0."""
         if not isinstance(arg, Value):
             return self._follow_added(arg)
-        return self.columns.once((arg, user), lambda: self._follow_added(arg))
+        return self.columns.once((arg, user, None), lambda: self._follow_added(arg))
 
     def _follow_added(self, arg: Arg) -> _Limits | None:
         number = self.columns.number(arg)

@@ -79,6 +79,7 @@ LAST: dict[str, Callable[..., torch.Tensor]] = {
     "difference": lambda m, p, n: p[:, None] - torch.arange(KEYS) >= 0,
     "turned": lambda m, p, n: 5 - torch.arange(KEYS) > -p[:, None],
     "not after": lambda m, p, n: ~(m.rows > p[:, None]),
+    "narrowed": lambda m, p, n: (m.rows + 2**20).int() <= p.int()[:, None] + 2**20,
     "int32": lambda m, p, n: m.rows.int() <= torch.arange(QUERIES).int()[:, None] + 3,
     "tril": lambda m, p, n: torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(2),
     "triu of -inf": lambda m, p, n: torch.full((QUERIES, KEYS), -torch.inf).triu(3),
@@ -125,6 +126,7 @@ STORED: dict[str, Callable[..., torch.Tensor]] = {
     "either side": lambda m, p, n: (m.rows < 3) | (m.rows > p[:, None]),
     "even": lambda m, p, n: m.rows % 2 <= p[:, None],
     "unsorted": lambda m, p, n: m.holes.long().argmax(0) <= p[:, None],
+    "cut": lambda m, p, n: (m.rows + (2**32 - 5)).int() <= p.int()[:, None] - 2,
     "doubled": lambda m, p, n: m.rows + m.rows <= p[:, None],
     "packed at a jump": lambda m, p, n: packed(torch.cat([torch.arange(9), torch.arange(KEYS - 9)])),
     "of scores": lambda m, p, n: m.soft[0] < p[:, None],
@@ -186,14 +188,13 @@ def test_long_and_branching_masks() -> None:
 
     def twice(m: Any, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         rows, mask = m.rows, m.rows <= p[:, None]
-        for _ in range(12):
-            rows = rows + 1 - (p[:, None] - p[:, None])
-            mask = (mask & mask) | ~(~mask | ~mask)
-        return mask & (rows > 14)
+        for _ in range(15):
+            rows, mask = rows + (rows - rows), ~(mask & mask)
+        return ~mask & (rows > 2)
 
     def long(m: Any, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         rows = m.rows
-        for _ in range(300):
+        for _ in range(120):
             rows = 1 - rows
         return rows <= p[:, None]
 
