@@ -19,7 +19,8 @@
 //   KEYS  keys per step (32), a multiple of 16 and of 8 * SUBS
 //   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
 //     with any element type
-// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads
+// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads, and that of
+//   steps.glslh
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "core/common.glslh"
 #ifndef FRAGMENTS_M

@@ -14,7 +14,7 @@
 //     (0)
 // Local size LANES * GROUPS.
 // Shared memory, bytes: 4 * (QUERIES * (HEAD_DIM + 4) + KEYS * (HEAD_DIM + 4)
-//   + KEYS * (VALUE_DIM + 4) + QUERIES * (KEYS + 4)).
+//   + KEYS * (VALUE_DIM + 4) + QUERIES * (KEYS + 4)), and that of steps.glslh.
 // Grid: (ceil(S / QUERIES), Hq, B)
 #include "core/common.glslh"
 #ifndef QUERIES

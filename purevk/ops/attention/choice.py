@@ -11,6 +11,8 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.tuning import DeviceTraits
 
+_STEP_BYTES = 96  # of shared memory that steps.glslh takes, at most
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -269,7 +271,7 @@ def _coopmat(
         return None
     padded = sum(-(-each // 16) * 16 for each in (width, value_width))
     narrow = padded <= 128  # two fragments of queries fit into registers
-    keys = 64 if 2 * 64 * (padded + 16) <= traits.max_shared_memory else 32
+    keys = 64 if 2 * 64 * (padded + 16) + _STEP_BYTES <= traits.max_shared_memory else 32
     # Many rows share what is read of keys and values, as long as every multiprocessor has work.
     cores = traits.processors
     for fragments, subgroups, groups_wanted in (
@@ -286,4 +288,5 @@ def _coopmat(
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:
     """Shared memory of `attention_tiled.comp`, at most."""
-    return 4 * (queries * (width + 4) + 2 * keys * (width + 4) + queries * (keys + 4))
+    tiles = queries * (width + 4) + 2 * keys * (width + 4) + queries * (keys + 4)
+    return 4 * tiles + _STEP_BYTES

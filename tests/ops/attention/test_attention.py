@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from purevk.ops.attention.choice import Coopmat, choose
+from purevk.ops.attention.choice import Coopmat, Tiled, choose
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
@@ -152,3 +152,16 @@ def test_the_choice_of_matrix_cores():
     assert not isinstance(
         choose(replace(traits, coopmat_16x8x16=False), 2, 16, 100, 100, 64, 64, True), Coopmat
     )
+
+
+@pytest.mark.parametrize("shared", [16384, 32768, 49152])
+def test_tiles_leave_shared_memory_for_the_search_of_steps(shared):
+    """attention_tiled.comp takes what its head says, and steps.glslh 12 bytes."""
+    traits = DeviceTraits(frozenset(), 32, 16, max_shared_memory=shared, max_invocations=1024)
+    for width in range(4, 260, 4):
+        for queries in (8, 40, 1000):
+            made = choose(traits, 1, 16, queries, queries, width, width)
+            if isinstance(made, Tiled):
+                line = width + 4
+                tiles = made.queries * line + 2 * made.keys * line + made.queries * (made.keys + 4)
+                assert 4 * tiles + 12 <= shared
