@@ -163,7 +163,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     choice = choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, half)
     choice.emit(
         lowering,
-        Attention(buffers, macros, params, out, batches, heads, queries, keys, value_width, flops),
+        Attention(buffers, macros, params, out, batches, heads, queries, value_width, flops),
     )
 
 

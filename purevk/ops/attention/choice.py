@@ -32,7 +32,6 @@ class Attention:
     batches: Size
     heads: Size
     queries: Size
-    keys: Size
     width: int
     flops: Size
 
