@@ -328,3 +328,27 @@ def test_what_new_nodes_may_read(dtype: DType, stored: bool) -> None:
         expected = not stored and (has_int64 or dtype is DType.int32)
         assert (node.arg("limits") is not None) == expected
         assert (node.arg("mask") is None) == expected
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_table_that_changes(compiled: bool) -> None:
+    """The content of a constant mask is taken anew."""
+
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(KEYS, KEYS, dtype=torch.bool).tril())
+
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(q, q, q, attn_mask=self.table)
+
+    module, q = Table(), torch.randn(1, 2, KEYS, 8)
+    torch._dynamo.reset()
+    called: Any = (
+        torch.compile(module, backend="purevk") if compiled else purevk.compile(module, (q,))
+    )
+    for change in (None, lambda t: t.logical_not_(), lambda t: t.random_(2)):
+        if change is not None:
+            change(module.table)
+        module.table[:, 0] = True
+        torch.testing.assert_close(called(q), module(q), rtol=1e-5, atol=1e-5)
