@@ -25,6 +25,7 @@ from purevk.shaders.cache_entry import (
     FORMAT,
     MANIFEST,
     SUFFIX,
+    TUNING,
     Bundle,
     CacheKey,
     is_spirv,
@@ -188,10 +189,15 @@ class Cache:
         self._entries.write("pipeline", digest, pack(digest, data, {"device": device_key}))
 
     def get_tuning(self, device_key: str, name: str) -> Any:
-        """The tuning result kept under a name for a device (JSON values), or None."""
+        """The tuning result kept under a name for a device (JSON values), or None. That of a bundle
+        goes first: its SPIR-V was made with it."""
         digest = text_hash(json.dumps([device_key, name]))
         with self._lock:
-            held = self._other.get(digest)
+            held, bundles = self._other.get(digest), list(self._bundles)
+        for bundle in bundles:
+            for *key, value in bundle.tuning:
+                if key == [device_key, name]:
+                    return value
         if held is None:
             entry = self._entries.read("tuning", digest)
             if entry is None:
@@ -224,9 +230,18 @@ class Cache:
 
     # -- bundles
 
-    def export_bundle(self, path: str | os.PathLike[str], keys: Iterable[CacheKey]) -> int:
+    def export_bundle(
+        self,
+        path: str | os.PathLike[str],
+        keys: Iterable[CacheKey],
+        tuning: Iterable[tuple[str, str]] = (),
+    ) -> int:
         """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back
         how many.
+
+        Args:
+            tuning: device keys and names of tuning results that belong to the SPIR-V. Those that
+                are not there are left out.
 
         Raises:
             PurevkError: a key is in the cache no more, or the file cannot be written.
@@ -262,6 +277,9 @@ class Cache:
                 )
                 for digest in sorted(entries):
                     bundle.writestr(f"spirv/{digest}{SUFFIX}", entries[digest])
+                found = [(*each, self.get_tuning(*each)) for each in tuning]
+                if found := [each for each in found if each[2] is not None]:
+                    bundle.writestr(TUNING, json.dumps(found))
         except OSError as error:
             raise PurevkError(
                 "the bundle cannot be written", where=os.fspath(path), why=str(error)
@@ -293,6 +311,11 @@ class Cache:
                 self._remember(digest, entry[1])
             self._entries.write("spirv", digest, pack(digest, entry[1], entry[0]))
             count += 1
+        for device_key, name, value in bundle.tuning:
+            known = self.get_tuning(device_key, name)
+            if isinstance(known, dict) and isinstance(value, dict):
+                value = {**known, **value}
+            self.put_tuning(device_key, name, value)
         return count
 
     # -- the whole

@@ -181,6 +181,12 @@ RECORDINGS = Knob(
     16,
     "Number of recorded command buffers to keep per segment. Each input signature needs one.",
 )
+TUNED = Knob(
+    "PUREVK_TUNED",
+    _flag,
+    True,
+    "Run the kernels that `purevk tune` found to be the fastest on the device.",
+)
 MAX_NODES = Knob(
     "PUREVK_MAX_NODES", _count, 50_000, "Number of nodes of a method in a file that is accepted."
 )

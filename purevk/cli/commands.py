@@ -101,6 +101,27 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument(
+        "--candidates",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="kernels to measure for each problem, at most (default: 16)",
+    )
+    group.add_argument(
+        "--runs",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="calls with each kernel; the median counts (default: 5)",
+    )
+    add_device(parser)
+
+
 def _add_bisect(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
@@ -173,6 +194,15 @@ COMMANDS = (
         "in this process, one by one.",
         epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
         "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
+    ),
+    Command(
+        "tune",
+        "measures the kernels that a model could run, and keeps the fastest",
+        _add_tune,
+        description="Measures kernels and tiles for the matmuls, convolutions and attention of a model on the"
+        " device.\nThe fastest are kept in the cache. Every program with the same sizes on this device runs them"
+        " from then on.",
+        epilog="examples:\n  purevk tune model.pte\n  purevk tune encoder.pte --size s0=17 --candidates 32",
     ),
     Command(
         "bisect",

@@ -18,6 +18,7 @@ from purevk.errors import InputError
 from purevk.frontends.files import open_file
 from purevk.graph import fragments
 from purevk.graph.context import Context
+from purevk.graph.tuned import entry_name
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -50,7 +51,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             data["models"].append(report)
             keys.update(used)
         if args.bundle:
-            entries = context.cache.export_bundle(args.bundle, keys)
+            tuning = [(context.kernels.device_key, entry_name())] if knobs.TUNED() else []
+            entries = context.cache.export_bundle(args.bundle, keys, tuning)
             data["bundle"] = {
                 "path": args.bundle,
                 "entries": entries,

@@ -117,11 +117,21 @@ def _runs(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> bool:
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
 
 
-@lru_cache(maxsize=4096)
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
-    """The cheapest kernel of those that fit."""
+    """The kernel that was measured to be the fastest, or else the cheapest of those that fit."""
+    default = _cheapest(traits, problem)
+    return traits.choices.take("matmul", problem, lambda: _by_cost(traits, problem), default)
+
+
+@lru_cache(maxsize=4096)
+def _cheapest(traits: DeviceTraits, problem: Problem) -> GpuKernel:
+    return _by_cost(traits, problem)[0]
+
+
+def _by_cost(traits: DeviceTraits, problem: Problem) -> list[GpuKernel]:
+    """The kernels that fit, the cheapest first."""
     found = list(candidates(traits, problem))
-    return min(
+    return sorted(
         [c for c in found if _runs(traits, problem, c)] or found,
         key=lambda c: _total(traits, problem, c),
     )
@@ -143,14 +153,32 @@ def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKern
     return min(found, key=lambda choice: choice.cost(traits, problem))
 
 
-@lru_cache(maxsize=4096)
 def choose_few_rows(traits: DeviceTraits, problem: Problem) -> Vector | Dot | None:
-    """The cheapest `Dot`, or `Vector` of up to 8 rows, if no other kernel is cheaper; else None."""
-    if problem.m > 8 or not isinstance(choose_gpu(traits, problem), (Vector, Dot)):
+    """The cheapest `Dot`, or `Vector` of up to 8 rows, if no other kernel is cheaper, or the one that
+    was measured to be the fastest in its place; else None."""
+    default = _cheapest_few_rows(traits, problem)
+    if default is None:
         return None
+    return traits.choices.take("rows", problem, lambda: _few_rows(traits, problem), default)
+
+
+def prefers_few_rows(traits: DeviceTraits, problem: Problem) -> bool:
+    """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows."""
+    return _cheapest_few_rows(traits, problem) is not None
+
+
+@lru_cache(maxsize=4096)
+def _cheapest_few_rows(traits: DeviceTraits, problem: Problem) -> Vector | Dot | None:
+    if problem.m > 8 or not isinstance(_cheapest(traits, problem), (Vector, Dot)):
+        return None
+    return next(iter(_few_rows(traits, problem)), None)
+
+
+def _few_rows(traits: DeviceTraits, problem: Problem) -> list[Vector | Dot]:
+    """Those of up to 8 rows that read B as it is, the cheapest first."""
     fits = Dot if problem.transposed else Vector
     found = [c for c in candidates(traits, problem) if isinstance(c, fits) and c.rows <= 8]
-    return min(found, key=lambda choice: choice.cost(traits, problem), default=None)
+    return sorted(found, key=lambda choice: choice.cost(traits, problem))
 
 
 def prefers_columns(traits: DeviceTraits, m: int, n: int, k: int, half: bool) -> bool:

@@ -37,7 +37,7 @@ class Tile:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_tile(
+def tiles_by_cost(
     costs: RegisterCosts,
     tiles: tuple[RegisterSizes, ...],
     lanes: int,
@@ -49,8 +49,9 @@ def choose_tile(
     vector_a: bool = True,
     vector_b: bool = True,
     most: int = 32,
-) -> tuple[Tile, int]:
-    """The fastest tile for `batches` matmuls [m, k] x [k, n], and the subgroups of a workgroup.
+) -> tuple[tuple[Tile, int], ...]:
+    """The tiles for `batches` matmuls [m, k] x [k, n] with the subgroups of a workgroup, the fastest
+    first.
 
     Args:
         costs, tiles: those of the device's profile.
@@ -58,7 +59,7 @@ def choose_tile(
         vector_a, vector_b: whether the operand is read as vec4s.
         most: vectors of 4 floats that an invocation may sum up.
     """
-    best: tuple[float, Tile, int] | None = None
+    found: list[tuple[float, tuple[Tile, int]]] = []
     for sizes in tiles:
         tile = Tile(lanes, *sizes)
         high, wide = -(-m // tile.rows), -(-n // tile.columns)
@@ -77,7 +78,5 @@ def choose_tile(
         per_group = 4 if high >= 64 and k <= 128 else 1  # where starting a workgroup counts
         groups = -(-high // per_group) * wide * batches
         cost = -(-groups // cores) * (costs.start + per_group * work)
-        if best is None or cost < best[0]:
-            best = (cost, tile, per_group)
-    assert best is not None
-    return best[1], best[2]
+        found.append((cost, (tile, per_group)))
+    return tuple(choice for _, choice in sorted(found, key=lambda each: each[0]))

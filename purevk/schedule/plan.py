@@ -177,6 +177,7 @@ def _sizes_in(arg: Arg) -> list[Size]:
 
 def _lower(lowering: Lowering, node: Node) -> None:
     lowering.node = node
+    lowering.traits.choices.begin(node)
     form = registry.definition_of(node).form
     if not isinstance(form, registry.Kernel):
         raise GraphError(
@@ -185,6 +186,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             why=f"its form is {type(form).__name__}; kernels alone are lowered",
         )
     form.lower(lowering, node)
+    lowering.traits.choices.begin(None)
     lowering.node = None
 
 

@@ -31,6 +31,7 @@ _HEADER = struct.Struct(
 _MAX_ENTRY = 1 << 28
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 SUFFIX = ".pvk"
+TUNING = "tuning.json"
 MANIFEST = "purevk-bundle.json"
 
 
@@ -134,6 +135,25 @@ class Bundle:
         self.digests = {
             name.stem for name in names if name.suffix == SUFFIX and _DIGEST.match(name.stem)
         }
+        self.tuning = self._read_tuning()
+
+    def _read_tuning(self) -> tuple[tuple[str, str, Any], ...]:
+        """The tuning results: device key, name and value. None if they are damaged."""
+        try:
+            info = self._zip.getinfo(TUNING)
+        except KeyError:
+            return ()
+        try:
+            if info.file_size > _MAX_ENTRY:
+                raise ValueError("they are too long")
+            found = json.loads(self._zip.read(info))
+            made = tuple((device, name, value) for device, name, value in found)
+            if not all(isinstance(text, str) for each in made for text in each[:2]):
+                raise ValueError("a name is no text")
+        except (*self._errors, ValueError, TypeError) as error:
+            _log.warning("damaged tuning results in a bundle: %s", error)
+            return ()
+        return made
 
     def read(self, digest: str) -> tuple[dict[str, Any], bytes] | None:
         """The entry of a digest: (meta, SPIR-V); None if the bundle has none, or it is damaged."""

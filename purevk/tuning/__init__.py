@@ -3,6 +3,7 @@
 - `profile.py`: `DeviceProfile`, the named numbers and capabilities of a family.
 - `costs.py`, `tiles.py`: the cost models' coefficients, and the tiles among which they choose.
 - `families/`: one file per family. Importing this package registers them all.
+- `choices.py`: `Choices`, the kernels that `purevk tune` found to be faster than those of the models.
 - `registry.py`: `choose_profile`, which finds the profile of a device.
 - `traits.py`: `DeviceTraits`, the limits and features of one device, with its profile.
 
@@ -10,6 +11,7 @@ Kernels and cost models ask a profile for what matters. Only this package knows 
 """
 
 from purevk.tuning import families  # noqa: F401
+from purevk.tuning.choices import Choices, question
 from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.families.software import SOFTWARE
 from purevk.tuning.profile import DeviceProfile
@@ -26,6 +28,7 @@ from purevk.tuning.traits import DeviceTraits
 __all__ = [
     "DEFAULT",
     "SOFTWARE",
+    "Choices",
     "DeviceIdentity",
     "DeviceProfile",
     "DeviceTraits",
@@ -33,5 +36,6 @@ __all__ = [
     "choose_profile",
     "default_profile",
     "profile_names",
+    "question",
     "register",
 ]

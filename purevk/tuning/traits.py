@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.tuning.choices import Choices
 from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.profile import DeviceProfile
 
@@ -41,6 +42,7 @@ class DeviceTraits:
         max_workgroup_matrix: rows and columns of such a matrix, at most.
         fragment_order: whether the elements of a fragment of 16 x 8 x 16 are in the order that
             `glsl/core/fragments.glslh` states; asks the device when called.
+        choices: the kernels that were measured on the device.
     """
 
     features: frozenset[str]
@@ -58,6 +60,7 @@ class DeviceTraits:
     workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
     max_workgroup_matrix: int = 0
     fragment_order: Callable[[], bool] = field(default=no, compare=False, repr=False)
+    choices: Choices = field(default_factory=Choices, compare=False, repr=False)
 
     @property
     def max_iterations(self) -> int:

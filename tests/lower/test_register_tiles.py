@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from purevk.lower.register_tiles import Tile, choose_tile
+from purevk.lower.register_tiles import Tile, tiles_by_cost
 from purevk.tuning import SOFTWARE
 
 COSTS, TILES = SOFTWARE.registers, SOFTWARE.tiles.registers
@@ -24,9 +24,9 @@ def test_tiles_cover_what_they_say() -> None:
 def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
     for m, n, k in itertools.product(SIZES, repeat=3):
         for most in (16, 32):
-            tile, subgroups = choose_tile(
+            tile, subgroups = tiles_by_cost(
                 COSTS, TILES, lanes, cores, m, n, k, 3, k % 4 == 0, n % 4 == 0, most
-            )
+            )[0]
             assert tile.lanes == lanes
             assert tile.tm * tile.tn4 <= most
             assert subgroups in (1, 4)
@@ -45,11 +45,11 @@ def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
 )
 def test_what_was_measured_to_be_best(shape: tuple[int, int, int], lanes_m: int, rows: int) -> None:
     """One row, few columns, many of both: the fastest of 38 tiles on a core of llvmpipe."""
-    tile, _ = choose_tile(COSTS, TILES, 8, 1, *shape, 1)
+    tile, _ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 1)[0]
     assert (tile.lanes_m, tile.rows) == (lanes_m, rows)
 
 
 def test_many_cores_get_smaller_tiles() -> None:
-    few, _ = choose_tile(COSTS, TILES, 8, 1, 32, 128, 256, 1)
-    many, _ = choose_tile(COSTS, TILES, 8, 64, 32, 128, 256, 1)
+    few, _ = tiles_by_cost(COSTS, TILES, 8, 1, 32, 128, 256, 1)[0]
+    many, _ = tiles_by_cost(COSTS, TILES, 8, 64, 32, 128, 256, 1)[0]
     assert many.rows * many.columns < few.rows * few.columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
@@ -183,6 +183,7 @@ class Decode:
 
 
 Choice = Simple | Tiled | Coopmat | Decode
+_NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
 
 
 def _known(params: Mapping[str, Size]) -> list[str]:
@@ -202,6 +203,52 @@ def choose(
 ) -> Choice:
     """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
     operands are float16."""
+    upper = _dims.upper
+    default = _choose(traits, batches, heads, queries, keys, width, value_width, half)
+    sizes = (upper(batches), upper(heads), upper(queries), upper(keys))
+    return traits.choices.take(
+        "attention",
+        (*sizes, width, value_width, half),
+        lambda: _candidates(traits, default, upper(keys), width, value_width),
+        default,
+    )
+
+
+def _candidates(
+    traits: DeviceTraits, default: Choice, keys: int, width: int, value_width: int
+) -> Iterator[Choice]:
+    """Kernels of the same template: with other tiles, or other parts of the keys."""
+    yield default
+    widest, padded = max(width, value_width), _padded(width, value_width)
+    if isinstance(default, Simple):
+        most = max(1, min(128 // widest, 4)) if default.subgroup_size > 1 else 1
+        yield from (replace(default, queries=n) for n in range(1, most + 1))
+    elif isinstance(default, Decode) and traits.profile.has_fast_shared_memory:
+        most = max(keys // 16, 1)
+        yield from (replace(default, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
+    elif isinstance(default, Coopmat):
+        for fragments, subgroups in ((2, 4), (1, 8), (1, 4), (1, 2)):
+            for step in (64, 32):
+                fits = 2 * step * (padded + 16) <= traits.max_shared_memory
+                if fits and (fragments == 1 or padded <= _NARROW) and step % (8 * subgroups) == 0:
+                    yield Coopmat(fragments, subgroups, step)
+    elif isinstance(default, Tiled):
+        for rows in (64, 32, 16, 8):
+            for step in (64, 32, 16):
+                if _tile_bytes(rows, step, widest) <= traits.max_shared_memory:
+                    yield _tiled(traits, rows, step)
+
+
+def _choose(
+    traits: DeviceTraits,
+    batches: Size,
+    heads: Size,
+    queries: Size,
+    keys: Size,
+    width: int,
+    value_width: int,
+    half: bool,
+) -> Choice:
     widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
     in_registers = not traits.profile.has_fast_shared_memory
@@ -248,15 +295,19 @@ def choose(
         ]
         if steps and -(-_dims.upper(queries) // rows) * groups >= wanted:
             step = steps[0] if rows < 32 else min(steps[0], 32)
-            tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
-            shuffles = (
-                traits.has("subgroup_shuffle", "subgroup_basic")
-                and traits.subgroup_size % tile.lanes == 0
-            )
-            if shuffles and tile.groups * tile.lanes % traits.subgroup_size == 0:
-                tile = replace(tile, subgroup=traits.subgroup_size)
-            return tile
+            return _tiled(traits, rows, step)
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+
+
+def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:
+    """The kernel with tiles of so many queries and keys."""
+    tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
+    shuffles = (
+        traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % tile.lanes == 0
+    )
+    if shuffles and tile.groups * tile.lanes % traits.subgroup_size == 0:
+        tile = replace(tile, subgroup=traits.subgroup_size)
+    return tile
 
 
 def _coopmat(
@@ -268,8 +319,8 @@ def _coopmat(
         return None
     if max(width, value_width) > 128 or not traits.fragment_order():
         return None
-    padded = sum(-(-each // 16) * 16 for each in (width, value_width))
-    narrow = padded <= 128  # two fragments of queries fit into registers
+    padded = _padded(width, value_width)
+    narrow = padded <= _NARROW
     keys = 64 if 2 * 64 * (padded + 16) + _STEP_BYTES <= traits.max_shared_memory else 32
     # Many rows share what is read of keys and values, as long as every multiprocessor has work.
     cores = traits.processors
@@ -283,6 +334,11 @@ def _coopmat(
         if groups_wanted is not None and -(-queries // rows) * groups >= groups_wanted:
             break
     return Coopmat(fragments, subgroups, keys)
+
+
+def _padded(width: int, value_width: int) -> int:
+    """Columns of the fragments of keys and values."""
+    return sum(-(-each // 16) * 16 for each in (width, value_width))
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -79,7 +79,21 @@ def choose_depthwise(
     traits: DeviceTraits, channels: Size, width: Size, rows: Size, dilation: int
 ) -> Depthwise:
     """The depthwise kernel for `rows` rows (of all images) of `width` outputs."""
-    if traits.profile.prefers_texel_reads and traits.max_texels:
+    texels = bool(traits.profile.prefers_texel_reads and traits.max_texels)
+    default = _depthwise(traits, channels, width, rows, dilation, texels)
+    problem = (*map(_dims.upper, (channels, width, rows)), dilation, texels)
+    return traits.choices.take(
+        "depthwise",
+        problem,
+        lambda: (replace(default, pixels=p) for p in ((7, 8, 4, 1) if texels else (4, 2, 1))),
+        default,
+    )
+
+
+def _depthwise(
+    traits: DeviceTraits, channels: Size, width: Size, rows: Size, dilation: int, texels: bool
+) -> Depthwise:
+    if texels:
         # Reading a column of the window once is left to the driver, which finds equal reads of
         # texel buffers.
         wide, costs = _dims.upper(width), traits.profile.registers

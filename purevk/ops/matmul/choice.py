@@ -21,7 +21,7 @@ from purevk.lower.gpu_kernels import (
 from purevk.lower.gpu_tiles import choose_gpu
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.register_tiles import choose_tile
+from purevk.lower.register_tiles import tiles_by_cost
 from purevk.tuning import DeviceTraits
 
 
@@ -152,24 +152,22 @@ def choose_registers(
     vector_b: bool,
     most: int = 32,
 ) -> Registers:
-    """The tile of a software device; `most`, `vector_a` and `vector_b` as `choose_tile` takes
+    """The tile of a software device; `most`, `vector_a` and `vector_b` as `tiles_by_cost` takes
     them."""
     if not traits.has("subgroup_shuffle") or traits.subgroup_size < 2:
         return Registers(1, 0, 8, 1, 1)
-    tile, subgroups = choose_tile(
+    upper = _dims.upper
+    problem = (upper(m), upper(n), upper(k), upper(batches), vector_a, vector_b, most)
+    found = tiles_by_cost(
         traits.profile.registers,
         traits.profile.tiles.registers,
         traits.subgroup_size,
         max(traits.cores, 1),
-        _dims.upper(m),
-        _dims.upper(n),
-        _dims.upper(k),
-        _dims.upper(batches),
-        vector_a,
-        vector_b,
-        most,
+        *problem,
     )
-    return Registers(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, subgroups)
+    made = (Registers(t.lanes, t.lanes_m, t.tm, t.tn4, subgroups) for t, subgroups in found)
+    default = next(made)
+    return traits.choices.take("registers", problem, lambda: (default, *made), default)
 
 
 def bind(

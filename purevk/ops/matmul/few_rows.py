@@ -20,6 +20,7 @@ from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Dot, Problem, Vector
 from purevk.lower.gpu_tiles import choose_few_rows as choose
+from purevk.lower.gpu_tiles import prefers_few_rows
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.ops.matmul.choice import bind
@@ -49,11 +50,11 @@ def choose_few_rows(
     sizes = (_dims.upper(m), _dims.upper(n), _dims.upper(k))
     wide = transposed and k % (8 if half else 4) == 0
     problem = Problem(*sizes, half=half, transposed=transposed, wide=wide)
-    choice = choose(traits, problem)
-    if choice is None or isinstance(choice, Dot):
-        return choice
-    columns = sizes[1] // 2 if paired else sizes[1]
-    return None if transposed else choose(traits, replace(problem, n=columns))
+    if not prefers_few_rows(traits, problem):
+        return None
+    if paired and not transposed:
+        problem = replace(problem, n=sizes[1] // 2)
+    return choose(traits, problem)
 
 
 def _shape(

@@ -1,0 +1,242 @@
+"""`purevk tune`: measures the kernels that a model could run, and keeps the fastest."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from purevk import knobs
+from purevk.cli.command import pick_method
+from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output, count, duration
+from purevk.cli.profile import time_dispatches
+from purevk.dtypes import DType
+from purevk.generators import manual_seed
+from purevk.graph.context import Context
+from purevk.graph.limits import warm_up
+from purevk.graph.tuned import keep_answers
+from purevk.tuning import Choices, question
+
+_Kernel = TypeVar("_Kernel")
+_GAIN = 0.95  # a kernel that takes more than this part of the default's time is not worth it
+_SETTLE = 0.1  # seconds of work on a GPU before what counts
+_LIMITS = {False: 1e-3, True: 5e-2}
+"""How far results may be off, relative to the largest element: in float32, and with halves."""
+
+
+class Trial(Choices):
+    """Takes the candidate of a number for each problem, or the default where there are fewer, and
+    notes who asked.
+
+    Attributes:
+        asked: the candidates of each question, the default first.
+        by_node: the questions of each node.
+    """
+
+    def __init__(self, number: int, most: int) -> None:
+        super().__init__()
+        self.asked: dict[str, list[str]] = {}
+        self.by_node: dict[object, set[str]] = {}
+        self._number, self._most, self._node = number, most, None
+
+    def take(
+        self,
+        kind: str,
+        problem: object,
+        candidates: Callable[[], Iterable[_Kernel]],
+        default: _Kernel,
+    ) -> _Kernel:
+        name = question(kind, problem)
+        found = list(dict.fromkeys((default, *candidates())))[: self._most]
+        self.asked[name] = [str(each) for each in found]
+        self.by_node.setdefault(self._node, set()).add(name)
+        return found[self._number] if self._number < len(found) else default
+
+    def begin(self, node: Any) -> None:
+        self._node = node
+
+
+@dataclasses.dataclass
+class Round:
+    """A call with some choices: its outputs, and the seconds of the dispatches of each node in all."""
+
+    outputs: list[Any]
+    seconds: list[tuple[Any, float]]
+    halves: bool
+
+    @property
+    def total(self) -> float:
+        return sum(seconds for _, seconds in self.seconds)
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    with open_context(args) as context:
+        if context.device.kind != "cpu":
+            warm_up(context, 2.0)
+        asked, times, skipped = _measure(context, args)
+        rows, chosen = [], {}
+        for name, candidates in asked.items():
+            medians = {text: statistics.median(found) for text, found in times[name].items()}
+            default = candidates[0]
+            best = min(medians, key=medians.__getitem__)
+            if medians[best] > _GAIN * medians[default]:
+                best = default
+            chosen[name] = None if best == default else best
+            rows.append(
+                {
+                    "problem": name,
+                    "candidates": len(candidates),
+                    "default": default,
+                    "default_seconds": medians[default],
+                    "best": best,
+                    "best_seconds": medians[best],
+                }
+            )
+        data: dict[str, Any] = {
+            "device": device_data(context.device),
+            "problems": rows,
+            "not_measured": skipped,
+            "kept": 0,
+            "why": "",
+            "persistent": context.cache.folder is not None,
+            "cache": str(context.cache.folder or ""),
+        }
+        data |= _judge(context, args, {k: v for k, v in chosen.items() if v is not None})
+        if not data["why"]:
+            keep_answers(context.kernels, chosen)
+            data["kept"] = sum(answer is not None for answer in chosen.values())
+    return data
+
+
+def _measure(
+    context: Context, args: argparse.Namespace
+) -> tuple[dict[str, list[str]], dict[str, dict[str, list[float]]], list[str]]:
+    """Runs the model with the first candidate of each problem, with the second ones, and so on.
+
+    Returns:
+        The candidates of each problem, the seconds of each candidate, and the problems without
+        times: their nodes ask several questions, or do not run in a call.
+    """
+    asked: dict[str, list[str]] = {}
+    times: dict[str, dict[str, list[float]]] = {}
+    number = rounds = 0
+    while number <= rounds:
+        trial = Trial(number, args.candidates)
+        made = _run(context, trial, args)
+        if not number:
+            asked = trial.asked
+            rounds = max((len(found) for found in asked.values()), default=1) - 1
+        totals: dict[str, float] = {}
+        for node, seconds in made.seconds:
+            names = trial.by_node.get(node, set())
+            if len(names) == 1:
+                (name,) = names
+                totals[name] = totals.get(name, 0.0) + seconds
+        for name, seconds in totals.items():
+            if name in asked:
+                taken = asked[name][number if number < len(asked[name]) else 0]
+                times.setdefault(name, {}).setdefault(taken, []).append(seconds)
+        number += 1
+    complete = {name for name in asked if len(times.get(name, ())) == len(asked[name])}
+    skipped = [name for name in asked if name not in complete]
+    return {name: asked[name] for name in asked if name in complete}, times, skipped
+
+
+def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
+    """Loads the model with some choices, and times a call."""
+    import purevk
+
+    before = context.traits
+    context.traits = dataclasses.replace(before, choices=choices)
+    try:
+        with purevk.load(args.model, args.data, context=context) as program:
+            name = pick_method(program.methods, args.method, program.name)
+            method = program.method(name)
+            inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+            manual_seed(args.seed)
+            made = method.run_flat(inputs)
+            outputs = made if isinstance(made, tuple) else (made,)
+            arrays = [as_array(each) for each in inputs]
+            settle = 0.0 if context.device.kind == "cpu" else _SETTLE
+            timings = time_dispatches(method.executable, arrays, args.runs, settle)
+            plan = method.executable.plan
+            seconds = [
+                (node, timing.seconds) for node, timing in zip(plan.nodes_of, timings, strict=True)
+            ]
+            types = [value.type.dtype for node in plan.nodes_of for value in node.results]
+            halves = DType.float16 in types or DType.bfloat16 in types
+            return Round([np.array(as_array(each)) for each in outputs], seconds, halves)
+    finally:
+        context.traits = before
+
+
+def _judge(context: Context, args: argparse.Namespace, answers: dict[str, str]) -> dict[str, Any]:
+    """Runs the default and the chosen kernels in turns. "why" says why these are not kept."""
+    default = _run(context, Choices(), args)
+    before = after = default.total
+    if not answers:
+        return {"before_seconds": before, "after_seconds": after}
+    tuned = _run(context, Choices(lambda: answers), args)
+    before = min(before, _run(context, Choices(), args).total)
+    after = min(tuned.total, _run(context, Choices(lambda: answers), args).total)
+    why = ""
+    for number, (got, expected) in enumerate(zip(tuned.outputs, default.outputs, strict=True)):
+        error = _error(got, expected)
+        if not error <= _LIMITS[tuned.halves or default.halves]:
+            why = f"result {number} differs by {error:.1e} of its largest element"
+    if not why and after > before:
+        why = "the model is not faster as a whole"
+    return {"before_seconds": before, "after_seconds": after, "why": why}
+
+
+def _error(got: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest finite element."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return float("inf")
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    one, two = got.astype(wide), expected.astype(wide)
+    with np.errstate(all="ignore"):
+        same = (one == two) | (np.isnan(one) & np.isnan(two))
+        distance = np.where(same, 0.0, np.abs(one - two))
+    if not distance.any():
+        return 0.0
+    finite = np.abs(two[np.isfinite(two)])
+    scale = float(finite.max()) if finite.size else 0.0
+    return float(distance.max()) / scale if scale else float("inf")
+
+
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs([("device", device_line(data["device"]))], indent=0)
+    out.line()
+    out.table(
+        ["problem", ("kernels", "r"), ("default", "r"), ("best", "r"), "best kernel"],
+        [
+            [
+                row["problem"],
+                row["candidates"],
+                duration(row["default_seconds"]),
+                duration(row["best_seconds"]),
+                row["best"] if row["best"] != row["default"] else "the default",
+            ]
+            for row in data["problems"]
+        ],
+    )
+    out.line()
+    if data["not_measured"]:
+        out.line(f"{count(len(data['not_measured']), 'problem')} not measured alone", "dim")
+    out.line(
+        f"all dispatches: {duration(data['before_seconds'])} with the default kernels, "
+        f"{duration(data['after_seconds'])} with the best"
+    )
+    if data["why"]:
+        out.line(f"nothing is kept: {data['why']}", "yellow")
+    elif not data["persistent"]:
+        out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+    else:
+        out.line(f"{count(data['kept'], 'kernel')} kept in the cache {data['cache']}", "dim")

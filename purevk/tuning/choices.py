@@ -1,0 +1,57 @@
+"""Kernels that were measured on a device, in place of those that cost models choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+_Kernel = TypeVar("_Kernel")
+Answers = Mapping[str, str]
+
+
+def question(kind: str, problem: object) -> str:
+    """The name under which an answer is kept.
+
+    Args:
+        kind: of kernels.
+        problem: what the cost model is asked; its `repr` has all that matters.
+    """
+    return f"{kind}: {problem!r}"
+
+
+class Choices:
+    """The fastest kernel for each problem that was measured.
+
+    An answer is the text of a candidate. One that is no candidate, such as an answer of another
+    version, counts as none: so a wrong one never makes a kernel that the cost model could not choose.
+
+    Args:
+        answers: gives them by question; called when the first kernel is chosen.
+    """
+
+    def __init__(self, answers: Callable[[], Answers] = dict) -> None:
+        self._read = answers
+        self._answers: Answers | None = None
+
+    def take(
+        self,
+        kind: str,
+        problem: object,
+        candidates: Callable[[], Iterable[_Kernel]],
+        default: _Kernel,
+    ) -> _Kernel:
+        """The kernel for a problem.
+
+        Args:
+            candidates: gives all kernels that are right, the best first as far as it is known.
+            default: the choice of the cost model.
+        """
+        if self._answers is None:
+            self._answers = self._read()
+        answer = self._answers.get(question(kind, problem)) if self._answers else None
+        if answer is None:
+            return default
+        return next((each for each in candidates() if str(each) == answer), default)
+
+    def begin(self, node: object) -> None:
+        """Called before a node of a graph is lowered, with None after it."""
