@@ -17,6 +17,7 @@ from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration
 from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType
+from purevk.errors import PurevkError
 from purevk.generators import manual_seed
 from purevk.graph.context import Context
 from purevk.graph.limits import warm_up
@@ -79,7 +80,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     with open_context(args) as context:
         if context.device.kind != "cpu":
             warm_up(context, 2.0)
-        asked, times, skipped = _measure(context, args)
+        asked, times, skipped, failed = _measure(context, args)
         rows, chosen = [], {}
         for name, candidates in asked.items():
             medians = {text: statistics.median(found) for text, found in times[name].items()}
@@ -102,6 +103,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "device": device_data(context.device),
             "problems": rows,
             "not_measured": skipped,
+            "failed": failed,
             "kept": 0,
             "why": "",
             "persistent": context.cache.folder is not None,
@@ -116,19 +118,28 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 
 def _measure(
     context: Context, args: argparse.Namespace
-) -> tuple[dict[str, list[str]], dict[str, dict[str, list[float]]], list[str]]:
+) -> tuple[dict[str, list[str]], dict[str, dict[str, list[float]]], list[str], list[str]]:
     """Runs the model with the first candidate of each problem, with the second ones, and so on.
 
     Returns:
-        The candidates of each problem, the seconds of each candidate, and the problems without
-        times: their nodes ask several questions, or do not run in a call.
+        The candidates of each problem; the seconds of each candidate; the problems without times:
+        their nodes ask several questions, or do not run in a call; and the errors of rounds, whose
+        candidates have no times.
     """
     asked: dict[str, list[str]] = {}
     times: dict[str, dict[str, list[float]]] = {}
+    failed: list[str] = []
     number = rounds = 0
     while number <= rounds:
         trial = Trial(number, args.candidates)
-        made = _run(context, trial, args)
+        try:
+            made = _run(context, trial, args)
+        except PurevkError as error:
+            if not number or context.lost:
+                raise
+            failed.append(f"{type(error).__name__}: {error.what}")
+            number += 1
+            continue
         if not number:
             asked = trial.asked
             rounds = max((len(found) for found in asked.values()), default=1) - 1
@@ -143,9 +154,8 @@ def _measure(
                 taken = asked[name][number if number < len(asked[name]) else 0]
                 times.setdefault(name, {}).setdefault(taken, []).append(seconds)
         number += 1
-    complete = {name for name in asked if len(times.get(name, ())) == len(asked[name])}
-    skipped = [name for name in asked if name not in complete]
-    return {name: asked[name] for name in asked if name in complete}, times, skipped
+    timed = {name: found for name, found in asked.items() if found[0] in times.get(name, ())}
+    return timed, times, [name for name in asked if name not in timed], failed
 
 
 def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
@@ -230,6 +240,8 @@ def show(data: dict[str, Any], out: Output) -> None:
     out.line()
     if data["not_measured"]:
         out.line(f"{count(len(data['not_measured']), 'problem')} not measured alone", "dim")
+    for error in data["failed"]:
+        out.line(f"some candidates failed: {error}", "yellow")
     out.line(
         f"all dispatches: {duration(data['before_seconds'])} with the default kernels, "
         f"{duration(data['after_seconds'])} with the best"

@@ -13,6 +13,7 @@ import torch
 import purevk
 from purevk import api, knobs
 from purevk.cli import profile, tune
+from purevk.errors import PurevkError
 from purevk.graph.context import Context
 from purevk.graph.tuned import entry_name
 
@@ -133,6 +134,26 @@ def test_other_results_are_not_kept(
     found = cli("tune", path, "--candidates", "2", "--json").json
     assert found["kept"] == 0 and "result 0 differs" in found["why"]
     assert kernels(path) == default
+
+
+@pytest.mark.usefixtures("others_are_faster")
+def test_a_candidate_that_fails_is_left_out(
+    cli, path: Path, model: Model, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, rounds = tune._run, []
+
+    def failing(*args: Any) -> tune.Round:
+        rounds.append(1)
+        if len(rounds) == 2:
+            raise PurevkError("no pipeline")
+        return run(*args)
+
+    monkeypatch.setattr(tune, "_run", failing)
+    found = cli("tune", path, "--candidates", "3", "--json").json
+    assert found["failed"] == ["PurevkError: no pipeline"] and found["kept"] == 2
+    torch.testing.assert_close(result(path, x), model(x), rtol=1e-4, atol=1e-5)
+    rounds[:] = [1]
+    assert "no pipeline" in cli("tune", path).err  # the default kernels fail
 
 
 @pytest.mark.parametrize("answer", ["Registers()", 7, None, ["x"]], ids=str)

@@ -137,6 +137,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] =
     "few rows": (torch.matmul, (_random(5, 72), _random(72, 40))),
     "long sums": (torch.matmul, (_random(9, 700), _random(700, 20))),
     "convolution": (_convolve, (_random(2, 12, 13, 17), _random(20, 12, 3, 3))),
+    "images": (_convolve, (_random(2, 8, 32, 32), _random(24, 8, 3, 3))),
     "depthwise": (_convolve, (_random(2, 24, 11, 19), _random(24, 1, 3, 3))),
     "attention": (
         functional.scaled_dot_product_attention,

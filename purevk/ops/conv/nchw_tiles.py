@@ -3,8 +3,8 @@ some."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
@@ -86,8 +86,59 @@ def choose_tiles(
 ) -> NchwTiles | None:
     """The tiles for outputs `out` [B, H, W] of `columns` channels in each of `groups`, from
     `channels` each; None where other kernels are better."""
-    batches, height, width = out
-    taps, phases = window.taps, spread[0] * spread[1]
+    default = _default_tiles(traits, out, columns, channels, groups, window, spread)
+    if default is None:
+        return None
+    upper = _dims.upper(channels)
+
+    def candidates() -> Iterator[NchwTiles]:
+        yield default
+        for tiles in _variants(default):
+            fits = _fits(traits, tiles, out, columns, groups, window, spread)
+            if fits and (tiles.depth == 1 or tiles.depth // 2 < upper):
+                yield tiles
+
+    problem = (*out, columns, upper, groups, window.taps, window.stride, window.span, spread)
+    return traits.choices.take("nchw", problem, candidates, default)
+
+
+def _variants(tiles: NchwTiles) -> Iterator[NchwTiles]:
+    """Tiles with another step, another shape, or other numbers of columns and invocations."""
+    for depth in (2 * tiles.depth, tiles.depth // 2):
+        if depth:
+            yield replace(tiles, depth=depth, unrolled=min(depth, tiles.unrolled))
+    yield replace(tiles, ahead=not tiles.ahead)
+    for unrolled in (2 * tiles.unrolled, tiles.unrolled // 2):
+        if 0 < unrolled <= tiles.depth:
+            yield replace(tiles, unrolled=unrolled)
+    x, y, o = tiles.groups_x, tiles.groups_y, tiles.groups_o
+    for groups_x, groups_y, groups_o in (
+        (2 * x, y // 2, o),
+        (x // 2, 2 * y, o),
+        (x, 2 * y, o // 2),
+        (2 * x, y, o // 2),
+        (x, y // 2, 2 * o),
+        (x // 2, y, 2 * o),
+        (x, 2 * y, o),
+        (2 * x, y, o),
+        (x, y // 2, o),
+        (x // 2, y, o),
+    ):
+        if groups_x and groups_y and groups_o and not (tiles.along_x and groups_y > 1):
+            yield replace(tiles, groups_x=groups_x, groups_y=groups_y, groups_o=groups_o)
+
+
+def _default_tiles(
+    traits: DeviceTraits,
+    out: Sequence[int],
+    columns: int,
+    channels: Size,
+    groups: int,
+    window: Window,
+    spread: tuple[int, int],
+) -> NchwTiles | None:
+    _, height, width = out
+    taps = window.taps
     blocks, along_x = 2, height == 1
     outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
     most = _INVOCATIONS // groups_o
@@ -107,13 +158,31 @@ def choose_tiles(
         ):
             break
         depth //= 2
+    return tiles if _fits(traits, tiles, out, columns, groups, window, spread) else None
+
+
+def _fits(
+    traits: DeviceTraits,
+    tiles: NchwTiles,
+    out: Sequence[int],
+    columns: int,
+    groups: int,
+    window: Window,
+    spread: tuple[int, int],
+) -> bool:
+    """Whether the template's conditions and the device's limits hold, and every multiprocessor has
+    work."""
+    batches, height, width = out
+    phases = spread[0] * spread[1]
     span_y, span_x = window.span
-    rows = blocks * span_y if along_x else (blocks - 1) * window.stride[0] + span_y
+    rows = (
+        tiles.blocks * span_y if tiles.along_x else (tiles.blocks - 1) * window.stride[0] + span_y
+    )
     fits = (
         rows * (3 * window.stride[1] + span_x) <= traits.profile.max_tile_window_elements
         and tiles.threads <= traits.max_invocations
         and tiles.shared(window) <= traits.max_shared_memory
-        and outs % spread[1] == 0
+        and tiles.outs % spread[1] == 0
         and (phases == 1 or tiles.columns % (4 * phases) == 0)
     )
     grid = (
@@ -123,7 +192,7 @@ def choose_tiles(
     )
     fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
     fits = fits and tiles.threads >= traits.subgroup_size
-    return tiles if fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors else None
+    return fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors
 
 
 def _split(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
