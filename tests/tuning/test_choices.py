@@ -19,6 +19,8 @@ from purevk.lower.gpu_kernels import Problem, TileBounds
 from purevk.lower.gpu_tiles import choose_few_rows, choose_gpu
 from purevk.ops.attention.choice import choose as choose_attention
 from purevk.ops.matmul.choice import choose_registers
+from purevk.ops.quantized.choice import QuantizedMatmul
+from purevk.ops.quantized.choice import choose as choose_quantized
 from purevk.tuning import SOFTWARE, Choices, DeviceTraits, question
 from purevk.tuning.families.nvidia import NVIDIA
 
@@ -111,6 +113,27 @@ def test_attention(half: bool, width: int, queries: int) -> None:
     (asked,) = trial.asked.values()
     assert asked[0] == str(default) != str(other) == asked[1]
     assert type(other) is type(default)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_quantized_rows(rows: int, bits: int) -> None:
+    features = GPU.features | {"subgroup_arithmetic", "subgroup_size_control"}
+    traits = dataclasses.replace(GPU, features=features)
+    matmul = QuantizedMatmul(rows, 4096, 2048, bits, 2048 * bits // 32, 0, 32, False, True)
+    default = choose_quantized(traits, matmul)
+    trial = Trial(0, 100)
+    assert choose_quantized(dataclasses.replace(traits, choices=trial), matmul) == default
+    (asked,) = trial.asked.values()
+    for number in range(1, len(asked)):
+        trial = Trial(number, 100)
+        form = choose_quantized(dataclasses.replace(traits, choices=trial), matmul)
+        macros = form.macros
+        assert form != default and form.template == default.template
+        assert all(macros[n] == default.macros[n] for n in ("ROWS", "SHARE", "ANY_GROUP"))
+        assert matmul.reads_words(macros["WORDS"])
+        assert macros["LX"] * macros["TEAMS"] <= GPU.max_invocations
+        assert macros["TEAMS"] == 1 or macros["SUBGROUP"] == macros["LX"]
 
 
 def test_tiles_of_software_devices() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from purevk.dtypes import DType
@@ -146,6 +147,33 @@ def integer_tile(traits: DeviceTraits, tile_m: int, tile_n: int) -> dict[str, in
     return sizes if traits.profile.tiles.quantized_unrolled else {**sizes, "UNROLL_CHUNKS": 0}
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """Macros of `qmatvec.comp`: COLS, WORDS, LX and TEAMS."""
+
+    columns: int
+    words: int
+    local: int
+    teams: int
+
+
+def _variants(
+    default: _Vectors, lanes: int, max_invocations: int, subgroups: bool
+) -> Iterator[_Vectors]:
+    """Other sizes that the template takes, those near the default first."""
+    teams = (1, 2, 4, 8) if subgroups else (1,)
+    shapes = [(lanes, count) for count in teams] + [(2 * lanes, 1)]
+    for changes in (1, 2, 3):
+        for words in (4, 2, 1):
+            for columns in (4, 8):
+                for local, count in shapes:
+                    made = _Vectors(columns, words, local, count)
+                    shape = (local, count) != (default.local, default.teams)
+                    changed = (words != default.words) + (columns != default.columns) + shape
+                    if changed == changes and local * count <= max_invocations:
+                        yield made
+
+
 def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     """The vector kernel: a workgroup reads columns of the weight once."""
     bits, integers = matmul.bits, matmul.integers
@@ -175,23 +203,33 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
         # What is read of A serves more columns.
         teams = max(min(4 if rows < 4 else 8, traits.max_invocations // lanes), 1)
 
-    def fits(count: int) -> bool:
-        shared = rows * local * (count * 32 // bits // 4 + 1) * 16 if share else 0
-        return count <= most and matmul.reads_words(count) and shared <= traits.max_shared_memory
+    def fits(tile: _Vectors) -> bool:
+        count = tile.words
+        shared = rows * tile.local * (count * 32 // bits // 4 + 1) * 16 if share else 0
+        return matmul.reads_words(count) and shared <= traits.max_shared_memory
 
-    words = next(filter(fits, (4, 2, 1)), 0)
+    sizes = [_Vectors(columns, count, local, teams) for count in (4, 2, 1) if count <= most]
+    default = next(filter(fits, sizes), None)
+    if default is None:
+        tile = _Vectors(columns, 1, local, teams)
+    else:
+        found = _variants(default, lanes, traits.max_invocations, subgroups)
+        problem = (rows, matmul.max_n, _dims.upper(matmul.k), bits, matmul.group, integers, share)
+        tile = traits.choices.take(
+            "quantized rows", problem, lambda: (default, *filter(fits, found)), default
+        )
     macros = {
         "ROWS": rows,
-        "COLS": columns,
+        "COLS": tile.columns,
         "STEPS": 1,
-        "WORDS": words or 1,
-        "ANY_GROUP": int(not words),
+        "WORDS": tile.words,
+        "ANY_GROUP": int(default is None),
         "SHARE": int(share),
-        "LX": local,
+        "LX": tile.local,
         "SUBGROUP": lanes if subgroups else 0,
-        "TEAMS": teams,
+        "TEAMS": tile.teams,
     }
-    grid = (_dims.ceil_div(matmul.n, columns * teams), _dims.ceil_div(matmul.m, rows), 1)
+    grid = (_dims.ceil_div(matmul.n, tile.columns * tile.teams), _dims.ceil_div(matmul.m, rows), 1)
     return Form("quantized/qmatvec.comp", grid, macros, lanes if subgroups else None)
 
 
