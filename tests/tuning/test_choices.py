@@ -120,7 +120,7 @@ def test_attention(half: bool, width: int, queries: int) -> None:
 def test_quantized_rows(rows: int, bits: int) -> None:
     features = GPU.features | {"subgroup_arithmetic", "subgroup_size_control"}
     traits = dataclasses.replace(GPU, features=features)
-    matmul = QuantizedMatmul(rows, 4096, 2048, bits, 2048 * bits // 32, 0, 32, False, True)
+    matmul = QuantizedMatmul(rows, 16384, 2048, bits, 2048 * bits // 32, 0, 32, False, True)
     default = choose_quantized(traits, matmul)
     trial = Trial(0, 100)
     assert choose_quantized(dataclasses.replace(traits, choices=trial), matmul) == default
