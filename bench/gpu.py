@@ -50,7 +50,9 @@ from bench.timing import (
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 LIMIT = {"fp16": 3e-2, "fp32": 1e-3}
 """The largest accepted error relative to the largest output: of halves, and of other algorithms in
-float32."""
+float32. Deep networks of random weights enlarge rounding errors, those of torch too: an error is
+accepted as well if it is at most `LIKE_EAGER` times that of eager torch in the same dtype."""
+LIKE_EAGER = 1.5
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Row:
 
     def right(self, name: str) -> bool:
         """Whether a contender was measured and its output is right."""
-        return name in self.times and self.errors[name] <= LIMIT[self.variant]
+        limit = max(LIMIT[self.variant], LIKE_EAGER * self.errors.get("eager", 0.0))
+        return name in self.times and self.errors[name] <= limit
 
     @property
     def best(self) -> str | None:
