@@ -333,6 +333,10 @@ class Cache:
                 evicted=self._entries.evicted,
             )
 
+    def driver_bytes(self) -> int:
+        """Bytes of what Mesa's drivers keep in the folder."""
+        return self._entries.driver_bytes()
+
     def clear(self) -> int:
         """Removes every entry, also of other format versions, and forgets memory. Gives back how
         many files went."""
@@ -368,21 +372,13 @@ _caches: dict[tuple[str, int], Cache] = {}
 _caches_lock = threading.Lock()
 
 
-def _user_folder() -> str:
-    import platformdirs  # it imports much, and knows nothing that a set PUREVK_CACHE_DIR does not
-
-    return platformdirs.user_cache_dir("purevk", appauthor=False)
-
-
 def default_cache() -> Cache:
     """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and
     process.
 
-    With `PUREVK_CACHE=0` it is one in memory only.
+    With `PUREVK_CACHE=0`, or for a user without a home folder, it is one in memory only.
     """
-    folder = ""
-    if knobs.CACHE():
-        folder = knobs.CACHE_DIR() or _user_folder()
+    folder = knobs.cache_folder()
     with _caches_lock:
         wanted = (folder, knobs.CACHE_MAX_BYTES())
         if wanted not in _caches:

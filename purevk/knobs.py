@@ -12,6 +12,9 @@ from typing import Any
 
 from purevk.errors import PurevkError
 
+DRIVER_FOLDER = "driver"
+"""The folder of Mesa's drivers, in that of the on-disk cache."""
+
 
 def _flag(text: str) -> bool:
     lowered = text.strip().lower()
@@ -212,10 +215,61 @@ VK_DRIVER_FILES = Knob(
     "VK_DRIVER_FILES", str, "", "Driver manifests for the Vulkan loader. It uses no others."
 )
 VK_ICD_FILENAMES = Knob("VK_ICD_FILENAMES", str, "", "Old name of VK_DRIVER_FILES.")
+MESA_SHADER_CACHE_DIR = Knob(
+    "MESA_SHADER_CACHE_DIR",
+    str,
+    "",
+    "Folder of the shader cache of Mesa's drivers. Empty: purevk sets it to the folder `driver` of"
+    " the on-disk cache.",
+)
+# Old and other names of Mesa with which a user decides where, or whether, drivers keep shaders.
+MESA_GLSL_CACHE_DIR = Knob("MESA_GLSL_CACHE_DIR", str, "", "Old name of MESA_SHADER_CACHE_DIR.")
+MESA_SHADER_CACHE_DISABLE = Knob(
+    "MESA_SHADER_CACHE_DISABLE", str, "", "Read by Mesa's drivers: they keep no shaders."
+)
 
 ALL: tuple[Knob, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Knob)
 )
+
+
+_OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR
+
+
+def cache_folder() -> str:
+    """The folder of the on-disk cache: that of PUREVK_CACHE_DIR, or the user's cache folder. Empty:
+    nothing is kept on disk, because of PUREVK_CACHE=0 or because this user has no folder."""
+    if not CACHE():
+        return ""
+    folder = CACHE_DIR()
+    if not folder:
+        import platformdirs  # it imports much, and knows nothing that a set PUREVK_CACHE_DIR does not
+
+        folder = platformdirs.user_cache_dir("purevk", appauthor=False)
+    folder = os.path.expanduser(folder)
+    return "" if folder.startswith("~") else folder
+
+
+def set_driver_cache() -> None:
+    """Has Mesa's drivers keep their shaders in the folder of the on-disk cache. Drivers read the
+    variable when they are loaded. A variable that the user set stays as it is; one that came from
+    a purevk process that started this one does not."""
+    given = os.environ.get(MESA_SHADER_CACHE_DIR.name)
+    if given and given != os.environ.get(_OURS):
+        return
+    if MESA_GLSL_CACHE_DIR() or MESA_SHADER_CACHE_DISABLE():
+        return
+    folder = cache_folder()
+    path = os.path.join(os.path.abspath(folder), DRIVER_FOLDER) if folder else ""
+    try:
+        if path:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError:  # the cache itself warns if it cannot be written
+        path = ""
+    if path:
+        os.environ[MESA_SHADER_CACHE_DIR.name] = os.environ[_OURS] = path
+    elif given:
+        del os.environ[MESA_SHADER_CACHE_DIR.name], os.environ[_OURS]
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:

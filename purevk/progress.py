@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 PHASES = {
+    "lower": "lowering for sizes",
     "compile": "compiling kernels",
     "pipeline": "making pipelines",
+    "dispatch": "running pipelines",
     "weights": "uploading weights",
 }
 _BYTES = ("weights",)  # phases that count bytes

@@ -24,6 +24,11 @@ os.environ.setdefault(
     "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
 )
 
+# The drivers keep their shaders in one place, whatever cache folder a test has.
+os.environ.setdefault(
+    "MESA_SHADER_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+)
+
 _SWEPT = tuple(Path(__file__).parent / folder for folder in ("ops", "glsl", "lower"))
 
 

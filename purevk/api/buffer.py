@@ -27,6 +27,10 @@ class Usage(enum.IntFlag):
     DEFAULT = STORAGE | TRANSFER_SRC | TRANSFER_DST
 
 
+TEXEL_ROOM = 256
+"""Bytes that a buffer for texels has at its end on a CPU. lavapipe compiles a kernel again for each
+combination of texel buffers whose sizes have a power of two, and of views whose sizes have zeros in
+bits 8 to 15. `BufferView` uses the room to give all of them one form."""
 _MIB = 1 << 20
 _OBJECT_BUFFER = vk.const("VK_OBJECT_TYPE_BUFFER")
 _ADDRESS = int(Usage.ADDRESS)
@@ -43,7 +47,7 @@ class Buffer(DeviceObject):
         label: name in validation messages.
 
     Attributes:
-        nbytes: as asked for.
+        nbytes: as asked for. created_bytes: of the VkBuffer, which may be larger.
         handle: the VkBuffer; number: the same as an integer.
         mapped: whether the host reaches the bytes.
 
@@ -71,12 +75,17 @@ class Buffer(DeviceObject):
             )
         functions, vk_device = device.functions, device.handle
         self.nbytes, self.kind, self.usage = nbytes, kind, int(usage)
+        self.created_bytes = _created_size(device, nbytes, self.usage)
         external, chain = None, vk.NULL
         if kind is MemoryKind.EXTERNAL:
             external = vk.struct("VkExternalMemoryBufferCreateInfo", handleTypes=OPAQUE_FD)
             chain = external
         info = vk.struct(
-            "VkBufferCreateInfo", chain, size=align_up(nbytes, 4), usage=self.usage, sharingMode=0
+            "VkBufferCreateInfo",
+            chain,
+            size=self.created_bytes,
+            usage=self.usage,
+            sharingMode=0,
         )
         handle = vk.ffi.new("VkBuffer *")
         result = functions.vkCreateBuffer(vk_device, info, vk.NULL, handle)
@@ -226,3 +235,14 @@ class Buffer(DeviceObject):
         return (
             f"<Buffer {self.nbytes} bytes, {self.kind.name}{'' if self.alive else ', destroyed'}>"
         )
+
+
+def _created_size(device: Device, nbytes: int, usage: int) -> int:
+    """The size of the VkBuffer. On a CPU it has room for what a `BufferView` adds, and is no power
+    of two."""
+    size, limit = align_up(nbytes, 4), device.limits.max_buffer_size
+    if device.kind != "cpu" or not usage & Usage.TEXEL:
+        return size
+    padded = size + TEXEL_ROOM
+    padded += 4 * (padded & (padded - 1) == 0)
+    return size if limit and padded > limit else padded

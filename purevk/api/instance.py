@@ -136,6 +136,7 @@ class Instance:
         _made = True
         self.validation = knobs.VALIDATION() if validation is None else validation
         self.messages: list[str] = []
+        knobs.set_driver_cache()
         self._library = library = vk.library()
         get_address = library.vkGetInstanceProcAddr
         loader_version = vk.ffi.new("uint32_t *")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from purevk.api import vk
-from purevk.api.buffer import Usage
+from purevk.api.buffer import TEXEL_ROOM, Usage
 from purevk.api.device import DeviceObject
 from purevk.errors import DeviceError, InputError
 
@@ -93,7 +93,11 @@ class BufferView(DeviceObject):
         self.buffer, self.format, self.offset, self.nbytes = buffer, format, offset, nbytes
         self.elements = nbytes // size
         info = vk.struct(
-            "VkBufferViewCreateInfo", buffer=buffer.handle, format=code, offset=offset, range=nbytes
+            "VkBufferViewCreateInfo",
+            buffer=buffer.handle,
+            format=code,
+            offset=offset,
+            range=self._created_range(size),
         )
         handle = vk.ffi.new("VkBufferView *")
         vk.check(
@@ -103,6 +107,18 @@ class BufferView(DeviceObject):
         self.number = int(vk.ffi.cast("uintptr_t", view))
         super().__init__(device, lambda: functions.vkDestroyBufferView(vk_device, view, vk.NULL))
         device.check()
+
+    def _created_range(self, size: int) -> int:
+        """The size of the VkBufferView. On a CPU it is larger where that gives it the form of
+        nearly all others, see `TEXEL_ROOM`."""
+        device, buffer = self.buffer.device, self.buffer
+        special = device.kind == "cpu" and not self.nbytes >> 8 & 0xFF
+        larger = self.nbytes + TEXEL_ROOM
+        fits = (
+            self.offset + larger <= buffer.created_bytes
+            and larger // size <= device.limits.max_texel_buffer_elements
+        )
+        return larger if special and fits else self.nbytes
 
     def __repr__(self) -> str:
         return f"<BufferView {self.elements} x {self.format}{'' if self.alive else ', destroyed'}>"

@@ -150,6 +150,14 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
     )
     add_data(parser)
     parser.add_argument(
+        "--max-specializations",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="number of lowerings of a method to prepare: one for the exported bounds, and one for"
+        " each combination of sizes that it does not serve (default: 256)",
+    )
+    parser.add_argument(
         "--bundle",
         metavar="FILE.zip",
         help="also write the compiled SPIR-V of the models to one file",
@@ -226,8 +234,9 @@ COMMANDS = (
         "warmup",
         "compiles what models need ahead of time",
         _add_warmup,
-        description="Compiles the kernels of models into the cache, so that the first load compiles nothing."
-        " Weights are not read.",
+        description="Compiles the kernels of models into the cache, for all sizes within the exported bounds,\n"
+        "and has the driver compile its pipelines, so that the first load compiles nothing. Weights\n"
+        "are not read.",
         epilog="examples:\n  purevk warmup model.pte\n"
         "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
         "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",

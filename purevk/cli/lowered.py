@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from purevk.frontends.files import ModelFile
+from purevk.frontends.importer import InputSizes
 from purevk.ir import Graph, Guard, GuardLog, Node, Value
 from purevk.ir import dims as _dims
 from purevk.passes.pipeline import optimize
@@ -26,14 +27,17 @@ class Lowered:
     guards: tuple[Guard, ...]
 
 
-def lower(program: ModelFile, method: str, traits: DeviceTraits) -> Lowered:
-    """Lowers a method of an open file. Needs no device.
+def lower(
+    program: ModelFile, method: str, traits: DeviceTraits, sizes: InputSizes | None = None
+) -> Lowered:
+    """Lowers a method of an open file, for its exported bounds or for the sizes of a call. Needs no
+    device.
 
     Raises:
         UnsupportedProgramError, FileFormatError: as `purevk.load` does.
     """
     with GuardLog() as log:
-        imported = program.graph(method)
+        imported = program.graph(method, sizes)
         graph = optimize(imported, traits)
         plan = make_plan(graph, traits)
     return Lowered(imported, graph, plan, tuple(log.guards))

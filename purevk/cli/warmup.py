@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from purevk.cache import default_cache
 from purevk.cli import lowered
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
-from purevk.errors import InputError
-from purevk.frontends.files import open_file
+from purevk.errors import FileFormatError, GraphError, InputError
+from purevk.frontends.files import ModelFile, open_file
 from purevk.graph import fragments
 from purevk.graph.context import Context
+from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.tuned import entry_name
+from purevk.lower.lowering import KernelSpec
+from purevk.program.coverage import input_sizes, uncovered_sizes
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -32,22 +36,35 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         )
     cache = default_cache()
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
+    start = time.perf_counter()
     data: dict[str, Any] = {
         "device": None,
         "imported": imported,
         "models": [],
         "bundle": None,
-        "cache": {"folder": str(cache.folder or "")},
+        "cache": {},
         "persistent": cache.folder is not None,
+        "seconds": 0.0,
     }
-    if not args.models:
-        return data
+    if args.models:
+        _warm_all(args, data)
+    data["cache"] = {
+        "folder": str(cache.folder or ""),
+        "bytes": cache.stats().bytes,
+        "driver_bytes": cache.driver_bytes(),
+    }
+    data["seconds"] = time.perf_counter() - start
+    return data
+
+
+def _warm_all(args: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Warms up the models, and writes the bundle."""
     bar = progress_bars.ProgressBar(delay=0.0) if progress_bars.default() is not None else None
     with open_context(args) as context, progress_bars.closing(bar):
         data["device"] = device_data(context.device)
         keys: dict[Any, None] = {}
         for path in args.models:
-            report, used = _warm(path, args.data, context, bar)
+            report, used = _warm(path, args, context, bar)
             data["models"].append(report)
             keys.update(used)
         if args.bundle:
@@ -58,38 +75,79 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 "entries": entries,
                 "bytes": Path(args.bundle).stat().st_size,
             }
-    return data
 
 
 def _warm(
-    path: str, data_files: list[str], context: Context, bar: Any
+    path: str, args: argparse.Namespace, context: Context, bar: Any
 ) -> tuple[dict[str, Any], dict[Any, None]]:
-    """Makes the kernels of one model. Returns its report and the cache keys of its SPIR-V."""
+    """Makes the kernels of one model, and runs each pipeline once. Returns its report and the cache
+    keys of its SPIR-V."""
     report = context.kernels.report
-    compiled, pipelines = report.compiled, report.pipelines
+    compiled, made = report.compiled, report.pipelines
     start = time.perf_counter()
-    keys: dict[Any, None] = {}
-    with open_file(path, data_files, check=False) as program:
-        plans = [lowered.lower(program, name, context.traits).plan for name in program.methods]
-        specs = list(dict.fromkeys(spec for plan in plans for spec in plan.kernels))
-        context.kernels.prepare(specs, bar)
-        if any(
-            spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
-            for spec in specs
-        ):  # chosen where this one ran
-            specs.append(fragments.SPEC)
-        keys.update(dict.fromkeys(context.kernels.key(spec) for spec in specs))
+    with open_file(path, args.data, check=False) as program:
+        methods = [
+            _lower(program, name, context, args.max_specializations, bar)
+            for name in program.methods
+        ]
+    specs = list(dict.fromkeys(spec for method in methods for spec in method.kernels))
+    pipelines = context.kernels.prepare(specs, bar)
+    dispatch_each(context.device, list(zip(specs, pipelines)), bar)
+    if any(
+        spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
+        for spec in specs
+    ):  # chosen where this one ran
+        specs.append(fragments.SPEC)
+    keys = dict.fromkeys(context.kernels.key(spec) for spec in specs)
     context.kernels.save()
-    compiled, pipelines = report.compiled - compiled, report.pipelines - pipelines
+    compiled, made = report.compiled - compiled, report.pipelines - made
     return {
         "path": path,
-        "methods": len(plans),
+        "methods": len(methods),
+        "specializations": sum(method.lowered for method in methods),
+        "left_out": sum(method.left_out for method in methods),
+        "all_sizes": all(method.complete for method in methods),
         "modules": len(keys),
         "compiled": compiled,
         "cached": len(keys) - compiled,
-        "pipelines": pipelines,
+        "pipelines": made,
+        "dispatched": len(pipelines),
         "seconds": time.perf_counter() - start,
     }, keys
+
+
+@dataclass(frozen=True)
+class _Method:
+    """The kernels of all lowerings of a method.
+
+    Attributes:
+        lowered: number of lowerings. left_out: how many more there are.
+        complete: whether all sizes within the exported bounds were considered.
+    """
+
+    kernels: dict[KernelSpec, None]
+    lowered: int
+    left_out: int
+    complete: bool
+
+
+def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any) -> _Method:
+    """Lowers a method for its exported bounds, and for the sizes that this does not serve."""
+    first = lowered.lower(program, name, context.traits)
+    kernels = dict.fromkeys(first.plan.kernels)
+    others = uncovered_sizes(first.graph, first.guards)
+    chosen = others.sizes[: limit - 1]
+    done = 1
+    for number, env in enumerate(chosen):
+        try:
+            plan = lowered.lower(program, name, context.traits, input_sizes(first.graph, env)).plan
+        except (FileFormatError, GraphError):
+            continue  # a call of these sizes raises InputError
+        kernels.update(dict.fromkeys(plan.kernels))
+        done += 1
+        if bar is not None:
+            bar("lower", number + 1, len(chosen))
+    return _Method(kernels, done, len(others.sizes) - len(chosen), others.complete)
 
 
 def show(data: dict[str, Any], out: Output) -> None:
@@ -101,31 +159,55 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.table(
             [
                 "model",
-                ("modules", "r"),
+                ("methods", "r"),
+                ("specializations", "r"),
+                ("kernels", "r"),
                 ("compiled", "r"),
                 ("cached", "r"),
-                ("pipelines", "r"),
+                ("dispatched", "r"),
                 ("time", "r"),
             ],
             [
                 [
                     Path(m["path"]).name,
+                    m["methods"],
+                    m["specializations"],
                     m["modules"],
                     m["compiled"],
                     m["cached"],
-                    m["pipelines"],
+                    m["dispatched"],
                     duration(m["seconds"]),
                 ]
                 for m in data["models"]
             ],
         )
         out.line()
+        for m in data["models"]:
+            _show_left_out(m, out)
     if data["bundle"] is not None:
         bundle = data["bundle"]
         out.line(
             f"bundle {bundle['path']}: {count(bundle['entries'], 'module')}, {size(bundle['bytes'])}"
         )
     if data["persistent"]:
-        out.line(f"cache {data['cache']['folder']}", "dim")
+        cache = data["cache"]
+        out.line(
+            f"{duration(data['seconds'])}; cache {cache['folder']}: {size(cache['bytes'])}, and"
+            f" {size(cache['driver_bytes'])} of the driver",
+            "dim",
+        )
     elif data["bundle"] is None:
         out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+
+
+def _show_left_out(model: dict[str, Any], out: Output) -> None:
+    """Says which sizes a warmup has not prepared."""
+    name = Path(model["path"]).name
+    if model["left_out"]:
+        out.line(
+            f"{name}: calls of {count(model['left_out'], 'further size')} need a lowering each, which"
+            " was left out; --max-specializations N prepares more of them",
+            "yellow",
+        )
+    if not model["all_sizes"]:
+        out.line(f"{name}: its bounds allow too many sizes to try; a part was tried", "yellow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -11,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from purevk.knobs import DRIVER_FOLDER
 from purevk.shaders.cache_entry import SUFFIX, unpack
 from purevk.whole_file import TEMPORARY, is_stale, remove, replacing
 
@@ -144,6 +146,21 @@ class EntryFolder:
                         continue  # another process removed it
                     found.append((path, status.st_mtime, status.st_size))
         return found
+
+    def driver_files(self) -> list[tuple[Path, int]]:
+        """(path, bytes) of what Mesa's drivers keep in the folder."""
+        found: list[tuple[Path, int]] = []
+        if self.folder is None:
+            return found
+        for folder, _, names in os.walk(self.folder / DRIVER_FOLDER):
+            for path in (Path(folder) / name for name in names):
+                with contextlib.suppress(OSError):  # the driver removed it
+                    found.append((path, path.lstat().st_size))
+        return found
+
+    def driver_bytes(self) -> int:
+        """Bytes of these files."""
+        return sum(size for _, size in self.driver_files())
 
     def clear(self) -> int:
         """Removes every entry, also of other format versions, and temporary files. Gives back how

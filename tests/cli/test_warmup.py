@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from purevk import knobs
+import purevk
+from purevk import api, knobs
+from purevk.cache import Cache
+from purevk.cli import lowered
+from purevk.frontends.files import open_file
+from purevk.graph.context import Context, typical_traits
+from purevk.program import coverage
 
 pytestmark = pytest.mark.device
 
@@ -83,3 +94,119 @@ def test_what_is_refused(cli, arguments: list[str], what: str) -> None:
 def test_a_bundle_that_cannot_be_written(cli, data: Path, tmp_path: Path) -> None:
     ran = cli("warmup", data / "dynamic_views.pte", "--bundle", tmp_path / "none" / "b.zip")
     assert ran.code == 1 and "the bundle cannot be written" in ran.err
+
+
+class _Rows(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(x), -1).cumsum(0) + y.sum(0)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two dynamic sizes."""
+    dims = [{0: torch.export.Dim(name, min=1, max=top)} for name, top in (("n", 7), ("m", 11))]
+    path = tmp_path_factory.mktemp("rows") / "rows.pvk"
+    inputs = torch.ones(2, 5), torch.ones(3, 3)
+    with purevk.compile(_Rows().eval(), inputs, dims) as program:
+        program.save(path)
+    return path
+
+
+def test_all_sizes_within_the_bounds_are_prepared(cli, rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(knobs.CACHE_DIR.name, str(folder))
+        (model,) = cli("warmup", rows, "--json").json["models"]
+    # The exported bounds, 1 row of x with 1 to 11 rows of y, and the other way round.
+    assert model["specializations"] == 1 + 11 + 6
+    assert model["left_out"] == 0 and model["all_sizes"]
+    assert model["dispatched"] == model["pipelines"] > 0
+    with Context(api.open_device(), Cache(folder)) as context:
+        program = purevk.load(rows, context=context)
+        for n, m in ((1, 1), (1, 4), (7, 1), (2, 3), (7, 11)):
+            x, y = torch.rand(n, 5), torch.rand(m, 3)
+            program.forward(x, y)
+        assert context.kernels.report.compiled == 0
+
+
+def test_what_is_left_out_is_said(cli, rows: Path) -> None:
+    (model,) = cli("warmup", rows, "--max-specializations", 3, "--json").json["models"]
+    assert (model["specializations"], model["left_out"]) == (3, 15)
+    assert "calls of 15 further sizes" in cli("warmup", rows, "--max-specializations", 3).out
+
+
+def test_the_sizes_to_prepare(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_file(rows) as program:
+        first = lowered.lower(program, "forward", typical_traits())
+    found = coverage.uncovered_sizes(first.graph, first.guards)
+    (n, m) = found.sizes[0]
+    sizes = {(env[n], env[m]) for env in found.sizes}
+    assert found.complete and {(1, 4), (1, 1), (3, 1)} <= sizes and (3, 4) not in sizes
+    assert coverage.input_sizes(first.graph, found.sizes[0])[0] == (found.sizes[0][n], 5)
+    monkeypatch.setattr(coverage, "MAX_COMBINATIONS", 16)
+    sampled = coverage.uncovered_sizes(first.graph, first.guards)
+    assert not sampled.complete and sampled.sizes[0] in found.sizes
+
+
+def _driver_files(folder: Path) -> set[Path]:
+    return {path for path in (folder / knobs.DRIVER_FOLDER).rglob("*") if path.is_file()}
+
+
+def test_the_driver_compiles_nothing_after_a_warmup(rows: Path, tmp_path: Path) -> None:
+    """In processes of their own, without a home folder: the driver reads its variables once."""
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in ("HOME", "XDG_CACHE_HOME", knobs.MESA_SHADER_CACHE_DIR.name)
+    }
+    environment[knobs.CACHE_DIR.name] = str(tmp_path)
+
+    def run(*arguments: object) -> str:
+        command = [sys.executable, "-m", "purevk", *map(str, arguments)]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    made = json.loads(run("warmup", rows, "--json"))
+    if "llvmpipe" not in made["device"]["name"]:
+        pytest.skip("other drivers keep their shaders in another form")
+    files = _driver_files(tmp_path)
+    assert len(files) > made["models"][0]["dispatched"] // 2
+    assert made["cache"]["driver_bytes"] == sum(path.stat().st_size for path in files)
+    for sizes in (("n=7", "m=11"), ("n=1", "m=3")):
+        run("run", rows, *(f"--size={size}" for size in sizes))
+    assert _driver_files(tmp_path) == files
+
+
+def test_who_decides_where_drivers_keep_shaders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = knobs.MESA_SHADER_CACHE_DIR.name
+    monkeypatch.setenv("_PUREVK_MESA_SHADER_CACHE_DIR", "")
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "a"))
+    monkeypatch.setenv(name, "/of/the/user")
+    knobs.set_driver_cache()
+    assert os.environ[name] == "/of/the/user"
+    monkeypatch.delenv(name)
+    knobs.set_driver_cache()
+    assert os.environ[name] == str(tmp_path / "a" / knobs.DRIVER_FOLDER)
+    # A process that this one starts has another cache: the variable follows.
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "b"))
+    knobs.set_driver_cache()
+    assert os.environ[name] == str(tmp_path / "b" / knobs.DRIVER_FOLDER)
+    monkeypatch.setenv(knobs.CACHE.name, "0")
+    knobs.set_driver_cache()
+    assert name not in os.environ
+    monkeypatch.delenv(knobs.CACHE.name)
+    monkeypatch.setenv(knobs.MESA_SHADER_CACHE_DISABLE.name, "1")
+    knobs.set_driver_cache()
+    assert name not in os.environ
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.CACHE_DIR.name, "~nobody-of-this-name/cache")
+    assert knobs.cache_folder() == ""

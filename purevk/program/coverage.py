@@ -1,0 +1,129 @@
+"""The sizes within the exported bounds that a lowering does not serve: they break a guard, or are
+below what it was lowered for. Each call of such sizes is lowered again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
+from purevk.ir import dims as _dims
+from purevk.ir.binding import input_symbols
+
+MAX_COMBINATIONS = 1 << 14
+"""Combinations of sizes to try the guards on. Of more, a part is tried."""
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Sizes that a lowering does not serve.
+
+    Attributes:
+        sizes: for each call of them, the values of the symbols. Those that differ most come first.
+        complete: whether all sizes within the bounds were tried.
+    """
+
+    sizes: tuple[dict[Symbol, int], ...]
+    complete: bool
+
+
+def uncovered_sizes(graph: Graph, guards: Sequence[Guard]) -> Uncovered:
+    """The sizes of inputs, within the exported bounds, that a lowering does not serve. Sizes that
+    the exporter excluded are left out. Without a stated bound, sizes begin at 1.
+
+    Args:
+        graph: lowered for the exported bounds.
+        guards: of this lowering.
+    """
+    bounds = _bounds(graph)
+    known = set(bounds)
+    guards = [guard for guard in guards if guard.symbols and guard.symbols <= known]
+    excluded = [guard for guard in graph.constraints if guard.symbols <= known]
+    if not guards and all(symbol.lower <= lower for symbol, (lower, _) in bounds.items()):
+        return Uncovered((), True)
+    values, complete = _values(bounds)
+    groups: dict[tuple[object, ...], list[dict[Symbol, int]]] = {}
+    for combination in itertools.product(*values.values()):
+        env = dict(zip(values, combination))
+        below: list[object] = [symbol for symbol in env if env[symbol] < symbol.lower]
+        broken = (*below, *(n for n, guard in enumerate(guards) if not guard.holds(env)))
+        if broken and all(guard.holds(env) for guard in excluded):
+            groups.setdefault(broken, []).append(env)
+    # One of each group of broken guards in turn, the ends of a group before its middle.
+    ordered = itertools.zip_longest(*map(_spread, groups.values()))
+    return Uncovered(tuple(env for row in ordered for env in row if env is not None), complete)
+
+
+def input_sizes(graph: Graph, env: dict[Symbol, int]) -> list[tuple[int, ...] | None]:
+    """The sizes of the inputs for values of the symbols, as front ends take them. The dims of an
+    input that has others are left to its bounds."""
+    return [_sizes_of(value, env) for value in graph.inputs]
+
+
+def _sizes_of(value: object, env: dict[Symbol, int]) -> tuple[int, ...] | None:
+    dims: tuple[Size, ...] = ()
+    if isinstance(value, Value):
+        dims = value.type.dims
+    elif isinstance(value, Dim):
+        dims = (value,)
+        if not any(symbol.is_size for symbol in _dims.symbols(value)):
+            return None
+    else:
+        return None
+    if not all(_dims.symbols(size) <= env.keys() for size in dims):
+        return None
+    return tuple(_dims.evaluate(size, env) for size in dims)
+
+
+def _bounds(graph: Graph) -> dict[Symbol, tuple[int, int]]:
+    """The sizes that inputs bring, with their bounds."""
+    found = {}
+    for symbol, _, _ in input_symbols(graph):
+        if symbol.is_size and not symbol.unbacked:
+            lower, upper = graph.ranges.get(symbol, (1, None))
+            found[symbol] = (lower, symbol.upper if upper is None else min(upper, symbol.upper))
+    return found
+
+
+def _values(bounds: dict[Symbol, tuple[int, int]]) -> tuple[dict[Symbol, list[int]], bool]:
+    """The values of each symbol to combine, and whether they are all."""
+    spans = {symbol: upper - lower + 1 for symbol, (lower, upper) in bounds.items()}
+    if math.prod(spans.values()) <= MAX_COMBINATIONS:
+        return {s: list(range(lower, upper + 1)) for s, (lower, upper) in bounds.items()}, True
+    room = max(int(MAX_COMBINATIONS ** (1 / len(bounds))), 2)
+    return {s: _sampled(*bounds[s], room) for s in bounds}, False
+
+
+def _sampled(lower: int, upper: int, count: int) -> list[int]:
+    """Up to `count` integers of a range: its ends, powers of two and their neighbors, and some at
+    equal distances."""
+    if upper - lower < count:
+        return list(range(lower, upper + 1))
+    chosen = dict.fromkeys((lower, upper, min(lower + 1, upper)))
+    for power in (1 << n for n in range(upper.bit_length())):
+        chosen.update(
+            dict.fromkeys(v for v in (power, power - 1, power + 1) if lower <= v <= upper)
+        )
+    step = (upper - lower) / count
+    chosen.update(dict.fromkeys(lower + int(step * n) for n in range(count)))
+    return sorted(list(chosen)[:count])
+
+
+def _spread(items: Sequence[dict[Symbol, int]]) -> Iterator[dict[Symbol, int]]:
+    """The items, first the first and the last, then the middle ones, by bisection."""
+    seen: set[int] = set()
+    spans = [(0, len(items) - 1)]
+    for number in spans[0]:
+        if number not in seen:
+            seen.add(number)
+            yield items[number]
+    while spans:
+        first, last = spans.pop(0)
+        middle = (first + last) // 2
+        if middle not in seen:
+            seen.add(middle)
+            yield items[middle]
+        if last - first > 1:
+            spans += [(first, middle), (middle, last)]
