@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk import knobs
-from purevk.errors import PurevkError, ShaderCompilerError
+from purevk.errors import KernelNotCachedError, PurevkError, ShaderCompilerError
 from purevk.shaders.cache_entry import (
     FORMAT,
     MANIFEST,
@@ -386,6 +386,30 @@ def default_cache() -> Cache:
         return _caches[wanted]
 
 
+WARM_UP = (
+    "run `purevk warmup` with the model, the same device and the same PUREVK_CACHE_DIR; or allow"
+    ' compiling: unset PUREVK_ASSERT_CACHED, and load without compile="never"'
+)
+_SHOWN = 4  # missing kernels in a message
+_MACRO = 60  # characters of a macro in a message
+
+
+def _describe_missing(keys: Sequence[CacheKey], cache: Cache) -> str:
+    """The templates and macros of keys that are not in the cache, and how the first of them differs
+    from the nearest entry."""
+    lines = []
+    for key in keys[:_SHOWN]:
+        macros = ", ".join(
+            f"{name}={text if len(text) <= _MACRO else text[:_MACRO] + '...'}"
+            for name, text in key.macros
+        )
+        lines.append(f"{key.template} ({macros or 'no macros'})")
+    if len(keys) > _SHOWN:
+        lines.append(f"and {len(keys) - _SHOWN} more")
+    nearest = " / ".join(cache.explain_miss(keys[0]).splitlines()[:_SHOWN])
+    return "; ".join(lines) + f"; {keys[0].template}: {nearest}"
+
+
 # -- compiling what is missing --------------------------------------------------------------------
 @dataclass(frozen=True)
 class Compiled:
@@ -408,6 +432,7 @@ def load_or_compile(
     *,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    may_compile: bool = True,
 ) -> Compiled:
     """The SPIR-V of every key: from the cache, and compiled (and kept) where it is not there. The
     compiler is loaded only if something has to be compiled.
@@ -416,8 +441,10 @@ def load_or_compile(
         jobs: what to compile for a key; called only where it is compiled.
         threads, progress: as `purevk.shaders.shaderc.compile_many` takes them; the progress counts only
             what is compiled.
+        may_compile: False raises where something has to be compiled.
 
     Raises:
+        KernelNotCachedError: a kernel is not in the cache, and `may_compile` is False.
         ShaderCompilerError: a shader does not compile, or must be compiled and there is no
             compiler.
     """
@@ -425,6 +452,13 @@ def load_or_compile(
     fresh = tuple(key for key in jobs if key not in found)
     if not fresh:
         return Compiled(found)
+    if not may_compile:
+        raise KernelNotCachedError(
+            f"kernels are not in the cache and must not be compiled: {len(fresh)}",
+            where=str(cache),
+            why=_describe_missing(fresh, cache),
+            next=WARM_UP,
+        )
     from purevk.shaders import shaderc  # a warm start does without it
 
     start = time.perf_counter()

@@ -32,6 +32,7 @@ from purevk.errors import (
     DeviceError,
     DifferenceError,
     InputError,
+    KernelNotCachedError,
     PurevkError,
     UnsupportedProgramError,
 )
@@ -46,7 +47,14 @@ _log = logging.getLogger("purevk")
 _lock = threading.RLock()
 _numbers = itertools.count()
 # Errors that eager torch would only hide: of the device, of memory, and how dynamo steers tracing.
-_RAISED = (DeviceError, DifferenceError, MemoryError, RestartAnalysis, SkipFrame)
+_RAISED = (
+    DeviceError,
+    DifferenceError,
+    KernelNotCachedError,
+    MemoryError,
+    RestartAnalysis,
+    SkipFrame,
+)
 
 
 def make_backend(

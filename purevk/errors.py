@@ -94,6 +94,11 @@ class ShaderCompilerError(PurevkError, RuntimeError):
     """No shaderc library could be loaded, or it rejected a shader."""
 
 
+class KernelNotCachedError(ShaderCompilerError):
+    """A kernel is not in the cache, and must not be compiled (`PUREVK_ASSERT_CACHED=1`,
+    `compile="never"`)."""
+
+
 class KernelInterfaceError(PurevkError, ValueError):
     """A dispatch passes what its kernel template does not declare, or not all that it declares: a
     parameter, a specialization constant or a macro. A bug of an operator or a template."""

@@ -90,6 +90,13 @@ CACHE_MAX_BYTES = Knob(
     1 << 30,
     "Size limit of the on-disk cache, in bytes. The least recently used entries are removed first.",
 )
+ASSERT_CACHED = Knob(
+    "PUREVK_ASSERT_CACHED",
+    _flag,
+    False,
+    "1 compiles no kernel: one that is not in the cache raises KernelNotCachedError. `purevk warmup`"
+    " fills the cache.",
+)
 SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
 VULKAN_SDK = Knob("VULKAN_SDK", str, "", "Folder of the Vulkan SDK. Its libshaderc is tried last.")
 VALIDATION = Knob(

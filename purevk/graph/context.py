@@ -228,10 +228,10 @@ def _workgroup_matrices(device: api.Device, cache: Cache) -> tuple[tuple[int, in
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
     """Whether the compiler knows a GLSL extension. The cache keeps a yes, so that a warm start
     loads no compiler. Without a compiler the answer is yes: all kernels come from the cache or a
-    bundle."""
+    bundle. Nor is the compiler asked with PUREVK_ASSERT_CACHED."""
     from purevk.shaders import shaderc
 
-    if cache.get_tuning(device, extension):
+    if cache.get_tuning(device, extension) or knobs.ASSERT_CACHED():
         return True
     try:
         known = shaderc.load().supports(extension)

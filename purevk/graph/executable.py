@@ -44,6 +44,7 @@ class Executable:
         context: the device.
         plan: what to run.
         weights, states: the program's stores. New constants and states are added.
+        may_compile: False: a kernel that is not in the cache raises KernelNotCachedError.
 
     Attributes:
         generators: the numbers of those that a call draws seeds from.
@@ -56,6 +57,7 @@ class Executable:
         weights: DeviceStore,
         states: DeviceStore,
         progress: Progress | None = None,
+        may_compile: bool = True,
     ) -> None:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
@@ -65,7 +67,7 @@ class Executable:
         self._external: dict[ExternalDevice, ExternalCalls] = {}
         self._control: dict[Node, ControlStep] = {}
         try:
-            self._prepare(progress)
+            self._prepare(progress, may_compile)
         except BaseException:
             self.close()
             raise
@@ -79,11 +81,11 @@ class Executable:
         self._forms: dict[Value, _HostForm] = {}
         self._unbacked = UnbackedSymbols(plan)
 
-    def _prepare(self, progress: Progress | None) -> None:
+    def _prepare(self, progress: Progress | None, may_compile: bool) -> None:
         """Makes what is on the device."""
         context, plan = self.context, self.plan
         start = time.perf_counter()
-        self._pipelines = context.kernels.prepare(plan.kernels, progress)
+        self._pipelines = context.kernels.prepare(plan.kernels, progress, may_compile)
         self.seconds["kernels"] = time.perf_counter() - start
         start = time.perf_counter()
         self._fill(progress)
@@ -105,7 +107,9 @@ class Executable:
             made: list[Executable] = []
             try:
                 for inner in plans:
-                    made.append(Executable(context, inner, self.weights, self.states, progress))
+                    made.append(
+                        Executable(context, inner, self.weights, self.states, progress, may_compile)
+                    )
             except BaseException:
                 for each in made:
                     each.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from purevk import api
-from purevk.errors import DeviceError, ShaderCompilerError
+from purevk.errors import DeviceError, KernelNotCachedError, ShaderCompilerError
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import KernelSpec
 
@@ -34,6 +34,8 @@ def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
             if kept is None:
                 try:
                     made = run_fragment(store.device, store.prepare([SPEC])[0])
+                except KernelNotCachedError:
+                    raise
                 except (DeviceError, ShaderCompilerError):
                     return False  # not cached: another driver or compiler may work
                 kept = bool(np.array_equal(made, expected_product()))

@@ -110,12 +110,17 @@ class KernelStore:
         return self._keys[short]
 
     def prepare(
-        self, specs: Iterable[KernelSpec], progress: Callable[[str, int, int], None] | None = None
+        self,
+        specs: Iterable[KernelSpec],
+        progress: Callable[[str, int, int], None] | None = None,
+        may_compile: bool = True,
     ) -> list[api.ComputePipeline]:
         """Makes the pipelines of all specs. Threads compile what the cache lacks.
 
         Args:
             progress: called with ("compile" or "pipeline", done, total).
+            may_compile: False, or PUREVK_ASSERT_CACHED: what the cache lacks raises
+                KernelNotCachedError.
 
         Returns:
             The pipelines. Who needs them keeps the list: a pipeline that nobody holds is released.
@@ -129,13 +134,16 @@ class KernelStore:
                 if folder:
                     self._dump(wanted, Path(folder))
                 return list(found.values())
-            modules = self._modules(missing, progress)
+            may_compile = may_compile and not knobs.ASSERT_CACHED()
+            modules = self._modules(missing, progress, may_compile)
             start = time.perf_counter()
             try:
                 made = self._create(missing, modules.spirv, progress)
             except (DeviceLostError, OutOfDeviceMemoryError):
                 raise
             except DeviceError as error:
+                if not may_compile:
+                    raise
                 modules = self._compiled_again(missing, modules, error)
                 made = self._create(missing, modules.spirv, progress)
             found.update(zip(missing, made))
@@ -190,7 +198,7 @@ class KernelStore:
         for key in kept:
             self.cache.drop_spirv(key)
         try:
-            again = self._modules(specs, None)
+            again = self._modules(specs, None, True)
         except ShaderCompilerError:
             raise error from None  # there is no compiler
         if all(again.spirv[key] == modules.spirv[key] for key in kept):
@@ -199,7 +207,10 @@ class KernelStore:
         return again
 
     def _modules(
-        self, specs: list[KernelSpec], progress: Callable[[str, int, int], None] | None
+        self,
+        specs: list[KernelSpec],
+        progress: Callable[[str, int, int], None] | None,
+        may_compile: bool,
     ) -> Compiled:
         keys = {(spec.template, spec.macros): self.key(spec) for spec in specs}
         jobs = {self.key(spec): partial(self.job, spec) for spec in specs}
@@ -207,6 +218,7 @@ class KernelStore:
             jobs,
             self.cache,
             progress=None if progress is None else partial(progress, "compile"),
+            may_compile=may_compile,
         )
         report, fresh = self.report, set(done.fresh)
         for (template, _), key in keys.items():

@@ -23,6 +23,7 @@ def compile(
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "exported",
+    compile: str = "allowed",
 ) -> Program:
     """Makes modules of torch ready to run on a Vulkan device.
 
@@ -40,6 +41,7 @@ def compile(
         progress: called with (phase, done, total) during long work; None: a progress bar on a
             terminal.
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
+        compile: "allowed" or "never", as for `purevk.load`.
 
     Returns:
         A program with the method "forward", or with those of the mapping. A method that was made
@@ -81,6 +83,7 @@ def compile(
         progress,
         bounds=bounds,
         weight_watch=Weights(list(sources.values())),
+        compile=compile,
     )
 
 

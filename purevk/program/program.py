@@ -56,6 +56,7 @@ class Program:
         context: the device that it runs on.
         bounds: "exported", "grow" or "strict", see `load`; "open": as "grow", for bounds that
             nobody gave.
+        may_compile: whether kernels that the cache lacks are compiled.
         weights, states: what is on the device between calls.
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
@@ -71,11 +72,17 @@ class Program:
         closing: Callable[[], None] | None = None,
         bounds: str = "exported",
         weight_watch: WeightWatch | None = None,
+        compile: str = "allowed",
     ) -> None:
         if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
                 f"bounds={bounds!r}", where=name, why='"exported", "grow" or "strict" is accepted'
             )
+        if compile not in ("allowed", "never"):
+            raise InputError(
+                f"compile={compile!r}", where=name, why='"allowed" or "never" is accepted'
+            )
+        self.may_compile = compile == "allowed"
         self.weight_watch = weight_watch
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
@@ -425,6 +432,7 @@ def load(
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "exported",
     check: bool = True,
+    compile: str = "allowed",
 ) -> Program:
     """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
     `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
@@ -442,8 +450,12 @@ def load(
             anything by these sizes. "strict": as "exported", and memory is planned once: a size
             without a bound is refused.
         check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
+        compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
+            at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
+            programs.
 
     Raises:
+        KernelNotCachedError: see `compile`.
         FileFormatError: it is none of these files, or damaged. For files of other formats, such as
             ONNX or safetensors, the error says what to do.
         UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
@@ -462,16 +474,24 @@ def load(
         shown = progress_bars.default() if progress is None else progress
         with progress_bars.closing(shown):
             program = Program(
-                opened.label, sources, context_of(context), shown, opened.close, bounds
+                opened.label,
+                sources,
+                context_of(context),
+                shown,
+                opened.close,
+                bounds,
+                compile=compile,
             )
     except BaseException:
         opened.close()
         raise
     if context is None and isinstance(file, (str, os.PathLike)):
         paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
-        program._origin = paths[0], tuple(paths[1:]), bounds, check
+        program._origin = paths[0], tuple(paths[1:]), bounds, check, compile
     return program
 
 
-def _load_again(file: str, data_files: tuple[str, ...], bounds: str, check: bool) -> Program:
-    return load(file, data_files, bounds=bounds, check=check)
+def _load_again(
+    file: str, data_files: tuple[str, ...], bounds: str, check: bool, compile: str
+) -> Program:
+    return load(file, data_files, bounds=bounds, check=check, compile=compile)

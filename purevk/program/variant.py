@@ -18,6 +18,7 @@ from purevk.errors import (
     FileFormatError,
     GraphError,
     InputError,
+    KernelNotCachedError,
     SizeConstraintError,
     UnsupportedProgramError,
 )
@@ -233,9 +234,22 @@ class Variant:
             start = time.perf_counter()
             plan = make_plan(graph, program.context.traits)
             program.add_seconds("lower", start)
-        executable = Executable(
-            program.context, plan, program.weights, program.states, program.progress
-        )
+        try:
+            executable = Executable(
+                program.context,
+                plan,
+                program.weights,
+                program.states,
+                program.progress,
+                program.may_compile,
+            )
+        except KernelNotCachedError as error:
+            raise KernelNotCachedError(
+                error.what,
+                where=f"{program.name}, method {self.name}, {_sizes_text(sizes)}; {error.where}",
+                why=error.why,
+                next=error.next,
+            ) from None
         program.executables.add(executable)
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
@@ -502,6 +516,19 @@ def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:
         sized = any(symbol.is_size for symbol in _dims.symbols(value))
         return (array,) if sized and isinstance(array, int) else None
     return tuple(array.shape) if hasattr(array, "shape") else None
+
+
+def _sizes_text(sizes: Sizes | None) -> str:
+    """What a graph is lowered for, in a message."""
+    if sizes is None:
+        return "exported bounds"
+    shown = (
+        "any"
+        if given is None
+        else "x".join(f"..{size.upper}" if isinstance(size, Bound) else str(size) for size in given)
+        for given in sizes
+    )
+    return f"inputs of sizes {', '.join(shown)}"
 
 
 def _dims_of(value: Any) -> tuple[Size, ...]:
