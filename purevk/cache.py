@@ -21,21 +21,24 @@ from typing import Any
 
 from purevk import knobs
 from purevk.errors import KernelNotCachedError, PurevkError, ShaderCompilerError
+from purevk.shaders.cache_check import (
+    EntryInfo,
+    FolderDifference,
+    compare_folders,
+    entry_problem,
+    list_entries,
+)
 from purevk.shaders.cache_entry import (
-    FORMAT,
-    MANIFEST,
-    SUFFIX,
-    TUNING,
     Bundle,
     CacheKey,
     is_spirv,
     key_from,
     pack,
     pipeline_header_fits,
+    write_bundle,
 )
 from purevk.shaders.cache_folder import EntryFolder
 from purevk.shaders.source import CompileJob, text_hash
-from purevk.whole_file import replace_file
 
 __all__ = [
     "Cache",
@@ -48,6 +51,12 @@ __all__ = [
 ]
 
 _MEMORY_BYTES = 64 << 20
+
+
+def _packed_tuning(device_key: str, name: str, payload: bytes) -> tuple[str, bytes]:
+    """The digest of a tuning result, and its entry."""
+    digest = text_hash(json.dumps([device_key, name]))
+    return digest, pack(digest, payload, {"device": device_key, "name": name})
 
 
 @dataclass(frozen=True)
@@ -195,9 +204,9 @@ class Cache:
         with self._lock:
             held, bundles = self._other.get(digest), list(self._bundles)
         for bundle in bundles:
-            for *key, value in bundle.tuning:
-                if key == [device_key, name]:
-                    return value
+            entry = bundle.read(digest, "tuning")
+            if entry is not None and not entry_problem("tuning", digest, *entry):
+                return json.loads(entry[1])
         if held is None:
             entry = self._entries.read("tuning", digest)
             if entry is None:
@@ -221,12 +230,10 @@ class Cache:
             raise PurevkError(
                 f"the tuning result {name!r} cannot be kept", why=str(error)
             ) from None
-        digest = text_hash(json.dumps([device_key, name]))
+        digest, packed = _packed_tuning(device_key, name, payload)
         with self._lock:
             self._other[digest] = payload
-        self._entries.write(
-            "tuning", digest, pack(digest, payload, {"device": device_key, "name": name})
-        )
+        self._entries.write("tuning", digest, packed)
 
     # -- bundles
 
@@ -246,7 +253,7 @@ class Cache:
         Raises:
             PurevkError: a key is in the cache no more, or the file cannot be written.
         """
-        entries: dict[str, bytes] = {}
+        entries: dict[tuple[str, str], bytes] = {}
         missing = []
         for key in keys:
             digest = key.digest()
@@ -256,7 +263,7 @@ class Cache:
             else:
                 stored = self._entries.read("spirv", digest, count=False)
                 meta = stored[0] if stored is not None else {"key": asdict(key)}
-                entries[digest] = pack(
+                entries["spirv", digest] = pack(
                     digest, spirv, {k: v for k, v in meta.items() if k != "digest"}
                 )
         if missing:
@@ -265,26 +272,14 @@ class Cache:
                 where=", ".join(sorted(set(missing))),
                 next="load the model on this machine first, which compiles them",
             )
-        import zipfile  # few programs write a bundle
-
-        try:
-            with (
-                replace_file(Path(path)) as file,
-                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle,
-            ):
-                bundle.writestr(
-                    MANIFEST, json.dumps({"format": FORMAT, "entries": sorted(entries)})
-                )
-                for digest in sorted(entries):
-                    bundle.writestr(f"spirv/{digest}{SUFFIX}", entries[digest])
-                found = [(*each, self.get_tuning(*each)) for each in tuning]
-                if found := [each for each in found if each[2] is not None]:
-                    bundle.writestr(TUNING, json.dumps(found))
-        except OSError as error:
-            raise PurevkError(
-                "the bundle cannot be written", where=os.fspath(path), why=str(error)
-            ) from None
-        return len(entries)
+        count = len(entries)
+        for device_key, name in tuning:
+            value = self.get_tuning(device_key, name)
+            if value is not None:
+                digest, packed = _packed_tuning(device_key, name, json.dumps(value).encode())
+                entries["tuning", digest] = packed
+        write_bundle(path, entries)
+        return count
 
     def attach_bundle(self, path: str | os.PathLike[str]) -> int:
         """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many
@@ -298,27 +293,62 @@ class Cache:
         return len(bundle.digests)
 
     def import_bundle(self, path: str | os.PathLike[str]) -> int:
-        """Copies the entries of a bundle into the cache. Gives back how many were sound.
+        """Copies the entries of a bundle into the cache. Gives back how many were sound: their
+        checksums are right, and they are what their names say.
 
         Raises FileFormatError for a file that is no bundle, or of another format version.
         """
         bundle, count = Bundle(path), 0
-        for digest in sorted(bundle.digests):
-            entry = bundle.read(digest)
-            if entry is None or not is_spirv(entry[1]):
+        for kind, digest in sorted(bundle.entries):
+            entry = bundle.read(digest, kind)
+            if entry is None or entry_problem(kind, digest, *entry):
+                continue
+            count += 1
+            if kind == "tuning":
+                self._add_tuning(*entry)
                 continue
             with self._lock:
                 self._remember(digest, entry[1])
-            self._entries.write("spirv", digest, pack(digest, entry[1], entry[0]))
-            count += 1
-        for device_key, name, value in bundle.tuning:
-            known = self.get_tuning(device_key, name)
-            if isinstance(known, dict) and isinstance(value, dict):
-                value = {**known, **value}
-            self.put_tuning(device_key, name, value)
+            self._entries.write(kind, digest, pack(digest, entry[1], entry[0]))
         return count
 
+    def _add_tuning(self, meta: Mapping[str, Any], payload: bytes) -> None:
+        """Keeps a tuning result of a bundle, with what is known under its name."""
+        device_key, name, value = meta["device"], meta["name"], json.loads(payload)
+        known = self.get_tuning(device_key, name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            value = {**known, **value}
+        self.put_tuning(device_key, name, value)
+
     # -- the whole
+
+    def entries(self) -> list[EntryInfo]:
+        """The entries on disk, each verified, the last used one first."""
+        return list_entries(self._entries)
+
+    def difference(self, other: Cache) -> FolderDifference:
+        """How the entries on disk differ from those of another cache."""
+        return compare_folders(self._entries, other._entries)
+
+    def remove(self, entries: Iterable[EntryInfo]) -> int:
+        """Removes entries from disk. Gives back how many went."""
+        return sum(self._entries.remove_entry(entry.kind, entry.digest) for entry in entries)
+
+    def export_entries(self, path: str | os.PathLike[str]) -> int:
+        """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches stay: a driver
+        runs them, and nobody can verify them. Gives back how many entries it has.
+
+        Raises:
+            PurevkError: the file cannot be written.
+        """
+        packed = {
+            (entry.kind, entry.digest): data
+            for entry in self.entries()
+            if not entry.problem and entry.kind != "pipeline"
+            if (data := self._entries.read_raw(entry.path)) is not None
+        }
+        write_bundle(path, packed)
+        return len(packed)
 
     def stats(self) -> CacheStats:
         """Entries and bytes on disk, and the counts of this process."""

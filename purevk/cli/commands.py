@@ -172,6 +172,38 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=("ls", "verify", "prune", "clear", "diff", "export", "import"),
+        help="ls: list entries; verify: check each; prune: remove by age or size; clear: remove all;"
+        " diff: compare with the folder PATH; export, import: write, read the archive PATH",
+    )
+    parser.add_argument("paths", metavar="PATH", nargs="*", help="of diff, export and import")
+    parser.add_argument(
+        "--folder", metavar="DIR", help="cache folder (default: that of PUREVK_CACHE_DIR)"
+    )
+    parser.add_argument(
+        "--remove", action="store_true", help="verify: also remove the damaged entries"
+    )
+    parser.add_argument(
+        "--older-than",
+        type=float,
+        metavar="DAYS",
+        help="prune: remove entries that were not used for so long",
+    )
+    parser.add_argument(
+        "--max-size",
+        metavar="SIZE",
+        help="prune: keep the last used entries up to this size, such as 500M",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="prune, verify: remove nothing, and say what would go",
+    )
+
+
 COMMANDS = (
     Command(
         "info",
@@ -240,6 +272,16 @@ COMMANDS = (
         epilog="examples:\n  purevk warmup model.pte\n"
         "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
         "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
+    ),
+    Command(
+        "cache",
+        "lists, verifies, prunes, compares and copies the entries of the cache",
+        _add_cache,
+        description="Manages the on-disk cache: SPIR-V by template, pipeline caches by device, tuning"
+        " results.\n`diff` and `verify` end with 1 if something differs or is damaged.",
+        epilog="examples:\n  purevk cache ls\n  purevk cache verify --remove\n"
+        "  purevk cache prune --older-than 30 --max-size 500M\n  purevk cache diff other-cache\n"
+        "  purevk cache export kernels.zip\n  purevk cache import kernels.zip\n  purevk cache clear",
     ),
     Command(
         "doctor",

@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from purevk.errors import FileFormatError
+from purevk.errors import FileFormatError, PurevkError
 from purevk.shaders.source import CompileJob, source_files, text_hash
+from purevk.whole_file import replace_file
 
 FORMAT = 1
 """Version of the cache's format and of how keys are made. Entries of another version are not found."""
@@ -31,7 +32,7 @@ _HEADER = struct.Struct(
 _MAX_ENTRY = 1 << 28
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 SUFFIX = ".pvk"
-TUNING = "tuning.json"
+_MEMBER = re.compile(r"(spirv|tuning)/([0-9a-f]{64})\.pvk\Z")
 MANIFEST = "purevk-bundle.json"
 
 
@@ -131,43 +132,47 @@ class Bundle:
                 next="export it again with this version of purevk",
             )
         self._lock = threading.Lock()
-        names = (Path(name) for name in self._zip.namelist())
-        self.digests = {
-            name.stem for name in names if name.suffix == SUFFIX and _DIGEST.match(name.stem)
-        }
-        self.tuning = self._read_tuning()
+        # No other name is read, and none is ever a path on this machine.
+        names = (_MEMBER.match(name) for name in self._zip.namelist())
+        self.entries = {(name[1], name[2]) for name in names if name}
+        self.digests = {digest for kind, digest in self.entries if kind == "spirv"}
 
-    def _read_tuning(self) -> tuple[tuple[str, str, Any], ...]:
-        """The tuning results: device key, name and value. None if they are damaged."""
-        try:
-            info = self._zip.getinfo(TUNING)
-        except KeyError:
-            return ()
-        try:
-            if info.file_size > _MAX_ENTRY:
-                raise ValueError("they are too long")
-            found = json.loads(self._zip.read(info))
-            made = tuple((device, name, value) for device, name, value in found)
-            if not all(isinstance(text, str) for each in made for text in each[:2]):
-                raise ValueError("a name is no text")
-        except (*self._errors, ValueError, TypeError) as error:
-            _log.warning("damaged tuning results in a bundle: %s", error)
-            return ()
-        return made
-
-    def read(self, digest: str) -> tuple[dict[str, Any], bytes] | None:
-        """The entry of a digest: (meta, SPIR-V); None if the bundle has none, or it is damaged."""
-        if digest not in self.digests:
+    def read(self, digest: str, kind: str = "spirv") -> tuple[dict[str, Any], bytes] | None:
+        """The entry of a digest: (meta, content); None if the bundle has none, or it is damaged."""
+        if (kind, digest) not in self.entries:
             return None
         try:
             with self._lock:
-                info = self._zip.getinfo(f"spirv/{digest}{SUFFIX}")
+                info = self._zip.getinfo(f"{kind}/{digest}{SUFFIX}")
                 if info.file_size > _MAX_ENTRY:
                     return None
                 return unpack(digest, self._zip.read(info))
         except self._errors as error:
             _log.warning("damaged entry %s in a bundle: %s", digest[:12], error)
             return None
+
+
+def write_bundle(path: str | os.PathLike[str], entries: Mapping[tuple[str, str], bytes]) -> None:
+    """Writes packed entries, by kind and digest, into one file.
+
+    Raises:
+        PurevkError: the file cannot be written.
+    """
+    import zipfile  # few programs write a bundle
+
+    manifest = {"format": FORMAT, "entries": sorted(digest for _, digest in entries)}
+    try:
+        with (
+            replace_file(Path(path)) as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle,
+        ):
+            bundle.writestr(MANIFEST, json.dumps(manifest))
+            for kind, digest in sorted(entries):
+                bundle.writestr(f"{kind}/{digest}{SUFFIX}", entries[kind, digest])
+    except OSError as error:
+        raise PurevkError(
+            "the bundle cannot be written", where=os.fspath(path), why=str(error)
+        ) from None
 
 
 def pack(digest: str, payload: bytes, meta: Mapping[str, Any]) -> bytes:

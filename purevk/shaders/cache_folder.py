@@ -73,6 +73,21 @@ class EntryFolder:
             _log.debug("cannot note the use of %s", path)
         return entry
 
+    def read_raw(self, path: Path) -> bytes | None:
+        """The bytes of a file of `files`, unchecked. None: it is gone, or is not read because others
+        could have written it."""
+        try:
+            return _read_file(path)
+        except OSError:
+            return None
+
+    def remove_entry(self, kind: str, digest: str) -> bool:
+        """Removes an entry; whether it was there."""
+        path = self._path(kind, digest)
+        with self._lock:
+            self._disk_bytes = None
+        return path is not None and remove(path)
+
     def drop_damaged(self, kind: str, digest: str) -> None:
         """Counts an entry that cannot be used, and removes it."""
         path = self._path(kind, digest)
@@ -163,11 +178,12 @@ class EntryFolder:
         return sum(size for _, size in self.driver_files())
 
     def clear(self) -> int:
-        """Removes every entry, also of other format versions, and temporary files. Gives back how
-        many files went."""
+        """Removes every entry, also of other format versions, temporary files, and what Mesa's
+        drivers keep. Gives back how many files went."""
         with self._lock:
             self._disk_bytes = None
-        return sum(remove(file[0]) for file in self.files(temporary=True))
+        removed = sum(remove(file[0]) for file in self.files(temporary=True))
+        return removed + sum(remove(path) for path, _ in self.driver_files())
 
 
 def _read_file(path: Path) -> bytes | None:

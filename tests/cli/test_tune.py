@@ -210,15 +210,24 @@ def test_damaged_answers_in_a_bundle_are_ignored(cli, path: Path, tmp_path: Path
     import zipfile
 
     from purevk.cache import Cache
+    from purevk.shaders.cache_entry import pack
+    from purevk.shaders.source import text_hash
 
+    digest, meta = text_hash(json.dumps(["a", "b"])), {"device": "a", "name": "b"}
     bundle = tmp_path / "kernels.zip"
     assert cli("warmup", path, "--bundle", bundle).code == 0
-    for number, text in enumerate(("{", "[[1, 2, 3]]", json.dumps([["a", "b"]]), "[" * 100_000)):
+    contents = (
+        b"no entry",
+        pack(digest, b"{", meta),
+        pack(digest, b"[" * 100_000, meta),
+        pack(digest, b"1", {"device": "a", "name": "c"}),
+    )
+    for number, content in enumerate(contents):
         damaged = tmp_path / f"damaged{number}.zip"
         with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(damaged, "w") as target:
             for name in source.namelist():
                 target.writestr(name, source.read(name))
-            target.writestr("tuning.json", text)
+            target.writestr(f"tuning/{digest}.pvk", content)
         cache = Cache(None)
         assert cache.import_bundle(damaged) > 0 and cache.attach_bundle(damaged) > 0
         assert cache.get_tuning("a", "b") is None

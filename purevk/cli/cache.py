@@ -1,0 +1,228 @@
+"""`purevk cache`: lists, verifies, prunes, compares and copies the entries of the on-disk cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from purevk.cache import Cache, default_cache
+from purevk.cli.output import Output, count, size
+from purevk.errors import InputError
+from purevk.shaders.cache_check import EntryInfo
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    cache = Cache(args.folder) if args.folder else default_cache()
+    if cache.folder is None:
+        raise InputError(
+            "there is no cache on disk",
+            why="PUREVK_CACHE=0, or this user has no home folder",
+            next="name a folder: --folder DIR",
+        )
+    work, paths = _ACTIONS[args.action]
+    if len(args.paths) != paths:
+        raise InputError(
+            f"`purevk cache {args.action}` takes {count(paths, 'path')}, not {len(args.paths)}",
+            next="`purevk cache --help` has examples",
+        )
+    data = {"action": args.action, "folder": os.fspath(cache.folder)}
+    return {**data, **work(cache, args)}
+
+
+def _list(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    entries = cache.entries()
+    return {
+        "entries": [_entry_data(entry) for entry in entries],
+        "bytes": sum(entry.nbytes for entry in entries),
+        "max_bytes": cache.max_bytes,
+        "driver_bytes": cache.driver_bytes(),
+    }
+
+
+def _verify(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    entries = cache.entries()
+    damaged = [entry for entry in entries if entry.problem]
+    removed = cache.remove(damaged) if args.remove and not args.dry_run else 0
+    return {
+        "ok": len(damaged) == removed,
+        "sound": len(entries) - len(damaged),
+        "damaged": [_entry_data(entry) for entry in damaged],
+        "removed": removed,
+    }
+
+
+def _prune(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    if args.older_than is None and args.max_size is None:
+        raise InputError(
+            "nothing says what to prune", next="give --older-than DAYS, --max-size SIZE, or both"
+        )
+    entries = cache.entries()  # the last used one first
+    limit = None if args.max_size is None else _bytes_of(args.max_size)
+    oldest = None if args.older_than is None else time.time() - args.older_than * 86400
+    kept, gone = 0, []
+    for entry in entries:
+        old = oldest is not None and entry.used < oldest
+        if old or (limit is not None and kept + entry.nbytes > limit):
+            gone.append(entry)
+        else:
+            kept += entry.nbytes
+    return {
+        "removed": len(gone) if args.dry_run else cache.remove(gone),
+        "removed_bytes": sum(entry.nbytes for entry in gone),
+        "kept": len(entries) - len(gone),
+        "kept_bytes": kept,
+        "dry_run": args.dry_run,
+    }
+
+
+def _clear(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    if args.dry_run:
+        raise InputError("`purevk cache clear` has no --dry-run", next="`purevk cache ls` lists")
+    return {"removed": cache.clear()}
+
+
+def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    other = Path(args.paths[0])
+    if not other.is_dir():
+        raise InputError("there is no such folder", where=str(other))
+    found = cache.difference(Cache(other))
+    changes = (found.only_first, found.only_second, found.changed)
+    return {
+        "other": str(other),
+        "ok": not any(changes),
+        "only_here": [_entry_data(entry) for entry in found.only_first],
+        "only_there": [_entry_data(entry) for entry in found.only_second],
+        "changed": [_entry_data(entry) for entry in found.changed],
+        "same": found.same,
+    }
+
+
+def _export(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    (path,) = args.paths
+    entries = cache.export_entries(path)
+    return {"path": path, "entries": entries, "bytes": Path(path).stat().st_size}
+
+
+def _import(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
+    (path,) = args.paths
+    return {"path": path, "entries": cache.import_bundle(path)}
+
+
+# The work of each action, and how many paths it takes.
+_ACTIONS: dict[str, tuple[Callable[[Cache, argparse.Namespace], dict[str, Any]], int]] = {
+    "ls": (_list, 0),
+    "verify": (_verify, 0),
+    "prune": (_prune, 0),
+    "clear": (_clear, 0),
+    "diff": (_diff, 1),
+    "export": (_export, 1),
+    "import": (_import, 1),
+}
+
+
+def _entry_data(entry: EntryInfo) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "digest": entry.digest,
+        "bytes": entry.nbytes,
+        "used": entry.used,
+        "device": entry.device or None,
+        "compiler": entry.compiler or None,
+        "macros": dict(entry.macros),
+        "problem": entry.problem or None,
+    }
+
+
+def _bytes_of(text: str) -> int:
+    """Reads a size such as "500M"."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not number.isdecimal():
+        raise InputError(f"{text!r} is no size", why="such as 500M; the units are K, M and G")
+    return int(number) * _UNITS[unit]
+
+
+# -- for people ----------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    _SHOW[data["action"]](data, out)
+    out.line(f"cache {data['folder']}", "dim")
+
+
+def _show_entries(entries: list[dict[str, Any]], out: Output, title: str = "") -> None:
+    if not entries:
+        return
+    now = time.time()
+    out.table(
+        ["kind", ("name", "c"), ("size", "r"), ("last use", "r"), "from", "problem"],
+        [
+            [
+                entry["kind"],
+                entry["name"] or entry["digest"][:12],
+                size(entry["bytes"]),
+                _age(now - entry["used"]),
+                (entry["device"] or entry["compiler"] or "").partition("|")[0].partition(",")[0],
+                entry["problem"],
+            ]
+            for entry in entries
+        ],
+        title=title,
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return "now"
+
+
+def _show_list(data: dict[str, Any], out: Output) -> None:
+    _show_entries(data["entries"], out)
+    out.line(
+        f"{count(len(data['entries']), 'entry')}, {size(data['bytes'])} of at most"
+        f" {size(data['max_bytes'])}; {size(data['driver_bytes'])} of the driver"
+    )
+
+
+def _show_verified(data: dict[str, Any], out: Output) -> None:
+    _show_entries(data["damaged"], out)
+    out.line(
+        f"{count(data['sound'], 'entry')} sound, {len(data['damaged'])} damaged,"
+        f" {data['removed']} removed"
+    )
+
+
+def _show_pruned(data: dict[str, Any], out: Output) -> None:
+    verb = "would be removed" if data["dry_run"] else "removed"
+    out.line(
+        f"{count(data['removed'], 'entry')} {verb} ({size(data['removed_bytes'])});"
+        f" {data['kept']} kept ({size(data['kept_bytes'])})"
+    )
+
+
+def _show_difference(data: dict[str, Any], out: Output) -> None:
+    _show_entries(data["only_here"], out, f"only in {data['folder']}")
+    _show_entries(data["only_there"], out, f"only in {data['other']}")
+    _show_entries(data["changed"], out, "other content")
+    out.line(f"{count(data['same'], 'entry')} in both")
+
+
+_SHOW: dict[str, Callable[[dict[str, Any], Output], None]] = {
+    "ls": _show_list,
+    "verify": _show_verified,
+    "prune": _show_pruned,
+    "clear": lambda data, out: out.line(f"{count(data['removed'], 'file')} removed"),
+    "diff": _show_difference,
+    "export": lambda data, out: out.line(
+        f"{data['path']}: {count(data['entries'], 'entry')}, {size(data['bytes'])}"
+    ),
+    "import": lambda data, out: out.line(
+        f"{count(data['entries'], 'entry')} copied from {data['path']}"
+    ),
+}

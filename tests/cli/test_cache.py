@@ -1,0 +1,194 @@
+"""`purevk cache`, on folders with entries of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from purevk import knobs
+from purevk.cache import Cache
+from purevk.shaders.cache_entry import pack
+from purevk.shaders.source import text_hash
+from tests.cache.harness import key_of, spirv_of
+
+PIPELINE = struct.pack("<4I", 32, 1, 7, 8) + bytes(16) + b"made by a driver"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with three SPIR-V modules, a pipeline cache and a tuning result."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(path))
+    cache = Cache(path)
+    for number in range(3):
+        cache.put_spirv(key_of(number), spirv_of(number), {"compiler": f"test {number}"})
+    cache.put_pipeline_cache("a device|1|2", PIPELINE)
+    cache.put_tuning("a device", "limits", {"copy": 1.5})
+    return path
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _path(folder: Path, number: int) -> Path:
+    digest = key_of(number).digest()
+    return folder / "spirv" / digest[:2] / f"{digest}.pvk"
+
+
+def test_list(cli, folder: Path) -> None:
+    data = cli("cache", "ls", "--json").json
+    kinds = sorted(entry["kind"] for entry in data["entries"])
+    assert kinds == ["pipeline", "spirv", "spirv", "spirv", "tuning"]
+    assert data["bytes"] == sum(path.stat().st_size for path in _files(folder))
+    assert {e["device"] for e in data["entries"]} == {None, "a device", "a device|1|2"}
+    assert all(entry["problem"] is None for entry in data["entries"])
+    text = cli("cache", "ls").out
+    assert "a.comp" in text and "5 entries" in text and str(folder) in text
+
+
+def test_verify(cli, folder: Path) -> None:
+    assert cli("cache", "verify").code == 0
+    damaged, renamed = _path(folder, 0), _path(folder, 1)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    # A sound checksum under the name of another key.
+    digest = key_of(1).digest()
+    other = {"key": {"template": "other.comp"}}
+    renamed.write_bytes(pack(digest, spirv_of(1), other))
+    ran = cli("cache", "verify", "--json")
+    assert ran.code == 1 and ran.json["sound"] == 3 and ran.json["removed"] == 0
+    assert {e["problem"] for e in ran.json["damaged"]} == {
+        "damaged, or of another version",
+        "the key is not that of its name",
+    }
+    assert damaged.exists()
+    assert cli("cache", "verify", "--remove").code == 0
+    assert not damaged.exists() and not renamed.exists() and len(_files(folder)) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no modes here")
+def test_a_file_that_others_may_write_is_a_problem(cli, folder: Path) -> None:
+    _path(folder, 2).chmod(0o666)
+    (entry,) = cli("cache", "verify", "--json").json["damaged"]
+    assert entry["problem"] == "not readable, or others may write it"
+
+
+def test_prune_by_age(cli, folder: Path) -> None:
+    old = time.time() - 10 * 86400
+    for number in (0, 2):
+        os.utime(_path(folder, number), (old, old))
+    assert cli("cache", "prune", "--older-than", 9, "--dry-run", "--json").json["removed"] == 2
+    assert len(_files(folder)) == 5
+    assert cli("cache", "prune", "--older-than", 11, "--json").json["removed"] == 0
+    assert cli("cache", "prune", "--older-than", 9, "--json").json["removed"] == 2
+    assert not _path(folder, 0).exists() and _path(folder, 1).exists()
+
+
+def test_prune_by_size_keeps_what_was_used_last(cli, folder: Path) -> None:
+    for age, path in enumerate(_files(folder)):
+        used = time.time() - age * 7200
+        os.utime(path, (used, used))
+    newest = _files(folder)[0]
+    assert cli("cache", "prune", "--max-size", newest.stat().st_size, "--json").json["kept"] == 1
+    assert _files(folder) == [newest]
+    assert cli("cache", "prune", "--max-size", "1K").code == 0
+
+
+def test_clear(cli, folder: Path) -> None:
+    driver = folder / knobs.DRIVER_FOLDER / "mesa_shader_cache" / "ab" / "cdef"
+    driver.parent.mkdir(parents=True)
+    driver.write_bytes(b"shader")
+    (folder / "notes.txt").write_text("not of the cache")
+    assert cli("cache", "ls", "--json").json["driver_bytes"] == 6
+    assert cli("cache", "clear", "--json").json["removed"] == 6
+    assert _files(folder) == [folder / "notes.txt"]
+
+
+def test_difference(cli, folder: Path, tmp_path: Path) -> None:
+    other = Cache(tmp_path / "other")
+    other.put_spirv(key_of(0), spirv_of(0), {"compiler": "another, which made the same"})
+    other.put_spirv(key_of(1), spirv_of(9))
+    other.put_spirv(key_of(5), spirv_of(5))
+    ran = cli("cache", "diff", tmp_path / "other", "--json")
+    data = ran.json
+    assert ran.code == 1 and data["same"] == 1
+    assert [entry["digest"] for entry in data["changed"]] == [key_of(1).digest()]
+    assert [entry["digest"] for entry in data["only_there"]] == [key_of(5).digest()]
+    assert len(data["only_here"]) == 3
+    assert "other content" in cli("cache", "diff", tmp_path / "other").out
+    same = cli("cache", "diff", folder, "--json")
+    assert same.code == 0 and same.json["same"] == 5
+
+
+def test_export_and_import(cli, folder: Path, tmp_path: Path) -> None:
+    damaged = _path(folder, 0)
+    damaged.write_bytes(b"nothing")
+    archive, target = tmp_path / "kernels.zip", tmp_path / "target"
+    assert cli("cache", "export", archive, "--json").json["entries"] == 3
+    assert damaged.exists()
+    assert cli("cache", "import", archive, "--folder", target, "--json").json["entries"] == 3
+    cache = Cache(target)
+    assert [cache.get_spirv(key_of(n)) == spirv_of(n) for n in range(3)] == [False, True, True]
+    assert cache.get_tuning("a device", "limits") == {"copy": 1.5}
+    assert cache.get_pipeline_cache("a device|1|2") is None  # nobody can verify it
+
+
+def test_hostile_archives(cli, folder: Path, tmp_path: Path) -> None:
+    good, evil = tmp_path / "good.zip", tmp_path / "evil.zip"
+    assert cli("cache", "export", good).code == 0
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(evil, "w") as made:
+        for info in source.infolist():
+            if info.filename != f"spirv/{key_of(1).digest()}.pvk":
+                made.writestr(info.filename, source.read(info))
+        entry = source.read(f"spirv/{key_of(1).digest()}.pvk")
+        for name in ("../escaped.pvk", "/escaped.pvk", f"spirv/../../{key_of(1).digest()}.pvk"):
+            made.writestr(name, entry)
+        link = zipfile.ZipInfo(f"spirv/{key_of(6).digest()}.pvk")
+        link.external_attr = 0o120777 << 16  # a symbolic link
+        made.writestr(link, "/etc/passwd")
+        # An entry of another key, and content that is none.
+        made.writestr(f"spirv/{key_of(7).digest()}.pvk", entry)
+        digest = key_of(8).digest()
+        made.writestr(f"spirv/{digest}.pvk", pack(digest, spirv_of(8), {"key": {"template": 1}}))
+        made.writestr(f"pipeline/{digest}.pvk", pack(digest, PIPELINE, {"device": "a"}))
+        for number, payload in enumerate((b"[" * 100_000, b"{")):
+            meta = {"device": "a", "name": f"b{number}"}
+            name = text_hash(json.dumps(list(meta.values())))
+            made.writestr(f"tuning/{name}.pvk", pack(name, payload, meta))
+    before = {path: path.read_bytes() for path in _files(tmp_path)}
+    target = tmp_path / "target"
+    ran = cli("cache", "import", evil, "--folder", target, "--json")
+    assert ran.code == 0 and ran.json["entries"] == 3
+    assert {p: p.read_bytes() for p in _files(tmp_path) if target not in p.parents} == before
+    assert all(path.is_file() and not path.is_symlink() for path in target.rglob("*.pvk"))
+    assert cli("cache", "verify", "--folder", target).code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["prune"], "nothing says what to prune"),
+        (["prune", "--max-size", "5X"], "'5X' is no size"),
+        (["diff"], "takes 1 path, not 0"),
+        (["ls", "x"], "takes 0 paths, not 1"),
+        (["diff", "absent"], "there is no such folder"),
+        (["import", "absent.zip"], "the file is no purevk bundle"),
+        (["clear", "--dry-run"], "has no --dry-run"),
+    ],
+)
+def test_what_is_refused(cli, folder: Path, arguments: list[str], what: str) -> None:
+    ran = cli("cache", *arguments)
+    assert ran.code == 1 and what in ran.err
+    assert len(_files(folder)) == 5
+
+
+def test_without_a_cache_on_disk(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.CACHE.name, "0")
+    ran = cli("cache", "ls", "--json")
+    assert ran.code == 1 and json.loads(ran.out)["error"]["what"] == "there is no cache on disk"
