@@ -6,6 +6,7 @@ A knob is read when it is used, not at import, so a test may set the variable at
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -248,13 +249,23 @@ def cache_folder() -> str:
     nothing is kept on disk, because of PUREVK_CACHE=0 or because this user has no folder."""
     if not CACHE():
         return ""
-    folder = CACHE_DIR()
+    folder: str = os.path.expanduser(CACHE_DIR())
     if not folder:
         import platformdirs  # it imports much, and knows nothing that a set PUREVK_CACHE_DIR does not
 
-        folder = platformdirs.user_cache_dir("purevk", appauthor=False)
-    folder = os.path.expanduser(folder)
-    return "" if folder.startswith("~") else folder
+        try:
+            folder = platformdirs.user_cache_dir("purevk", appauthor=False)
+        except RuntimeError:  # the user is not known to the system, and HOME is not set
+            folder = "~"
+    if not folder.startswith("~"):
+        return folder
+    warnings.warn(
+        "purevk keeps its cache in memory only: this user has no home folder (PUREVK_CACHE_DIR names"
+        " another folder, PUREVK_CACHE=0 uses none)",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return ""
 
 
 def set_driver_cache() -> None:

@@ -13,7 +13,7 @@ TESTS = ROOT / "tests"
 PACKAGE = ROOT / "purevk"
 # Folders that mirror no package: rules, programs and models that tests run, changed files, what is beside
 # purevk/, and what a type checker of a user sees.
-OTHERS = {"architecture", "bench", "data", "docs", "fuzz", "models", "typing"}
+OTHERS = {"architecture", "bench", "data", "deploy", "docs", "fuzz", "models", "typing"}
 # Parts of a package whose tests would not fit into one folder.
 TOPICS = {"program/control", "program/quantized", "program/signatures"}
 MOST_FILES = 22  # of a folder, so that one finds the way around

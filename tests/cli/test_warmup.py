@@ -13,7 +13,7 @@ import torch
 
 import purevk
 from purevk import api, knobs
-from purevk.cache import Cache
+from purevk.cache import Cache, default_cache
 from purevk.cli import lowered
 from purevk.frontends.files import open_file
 from purevk.graph.context import Context, typical_traits
@@ -209,4 +209,13 @@ def test_who_decides_where_drivers_keep_shaders(
 
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.CACHE_DIR.name, "~nobody-of-this-name/cache")
-    assert knobs.cache_folder() == ""
+    with pytest.warns(RuntimeWarning, match="no home folder"):
+        assert knobs.cache_folder() == ""
+
+    def no_home(*args: object, **options: object) -> str:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv(knobs.CACHE_DIR.name)
+    monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
+    with pytest.warns(RuntimeWarning, match="no home folder"):
+        assert default_cache().folder is None
