@@ -209,6 +209,7 @@ COMMANDS = (
         "info",
         "shows devices, their features, the shader compiler, the cache and versions",
         add_device,
+        epilog="examples:\n  purevk info\n  purevk info --device 0 --json",
     ),
     Command(
         "inspect",
@@ -287,5 +288,6 @@ COMMANDS = (
         "doctor",
         "shows what is missing on this machine, and the commands that install it",
         add_device,
+        epilog="examples:\n  purevk doctor\n  purevk doctor --device 0",
     ),
 )
