@@ -30,6 +30,7 @@ from purevk.errors import (
 if TYPE_CHECKING:
     from purevk import ops
     from purevk.generators import manual_seed
+    from purevk.graph.devices import DeviceInfo, devices
     from purevk.program import Program, load
     from purevk.program.compile import compile
     from purevk.program.method import Method
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DeviceError",
+    "DeviceInfo",
     "DeviceLostError",
     "DifferenceError",
     "FallbackError",
@@ -62,6 +64,7 @@ __all__ = [
     "UnsupportedProgramError",
     "ValidationError",
     "compile",
+    "devices",
     "load",
     "manual_seed",
     "ops",
@@ -69,11 +72,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DeviceInfo": "graph.devices",
     "Method": "program.method",
     "PlannedProgram": "program.plan",
     "Program": "program.program",
     "Runtime": "runtime",
     "compile": "program.compile",
+    "devices": "graph.devices",
     "load": "program.program",
     "manual_seed": "generators",
     "ops": "ops",

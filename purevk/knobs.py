@@ -74,6 +74,13 @@ DEVICE = Knob(
     "",
     "Vulkan device to use: its index, or a part of its name. Empty: the best device.",
 )
+VISIBLE_DEVICES = Knob(
+    "PUREVK_VISIBLE_DEVICES",
+    _names,
+    (),
+    "Vulkan devices to see, separated by commas: indices, or parts of names. They are numbered anew,"
+    " in this order. Empty: all.",
+)
 PROFILE = Knob(
     "PUREVK_PROFILE",
     str,

@@ -304,7 +304,23 @@ class Instance:
                 else "the drivers list no device",
                 next=_NO_DRIVER_NEXT,
             )
-        return found
+        return self._visible(found)
+
+    @staticmethod
+    def _visible(found: list[PhysicalDevice]) -> list[PhysicalDevice]:
+        """The devices of PUREVK_VISIBLE_DEVICES, numbered anew; all without it."""
+        wanted = knobs.VISIBLE_DEVICES()
+        if not wanted:
+            return found
+        chosen: list[PhysicalDevice] = []
+        for selector in wanted:
+            fitting = _fitting(found, selector)
+            if not fitting:
+                raise _no_device(found, selector, knobs.VISIBLE_DEVICES.name)
+            chosen += [device for device in fitting if device not in chosen]
+        for index, device in enumerate(chosen):
+            device.index = index
+        return chosen
 
     def pick(self, selector: str | int | None = None) -> PhysicalDevice:
         """The device that `selector` names: an index, or a part of its name (any case). None reads
@@ -313,23 +329,12 @@ class Instance:
         Raises:
             DeviceError: nothing fits, with the list of devices.
         """
-        chosen = str(knobs.DEVICE() if selector is None else selector).strip()
+        chosen = knobs.DEVICE() if selector is None else selector
         devices = self.physical_devices
-        if not chosen:
-            return min(devices, key=lambda device: (_RANK[device.kind], device.index))
-        if chosen.isdecimal() and len(chosen) < 3:  # longer numbers are parts of names
-            fitting = [device for device in devices if device.index == int(chosen)]
-        else:
-            fitting = [device for device in devices if chosen.lower() in device.name.lower()]
+        fitting = _fitting(devices, chosen)
         if fitting:
             return min(fitting, key=lambda device: (_RANK[device.kind], device.index))
-        listed = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in devices)
-        raise DeviceError(
-            f"No Vulkan device fits {chosen!r}",
-            where="PUREVK_DEVICE" if selector is None else "selector",
-            why=f"the devices are {listed}",
-            next="give an index or a part of a name from that list, or nothing for the best device",
-        )
+        raise _no_device(devices, chosen, knobs.DEVICE.name if selector is None else "selector")
 
     def check(self) -> None:
         """Raises ValidationError if the validation layer said something since the last call."""
@@ -354,6 +359,25 @@ class Instance:
 
     def __exit__(self, *unused: object) -> None:
         self.close()
+
+
+def _fitting(devices: list[PhysicalDevice], selector: str | int) -> list[PhysicalDevice]:
+    """The devices that a selector names: an index, or a part of a name. All, if it is empty."""
+    text = str(selector).strip()
+    # Longer numbers are parts of names.
+    if isinstance(selector, int) or (text.isdecimal() and len(text) < 3):
+        return [device for device in devices if device.index == int(selector)]
+    return [device for device in devices if text.lower() in device.name.lower()]
+
+
+def _no_device(devices: list[PhysicalDevice], selector: str | int, where: str) -> DeviceError:
+    listed = "; ".join(f"{device.index}: {device.name} ({device.kind})" for device in devices)
+    return DeviceError(
+        f"No Vulkan device fits {str(selector).strip()!r}",
+        where=where,
+        why=f"the devices are {listed}",
+        next="give an index or a part of a name from that list, or nothing for the best device",
+    )
 
 
 def _strings(items: list[bytes], kept: list[Any]) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 from purevk.api import check_fork
 from purevk.errors import InputError
-from purevk.graph.context import Context, context_of
+from purevk.graph.context import Context
+from purevk.graph.devices import choose_context
 from purevk.program.program import Program
 
 _log = logging.getLogger("purevk")
@@ -24,6 +25,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "exported",
     compile: str = "allowed",
+    device: Context | int | str | None = None,
 ) -> Program:
     """Makes modules of torch ready to run on a Vulkan device.
 
@@ -37,11 +39,13 @@ def compile(
             an exported program.
         dynamic_shapes: as for `torch.export.export`.
         kwargs: example inputs by name.
-        context: device to run on; None: the best one, or that of PUREVK_DEVICE.
+        context: device to run on, as a context; None: that of `device`.
         progress: called with (phase, done, total) during long work; None: a progress bar on a
             terminal.
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
         compile: "allowed" or "never", as for `purevk.load`.
+        device: device to run on: its index, a part of its name, or a context; None: the best one,
+            or that of PUREVK_DEVICE. `purevk.devices()` lists them.
 
     Returns:
         A program with the method "forward", or with those of the mapping. A method that was made
@@ -79,7 +83,7 @@ def compile(
     return Program(
         label,
         sources,
-        context_of(context),
+        choose_context(device, context),
         progress,
         bounds=bounds,
         weight_watch=Weights(list(sources.values())),

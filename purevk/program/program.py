@@ -18,7 +18,8 @@ from purevk import progress as progress_bars
 from purevk.api import check_fork
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
-from purevk.graph.context import Context, context_of
+from purevk.graph.context import Context
+from purevk.graph.devices import choose_context
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
@@ -433,6 +434,7 @@ def load(
     bounds: str = "exported",
     check: bool = True,
     compile: str = "allowed",
+    device: Context | int | str | None = None,
 ) -> Program:
     """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
     `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
@@ -440,8 +442,8 @@ def load(
     Args:
         file: path, or the file's bytes.
         data_files: .ptd files with weights that are not in the program.
-        context: device to run on; None: the best one, or that of PUREVK_DEVICE. Only then, and if
-            `file` is a path, the program can be pickled.
+        context: device to run on, as a context; None: that of `device`. Only then, and if `file` is
+            a path, the program can be pickled.
         progress: called with (phase, done, total) during long work; None: a progress bar on a
             terminal.
         bounds: what happens to sizes outside of the exported bounds. "exported": the call raises
@@ -453,6 +455,8 @@ def load(
         compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
             at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
             programs.
+        device: device to run on: its index, a part of its name, or a context; None: the best one,
+            or that of PUREVK_DEVICE. `purevk.devices()` lists them.
 
     Raises:
         KernelNotCachedError: see `compile`.
@@ -461,7 +465,8 @@ def load(
         UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
             torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
         InputError: `file` is neither a path nor bytes.
-        DeviceError: there is no Vulkan device.
+        DeviceError: there is no Vulkan device, or none that `device` names. The error lists those
+            there are.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
     """
     from purevk.frontends.files import FileSource, open_file
@@ -476,7 +481,7 @@ def load(
             program = Program(
                 opened.label,
                 sources,
-                context_of(context),
+                choose_context(device, context),
                 shown,
                 opened.close,
                 bounds,
@@ -485,13 +490,18 @@ def load(
     except BaseException:
         opened.close()
         raise
-    if context is None and isinstance(file, (str, os.PathLike)):
+    if context is None and not isinstance(device, Context) and isinstance(file, (str, os.PathLike)):
         paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
-        program._origin = paths[0], tuple(paths[1:]), bounds, check, compile
+        program._origin = paths[0], tuple(paths[1:]), bounds, check, compile, device
     return program
 
 
 def _load_again(
-    file: str, data_files: tuple[str, ...], bounds: str, check: bool, compile: str
+    file: str,
+    data_files: tuple[str, ...],
+    bounds: str,
+    check: bool,
+    compile: str,
+    device: int | str | None,
 ) -> Program:
-    return load(file, data_files, bounds=bounds, check=check, compile=compile)
+    return load(file, data_files, bounds=bounds, check=check, compile=compile, device=device)
