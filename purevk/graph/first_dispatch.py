@@ -55,6 +55,7 @@ def dispatch_each(
             for (_, pipeline), descriptors in zip(batch, sets[first:]):
                 size = pipeline.layout.push_bytes
                 commands.record_dispatch(pipeline, descriptors, bytes(size), size, 0)
+                commands.barrier()  # all of them bind one buffer
             commands.end()
             device.queue.run(commands)
             if progress is not None:
