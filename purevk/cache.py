@@ -244,7 +244,7 @@ class Cache:
         tuning: Iterable[tuple[str, str]] = (),
     ) -> int:
         """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back
-        how many.
+        how many entries it has.
 
         Args:
             tuning: device keys and names of tuning results that belong to the SPIR-V. Those that
@@ -272,14 +272,13 @@ class Cache:
                 where=", ".join(sorted(set(missing))),
                 next="load the model on this machine first, which compiles them",
             )
-        count = len(entries)
         for device_key, name in tuning:
             value = self.get_tuning(device_key, name)
             if value is not None:
                 digest, packed = _packed_tuning(device_key, name, json.dumps(value).encode())
                 entries["tuning", digest] = packed
         write_bundle(path, entries)
-        return count
+        return len(entries)
 
     def attach_bundle(self, path: str | os.PathLike[str]) -> int:
         """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many

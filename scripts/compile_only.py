@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT))
 
 from purevk import api, knobs  # noqa: E402
 from purevk.cache import default_cache  # noqa: E402
-from purevk.cli.bench_ops import build  # noqa: E402
 from purevk.cli.lowered import lower  # noqa: E402
-from purevk.cli.operator_cases import Case, operator_cases  # noqa: E402
+from purevk.cli.operators.cases import Case, operator_cases  # noqa: E402
+from purevk.cli.operators.timing import build  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
 from purevk.frontends.files import open_file  # noqa: E402
 from purevk.graph.context import traits_of  # noqa: E402

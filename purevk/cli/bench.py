@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from purevk import knobs
-from purevk.cli import bench_ops
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.operators import timing
 from purevk.cli.output import Output, count, duration, error_data
 from purevk.cli.profile import least_seconds, table, time_dispatches
 from purevk.cli.stopwatch import Stopwatch
@@ -40,7 +40,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`"
         )
     if args.ops is not None:
-        return bench_ops.collect(args)
+        return timing.collect(args)
     import purevk
 
     began = time.perf_counter()
@@ -204,7 +204,7 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 # -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     if "rows" in data:
-        bench_ops.show(data, out)
+        timing.show(data, out)
         return
     out.pairs(
         [

@@ -152,7 +152,7 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
 
 def show(data: dict[str, Any], out: Output) -> None:
     for each in data["imported"]:
-        out.line(f"{count(each['entries'], 'module')} copied from {each['path']}")
+        out.line(f"{count(each['entries'], 'entry')} copied from {each['path']}")
     if data["device"] is not None:
         out.pairs([("device", device_line(data["device"]))], indent=0)
         out.line()
@@ -187,7 +187,7 @@ def show(data: dict[str, Any], out: Output) -> None:
     if data["bundle"] is not None:
         bundle = data["bundle"]
         out.line(
-            f"bundle {bundle['path']}: {count(bundle['entries'], 'module')}, {size(bundle['bytes'])}"
+            f"bundle {bundle['path']}: {count(bundle['entries'], 'entry')}, {size(bundle['bytes'])}"
         )
     if data["persistent"]:
         cache = data["cache"]

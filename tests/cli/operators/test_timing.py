@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from purevk.cli.bench_ops import build
-from purevk.cli.operator_cases import Case, Tensor, f32, operator_cases
+from purevk.cli.operators.cases import Case, Tensor, f32, operator_cases
+from purevk.cli.operators.timing import build
 from purevk.dtypes import DType
 from purevk.graph.context import typical_traits
 from purevk.graph.limits import DeviceLimits
@@ -56,7 +56,7 @@ def test_bytes_count_once() -> None:
 @pytest.mark.device
 def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     known = DeviceLimits(bytes_per_second=1e10, flops_per_second=1e10)
-    monkeypatch.setattr("purevk.cli.bench_ops.device_limits", lambda context, again: known)
+    monkeypatch.setattr("purevk.cli.operators.timing.device_limits", lambda context, again: known)
     rows = cli("bench", "--ops", "aten.mm.*", "--mib", "0.015625", "--json").json["rows"]
     assert [row["form"] for row in rows] == ["", "half"]
     n = 64

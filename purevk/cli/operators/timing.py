@@ -13,7 +13,7 @@ import numpy as np
 
 from purevk import progress
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.operator_cases import Case, Tensor, operator_cases
+from purevk.cli.operators.cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
 from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType

@@ -1,0 +1,1 @@
+"""Timing of single operators for `purevk bench --ops`."""
