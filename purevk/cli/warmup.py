@@ -17,12 +17,13 @@ from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
 from purevk.errors import FileFormatError, GraphError, InputError
 from purevk.frontends.files import ModelFile, open_file
+from purevk.frontends.importer import InputSizes
 from purevk.graph import fragments
 from purevk.graph.context import Context
 from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
-from purevk.program.coverage import input_sizes, uncovered_sizes
+from purevk.program.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -136,18 +137,32 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
     first = lowered.lower(program, name, context.traits)
     kernels = dict.fromkeys(first.plan.kernels)
     others = uncovered_sizes(first.graph, first.guards)
-    chosen = others.sizes[: limit - 1]
-    done = 1
-    for number, env in enumerate(chosen):
-        try:
-            plan = lowered.lower(program, name, context.traits, input_sizes(first.graph, env)).plan
-        except (FileFormatError, GraphError):
-            continue  # a call of these sizes raises InputError
-        kernels.update(dict.fromkeys(plan.kernels))
-        done += 1
+    wide: list[lowered.Lowered] = []
+    tried: list[InputSizes] = []
+    left, done = 0, 1
+    for number, env in enumerate(others.sizes):
         if bar is not None:
-            bar("lower", number + 1, len(chosen))
-    return _Method(kernels, done, len(others.sizes) - len(chosen), others.complete)
+            bar("lower", number + 1, len(others.sizes))
+        if any(serves(each.graph, each.guards, env) for each in wide):
+            continue
+        exact = input_sizes(first.graph, env)
+        wider = wider_sizes(first.graph, exact)
+        for sizes in (exact,) if wider is None or wider in tried else (wider, exact):
+            if done >= limit:
+                left += 1
+                break
+            try:
+                made = lowered.lower(program, name, context.traits, sizes)
+            except (FileFormatError, GraphError):
+                continue  # a call of its own sizes raises InputError
+            finally:
+                tried.append(sizes)
+            kernels.update(dict.fromkeys(made.plan.kernels))
+            done += 1
+            if sizes is wider and serves(made.graph, made.guards, env):
+                wide.append(made)
+                break
+    return _Method(kernels, done, left, others.complete)
 
 
 def show(data: dict[str, Any], out: Output) -> None:

@@ -1,5 +1,6 @@
 """The sizes within the exported bounds that a lowering does not serve: they break a guard, or are
-below what it was lowered for. Each call of such sizes is lowered again."""
+below what it was lowered for. A call of such sizes is lowered again: first with the sizes of 1 fixed
+and the others dynamic, and if that does not serve it, for its own sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from purevk.frontends.importer import InputSizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
+from purevk.ir.dims import Bound
 
 MAX_COMBINATIONS = 1 << 14
 """Combinations of sizes to try the guards on. Of more, a part is tried."""
@@ -60,6 +63,50 @@ def input_sizes(graph: Graph, env: dict[Symbol, int]) -> list[tuple[int, ...] | 
     """The sizes of the inputs for values of the symbols, as front ends take them. The dims of an
     input that has others are left to its bounds."""
     return [_sizes_of(value, env) for value in graph.inputs]
+
+
+def wider_sizes(graph: Graph, sizes: InputSizes) -> InputSizes | None:
+    """What to lower for in place of the sizes of a call: those of 1, by which broadcasting decides,
+    and the exported bounds of the others; None if that fixes none or all of them.
+
+    Args:
+        graph: lowered for the exported bounds.
+        sizes: of the inputs, as `input_sizes` gives them.
+    """
+    found = [_wider(value, given) for value, given in zip(graph.inputs, sizes)]
+    made = [
+        wider
+        for value, given in zip(graph.inputs, found)
+        if isinstance(value, Value) and given is not None
+        for size, wider in zip(value.type.dims, given)
+        if isinstance(size, Dim)
+    ]
+    return found if 1 in made and any(isinstance(each, Bound) for each in made) else None
+
+
+def _wider(value: object, given: tuple[int | Bound, ...] | None) -> tuple[int | Bound, ...] | None:
+    if not isinstance(value, Value) or given is None:
+        return given
+    return tuple(
+        number if isinstance(size, int) or number == 1 else Bound(_dims.upper(size))
+        for size, number in zip(value.type.dims, given)
+    )
+
+
+def serves(graph: Graph, guards: Sequence[Guard], env: dict[Symbol, int]) -> bool:
+    """Whether a lowering for `wider_sizes` serves these values of the symbols.
+
+    Args:
+        graph: lowered for them, with `guards`.
+        env: values of the symbols of the lowering for the exported bounds. They have its names.
+    """
+    open_symbols = {symbol.name: symbol for symbol, _, _ in input_symbols(graph)}
+    own = {open_symbols[s.name]: value for s, value in env.items() if s.name in open_symbols}
+    return (
+        all(value == 1 for symbol, value in env.items() if symbol.name not in open_symbols)
+        and all(symbol.lower <= value <= symbol.upper for symbol, value in own.items())
+        and all(guard.holds(own) for guard in guards if guard.symbols <= own.keys())
+    )
 
 
 def _sizes_of(value: object, env: dict[Symbol, int]) -> tuple[int, ...] | None:

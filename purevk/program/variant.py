@@ -31,6 +31,7 @@ from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import InputReader, describe_given, describe_inputs, name_of_input
+from purevk.program.coverage import wider_sizes
 from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
@@ -313,6 +314,12 @@ class Variant:
             grown_env = None if grown is None else grown.bind(arrays)
             if grown is not None and grown_env is not None:
                 return grown, grown_env
+        wider = wider_sizes(first.graph, sizes)
+        if wider is not None and all(each.sizes != wider for each in self.specializations):
+            made_wider = self._tried(wider)
+            wider_env = None if made_wider is None else made_wider.bind(arrays)
+            if made_wider is not None and wider_env is not None:
+                return made_wider, wider_env
         made = self._checked(sizes, arrays)
         return made, made.environment(arrays)
 
@@ -395,6 +402,10 @@ class Variant:
             "%s: inputs above the exported bounds; lowering again for larger ones",
             self.where,
         )
+        return self._tried(wanted)
+
+    def _tried(self, wanted: Sizes) -> Specialization | None:
+        """A lowering for sizes and bounds; None where the method does not take them."""
         try:
             return self._prepare(wanted)
         except (FileFormatError, GraphError):
