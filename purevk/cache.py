@@ -448,11 +448,13 @@ class Compiled:
         spirv: by key.
         fresh: the keys that were not in the cache.
         seconds: the time that their compilation took.
+        overridden: the keys whose SPIR-V PUREVK_OVERRIDE gives in place of purevk's own.
     """
 
     spirv: dict[CacheKey, bytes]
     fresh: tuple[CacheKey, ...] = ()
     seconds: float = 0.0
+    overridden: frozenset[CacheKey] = frozenset()
 
 
 def load_or_compile(

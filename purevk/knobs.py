@@ -163,6 +163,13 @@ DUMP = Knob(
     "Folder to write files to: the graph after each pass, the GLSL and SPIR-V of each kernel, and the"
     " tensors of a node that PUREVK_CHECK finds.",
 )
+OVERRIDE = Knob(
+    "PUREVK_OVERRIDE",
+    str,
+    "",
+    "Folder with kernels to run in place of purevk's: files of PUREVK_DUMP that were changed. The driver"
+    " takes them unchecked.",
+)
 PROGRESS = Knob(
     "PUREVK_PROGRESS", _flag, True, "0 hides progress bars. They only appear on a terminal."
 )

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from purevk.errors import (
     OutOfDeviceMemoryError,
     ShaderCompilerError,
 )
+from purevk.graph.kernel_files import dump, dump_spirv, overridden
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
-from purevk.shaders.source import CompileJob, expand, find_include_beside
+from purevk.shaders.source import CompileJob, find_include_beside
 from purevk.shaders.templates import find_template
 from purevk.tuning import DeviceTraits
 
@@ -127,12 +128,11 @@ class KernelStore:
         """
         with self._lock:
             wanted = list(dict.fromkeys(specs))
-            folder = knobs.DUMP()
+            if knobs.DUMP():
+                dump(Path(knobs.DUMP()), self._jobs(wanted))
             found = {spec: held for spec in wanted if (held := self._pipelines.get(spec))}
             missing = [spec for spec in wanted if spec not in found]
             if not missing:
-                if folder:
-                    self._dump(wanted, Path(folder))
                 return list(found.values())
             may_compile = may_compile and not knobs.ASSERT_CACHED()
             modules = self._modules(missing, progress, may_compile)
@@ -142,7 +142,7 @@ class KernelStore:
             except (DeviceLostError, OutOfDeviceMemoryError):
                 raise
             except DeviceError as error:
-                if not may_compile:
+                if not may_compile or modules.overridden:
                     raise
                 modules = self._compiled_again(missing, modules, error)
                 made = self._create(missing, modules.spirv, progress)
@@ -151,24 +151,7 @@ class KernelStore:
             self.report.pipelines += len(made)
             self.report.pipeline_seconds += time.perf_counter() - start
             self._dirty = True
-            if folder:
-                self._dump(wanted, Path(folder))
             return [found[spec] for spec in wanted]
-
-    def _dump(self, specs: Iterable[KernelSpec], folder: Path) -> None:
-        """Writes the GLSL of kernels, with macros and includes worked in, and their SPIR-V."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for spec in dict.fromkeys(specs):
-            job, key = self.job(spec), self.key(spec)
-            stem = spec.template.removesuffix(".comp").replace("/", ".")
-            path = folder / f"{stem}.{key.digest()[:12]}.comp"
-            if path.exists():
-                continue
-            text = expand(job.source, name=job.name, macros=job.macros, include=job.include)
-            path.write_text(text, encoding="utf-8")
-            spirv = self.cache.get_spirv(key)
-            if spirv is not None:  # it may have been evicted
-                path.with_suffix(".spv").write_bytes(spirv)
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
         """The pipeline of a spec that was prepared and is held."""
@@ -213,7 +196,7 @@ class KernelStore:
         may_compile: bool,
     ) -> Compiled:
         keys = {(spec.template, spec.macros): self.key(spec) for spec in specs}
-        jobs = {self.key(spec): partial(self.job, spec) for spec in specs}
+        jobs = self._jobs(specs)
         done = load_or_compile(
             jobs,
             self.cache,
@@ -227,7 +210,16 @@ class KernelStore:
         report.cached += len(jobs) - len(fresh)
         report.compiled += len(fresh)
         report.compile_seconds += done.seconds
+        if knobs.DUMP():
+            dump_spirv(Path(knobs.DUMP()), done.spirv)
+        if knobs.OVERRIDE():
+            changed = overridden(done.spirv, jobs)
+            done = replace(done, spirv={**done.spirv, **changed}, overridden=frozenset(changed))
         return done
+
+    def _jobs(self, specs: Iterable[KernelSpec]) -> dict[CacheKey, Callable[[], CompileJob]]:
+        """How to compile each kernel, by its key."""
+        return {self.key(spec): partial(self.job, spec) for spec in specs}
 
     def _pipeline_spec(self, spec: KernelSpec, spirv: bytes) -> api.PipelineSpec:
         size = spec.subgroup_size

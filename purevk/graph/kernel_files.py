@@ -1,0 +1,115 @@
+"""Kernels as files: what PUREVK_DUMP writes, and what PUREVK_OVERRIDE reads in place of purevk's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from purevk import knobs
+from purevk.errors import InputError
+from purevk.shaders import shaderc
+from purevk.shaders.cache_entry import CacheKey, is_spirv
+from purevk.shaders.source import CompileJob, expand
+
+_log = logging.getLogger("purevk")
+
+
+def stem_of(key: CacheKey) -> str:
+    """The name of a kernel's files, without the suffix."""
+    return f"{key.template.removesuffix('.comp').replace('/', '.')}.{key.digest()[:12]}"
+
+
+def glsl_of(job: CompileJob) -> str:
+    """The GLSL of a kernel, with macros and includes worked in."""
+    return expand(job.source, name=job.name, macros=job.macros, include=job.include)
+
+
+def dump(folder: Path, jobs: Mapping[CacheKey, Callable[[], CompileJob]]) -> None:
+    """Writes the GLSL of kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, job in jobs.items():
+        path = folder / f"{stem_of(key)}.comp"
+        if not path.exists():
+            path.write_text(glsl_of(job()), encoding="utf-8")
+
+
+def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
+    """Writes the SPIR-V of kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, code in spirv.items():
+        path = folder / f"{stem_of(key)}.spv"
+        if not path.exists():
+            path.write_bytes(code)
+
+
+def overridden(
+    spirv: Mapping[CacheKey, bytes], jobs: Mapping[CacheKey, Callable[[], CompileJob]]
+) -> dict[CacheKey, bytes]:
+    """The SPIR-V of kernels for which the folder PUREVK_OVERRIDE has other GLSL or SPIR-V than purevk.
+    Nothing of it goes into the cache.
+
+    Raises:
+        InputError: there is no such folder, a file is no SPIR-V, or has the same name as changed
+            GLSL and is changed too.
+        ShaderCompilerError: the GLSL does not compile, or there is no compiler.
+    """
+    folder = Path(knobs.OVERRIDE())
+    if not folder.is_dir():
+        raise InputError(
+            f"{knobs.OVERRIDE.name} names no folder",
+            where=str(folder),
+            next=f"make it with {knobs.DUMP.name}, or unset the variable",
+        )
+    found = {}
+    for key, own in spirv.items():
+        job = jobs[key]()
+        text, code = _changed_glsl(folder, key, job), _changed_spirv(folder, key, own)
+        if text is not None and code is not None:
+            raise InputError(
+                "both the GLSL and the SPIR-V of a kernel are changed",
+                where=str(folder / stem_of(key)),
+                next="remove the one that is not meant",
+            )
+        if text is not None:
+            changed = replace(
+                job, source=text, name=f"{stem_of(key)}.comp", macros={}, include=None
+            )
+            (code,) = shaderc.compile_many([changed], threads=1)
+        if code is not None:
+            _log.warning(
+                "%s: %s is taken from %s", knobs.OVERRIDE.name, key.template, folder / stem_of(key)
+            )
+            found[key] = code
+    return found
+
+
+def _changed_glsl(folder: Path, key: CacheKey, job: CompileJob) -> str | None:
+    """The GLSL of a kernel in the folder, if it differs from purevk's."""
+    path = folder / f"{stem_of(key)}.comp"
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("the GLSL cannot be read", where=str(path), why=str(error)) from None
+    return None if text == glsl_of(job) else text
+
+
+def _changed_spirv(folder: Path, key: CacheKey, own: bytes) -> bytes | None:
+    """The same for SPIR-V."""
+    path = folder / f"{stem_of(key)}.spv"
+    if not path.is_file():
+        return None
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise InputError("the SPIR-V cannot be read", where=str(path), why=str(error)) from None
+    if not is_spirv(code):
+        raise InputError(
+            "a file is no SPIR-V",
+            where=str(path),
+            why="it does not begin with the magic number of a module in little-endian words",
+        )
+    return None if code == own else code

@@ -1,0 +1,123 @@
+"""Kernels as files: PUREVK_DUMP and PUREVK_OVERRIDE."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import purevk
+from purevk import api, knobs
+from purevk.cache import Cache
+from purevk.errors import InputError, ShaderCompilerError
+from purevk.graph.context import Context
+from purevk.shaders import shaderc
+
+pytestmark = pytest.mark.device
+X = torch.tensor([1.0, -2.0, 3.0])
+
+
+class _Half(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+
+def run(folder: Path) -> torch.Tensor:
+    """The result of a program on a device of its own, with the cache in a folder."""
+    with (
+        Context(api.open_device(), Cache(folder)) as context,
+        purevk.compile(_Half(), (X,), context=context) as program,
+    ):
+        made: torch.Tensor = program.forward(X)
+        return made
+
+
+@pytest.fixture
+def dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The cache, and the files of a program whose only kernel is a pointwise one."""
+    cache, folder = tmp_path / "cache", tmp_path / "dump"
+    with monkeypatch.context() as patch:
+        patch.setenv(knobs.DUMP.name, str(folder))
+        assert torch.equal(run(cache), X / 2)
+    (glsl,) = folder.glob("*.comp")
+    assert glsl.with_suffix(".spv").is_file()
+    monkeypatch.setenv(knobs.OVERRIDE.name, str(folder))
+    return cache, glsl
+
+
+def change(glsl: Path) -> None:
+    text = glsl.read_text()
+    assert "0.5" in text
+    glsl.write_text(text.replace("0.5", "4.0"))
+
+
+def test_files_that_were_not_changed_do_nothing(
+    dumped: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "purevk"):
+        assert torch.equal(run(dumped[0]), X / 2)
+    assert not caplog.records
+
+
+def test_changed_glsl_runs_and_is_not_cached(
+    dumped: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, glsl = dumped
+    change(glsl)
+    with caplog.at_level(logging.WARNING, "purevk"):
+        assert torch.equal(run(cache), X * 4)
+    assert any(glsl.stem in record.getMessage() for record in caplog.records)
+    monkeypatch.delenv(knobs.OVERRIDE.name)
+    assert torch.equal(run(cache), X / 2)
+
+
+def test_changed_spirv(dumped: tuple[Path, Path]) -> None:
+    cache, glsl = dumped
+    own = glsl.read_text()
+    change(glsl)
+    code = shaderc.load().compile(glsl.read_text(), name=glsl.name)
+    glsl.with_suffix(".spv").write_bytes(code)
+    with pytest.raises(InputError, match="both the GLSL and the SPIR-V"):
+        run(cache)
+    glsl.write_text(own)
+    assert torch.equal(run(cache), X * 4)
+    glsl.unlink()
+    assert torch.equal(run(cache), X * 4)
+
+
+def test_files_that_do_not_fit(dumped: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, glsl = dumped
+    spirv = glsl.with_suffix(".spv")
+    kept = spirv.read_bytes()
+    spirv.write_bytes(b"no SPIR-V at all")
+    with pytest.raises(InputError, match="no SPIR-V"):
+        run(cache)
+    spirv.write_bytes(kept)
+    glsl.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="the GLSL cannot be read"):
+        run(cache)
+    glsl.write_text("#version 450\nvoid main() { none(); }\n")
+    with pytest.raises(ShaderCompilerError, match="none"):
+        run(cache)
+    monkeypatch.setenv(knobs.OVERRIDE.name, str(cache / "nowhere"))
+    with pytest.raises(InputError, match="names no folder"):
+        run(cache)
+
+
+def test_kernels_that_do_not_compile_are_dumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be looked at is there before it is compiled."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ShaderCompilerError("refused")
+
+    monkeypatch.setenv(knobs.DUMP.name, str(tmp_path / "dump"))
+    monkeypatch.setattr("purevk.graph.kernels.load_or_compile", refuse)
+    with pytest.raises(ShaderCompilerError, match="refused"):
+        run(tmp_path / "cache")
+    assert len(list((tmp_path / "dump").glob("*.comp"))) == 1
