@@ -9,7 +9,6 @@ from pathlib import Path
 
 from purevk import knobs
 from purevk.errors import InputError
-from purevk.shaders import shaderc
 from purevk.shaders.cache_entry import CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
@@ -73,6 +72,8 @@ def overridden(
                 next="remove the one that is not meant",
             )
         if text is not None:
+            from purevk.shaders import shaderc  # not loaded if the cache has all kernels
+
             changed = replace(
                 job, source=text, name=f"{stem_of(key)}.comp", macros={}, include=None
             )
