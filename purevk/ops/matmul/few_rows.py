@@ -2,8 +2,8 @@
 root mean square norm of the rows, a gated activation, and rotary embeddings with the writes to a
 cache.
 
-They run `matmul_dot.comp` or `matmul_vec.comp`. With more rows, other templates are faster, and passes leave the parts
-alone.
+They run `matmul_dot.comp` or `matmul_vec.comp`. With more rows, other templates are faster, and
+passes leave the parts alone.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _emit(
     a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
     bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
     (m, k), n = a.dims, b.dims[1]
-    transposed = b.strides[0] == 1
+    transposed = b.strides[0] == 1 and b.strides[1] != 1  # one column is dense along both dims
     if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
         b = dense(lowering, b)
     ldb = b.strides[1] if transposed else b.strides[0]

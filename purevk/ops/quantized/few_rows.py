@@ -24,7 +24,8 @@ _PAIRS = 4  # of columns, for each invocation: two vec4s
 
 
 def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool) -> Form | None:
-    """How `qdot.comp` or `qmatvec.comp` runs; None if another template is faster, or its form lacks these parts.
+    """How `qdot.comp` or `qmatvec.comp` runs; None if another template is faster, or its form lacks
+    these parts.
 
     Args:
         paired: a team computes pairs of columns.

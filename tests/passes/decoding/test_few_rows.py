@@ -173,6 +173,18 @@ def test_layouts_of_gates(
     assert ("matmul/matmul_dot.comp" in kernels) == (layout == "columns")
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_layouts_of_few_columns(layout: str, columns: int, gpu: Context) -> None:
+    """A weight of one column is dense along both dims."""
+    torch.manual_seed(12)
+    module = torch.nn.Sequential(torch.nn.RMSNorm(520), torch.nn.Linear(520, columns))
+    kernels: set[str] = set()
+    ops = check(module, [(torch.randn(2, 520),)], context=gpu, kernels=kernels)
+    if columns > 1 or layout == "rows":
+        assert counts(ops)[0] == 1
+        assert ("matmul/matmul_dot.comp" in kernels) == (layout == "columns")
+
+
 def test_a_norm_and_what_follows(gpu: Context) -> None:
     """A pointwise program after a matmul of normalized rows is part of the kernel, too."""
 
