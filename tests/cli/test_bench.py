@@ -164,3 +164,22 @@ def test_a_process_that_fails_says_why(foreign: Path) -> None:
     )
     with pytest.raises(PurevkError, match="CoreMLBackend"):
         bench._loads(args)
+
+
+@pytest.mark.device
+def test_limits_of_a_busy_machine_are_measured_again(
+    cli, data: Path, monkeypatch: pytest.MonkeyPatch, unregister_topk
+) -> None:
+    if api.open_device().kind != "cpu":
+        pytest.skip("on a GPU, caches and matrix cores are faster than the limits")
+    asked: list[bool] = []
+
+    def measured(context: Context, again: bool = False) -> DeviceLimits:
+        asked.append(again)
+        return DeviceLimits(1e15, 1e15) if again else DeviceLimits(1.0, 1.0)
+
+    monkeypatch.setattr(bench, "device_limits", measured)
+    words = ("bench", data / "topk.pte", "--runs", "2", "--no-load", "--profile", "--json")
+    rows = cli(*words).json["profile"]["rows"]
+    assert asked == [False, True]
+    assert all((row["limit_share"] or 0.0) <= 1.0 for row in rows)
