@@ -14,11 +14,10 @@ from purevk.cache import Cache, default_cache
 from purevk.errors import InputError, ShaderCompilerError
 from purevk.graph.fragments import fragment_order
 from purevk.graph.kernels import KernelStore
-from purevk.graph.tuned import read_answers
+from purevk.graph.tuned import measured_choices
 from purevk.lower.lowering import TEXEL_FORMATS
 from purevk.memory_planner import ALIGNMENT
 from purevk.tuning import (
-    Choices,
     DeviceIdentity,
     DeviceProfile,
     DeviceTraits,
@@ -74,10 +73,8 @@ class Context:
         self.device = device
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)
-        self.kernels = kernels = KernelStore(device, self.cache, self.traits)
-        self.traits = dataclasses.replace(
-            self.traits, choices=Choices(lambda: read_answers(kernels))
-        )
+        self.kernels = KernelStore(device, self.cache, self.traits)
+        self.traits = dataclasses.replace(self.traits, choices=measured_choices(self.kernels))
         if self.traits.coopmat_16x8x16 and knobs.FRAGMENTS():
             self.traits = dataclasses.replace(
                 self.traits, fragment_order=fragment_order(self.kernels)

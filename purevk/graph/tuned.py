@@ -3,12 +3,13 @@ version of purevk."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from purevk import knobs
 from purevk.graph.kernels import KernelStore
-from purevk.tuning.choices import Answers
+from purevk.tuning.choices import Answers, Choices
 
 
 def entry_name() -> str:
@@ -23,6 +24,17 @@ def read_answers(kernels: KernelStore) -> Answers:
     if not knobs.TUNED():
         return {}
     return _checked(kernels.cache.get_tuning(kernels.device_key, entry_name()))
+
+
+def measured_choices(kernels: KernelStore) -> Choices:
+    """The choices of a device. They keep no reference to it: the memory of choosers outlives it."""
+    held = weakref.ref(kernels)
+
+    def read() -> Answers:
+        store = held()
+        return {} if store is None else read_answers(store)
+
+    return Choices(read)
 
 
 def keep_answers(kernels: KernelStore, changes: Mapping[str, str | None]) -> None:
