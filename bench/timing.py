@@ -212,7 +212,8 @@ def exact_float32() -> None:
     """Has torch compute float32 as float32, not as TF32: what purevk computes."""
     import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def cuda_seconds(call: Callable[[], Any], seconds: float) -> float:

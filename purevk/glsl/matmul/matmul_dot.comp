@@ -19,6 +19,12 @@
 //   PAIRED, STORE_PAIR  as in matmul_vec.comp: a workgroup computes 4 columns and those `pair` behind
 // Grid: (ceil(N / 4), ceil(M / ROWS), batches); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
+#ifndef VEC4_A
+#define VEC4_A 1
+#endif
+#ifndef VEC4_B
+#define VEC4_B 1
+#endif
 #ifndef ROWS
 #define ROWS 1
 #endif
