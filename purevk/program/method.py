@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -112,6 +113,13 @@ class Method:
             InputError: names, number, nesting, rank or dtype of the inputs, or of `out`, is wrong.
             SizeConstraintError: sizes are outside of what the model was exported for.
         """
+        profiler: Any = sys.modules.get("torch.autograd.profiler")
+        if not getattr(profiler, "_is_profiler_enabled", False):
+            return self._called(args, kwargs, out)
+        with profiler.record_function(f"purevk {self.program.name}: {self.name}"):
+            return self._called(args, kwargs, out)
+
+    def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         self.program.check_open()
         self.program.settle()
         attempts = 0

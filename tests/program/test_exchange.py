@@ -192,3 +192,19 @@ def test_the_page_runs(linear_input: np.ndarray) -> None:
         )
     assert len(space["results"]) == 8
     space["program"].close()
+
+
+def test_calls_are_ranges_of_torchs_profiler() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with purevk.compile(Double(), (torch.ones(3),)) as program:
+        program.forward(torch.ones(3))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            made = program.forward(torch.ones(3))
+            with pytest.raises(purevk.InputError):
+                program.forward(torch.ones(4))
+        assert torch.equal(made, torch.full((3,), 2.0))
+        (found,) = [each for each in profile.key_averages() if each.key.startswith("purevk ")]
+        assert found.count == 2 and found.key.endswith(": forward")
