@@ -344,7 +344,7 @@ class NodeReader:
                 types.append(OpenType(self.dtype(example.dtype), sizes))
         results = iter(
             self.importer.emit(
-                name, args, types, [False] * len(types), f"{node.name}", exact=True, host=host
+                name, args, types, [False] * len(types), path_of(node), exact=True, host=host
             )
         )
 
@@ -475,3 +475,10 @@ def number_kind(example: Any) -> type | None:
         if isinstance(example, (kind, symbolic)):
             return kind
     return None
+
+
+def path_of(node: Any) -> str:
+    """The name of an FX node behind that of the module which called it: "layers.0.fc.linear"."""
+    stack = node.meta.get("nn_module_stack")
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return f"{path}.{node.name}" if path else f"{node.name}"

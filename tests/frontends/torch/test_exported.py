@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -301,3 +302,17 @@ def test_operators_that_write_into_buffers() -> None:
     module = Cached()
     for position in range(4):
         _agrees(program, module, torch.randn(1, 1, 2, 4), torch.tensor([position]))
+
+
+def test_nodes_are_named_after_the_modules_that_call_them(tmp_path: Path) -> None:
+    stack = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()))
+    with purevk.compile(stack.eval(), (torch.randn(2, 4),)) as program:
+        program.save(tmp_path / "stack.pvk")
+        (label,) = _labels(program)
+        assert "0.0.linear" in label and "0.1.gelu" in label
+    with purevk.load(tmp_path / "stack.pvk") as loaded:
+        assert _labels(loaded) == [label]
+
+
+def _labels(program: purevk.Program) -> list[str]:
+    return [each.label for each in program.methods["forward"].executable.plan.dispatches]
