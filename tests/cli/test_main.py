@@ -151,7 +151,8 @@ def test_the_module_and_a_closed_pipe(data: Path) -> None:
 
 
 _INTERRUPTED = """
-import _thread, runpy, sys
+import _thread, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == sys.argv[1]:

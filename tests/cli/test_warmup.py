@@ -207,7 +207,8 @@ def test_the_driver_compiles_nothing_after_a_warmup(rows: Path, tmp_path: Path) 
         pytest.skip("other drivers keep their shaders in another form")
     files = _driver_files(tmp_path)
     assert len(files) > made["models"][0]["dispatched"] // 2
-    assert made["cache"]["driver_bytes"] == sum(path.stat().st_size for path in files)
+    # the driver may write its last files as the process ends
+    assert 0 < made["cache"]["driver_bytes"] <= sum(path.stat().st_size for path in files)
     for sizes in (("n=7", "m=11"), ("n=1", "m=3")):
         run("run", rows, *(f"--size={size}" for size in sizes))
     assert _driver_files(tmp_path) == files
