@@ -1,5 +1,5 @@
 """A pointwise program as the epilogue of a kernel: the text of the macros EPILOGUE, EPILOGUE4 and
-EXTRA_BUFFERS."""
+EXTRA_BUFFERS, and EXTRAS, READ_EXTRAS and USE_EXTRAS, which do in two steps what EPILOGUE4 does."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def make_epilogue(
     vector: bool,
     row: tuple[int, str] | None = None,
     second: str = "",
+    ahead: bool = False,
 ) -> Epilogue:
     """The epilogue of one kernel.
 
@@ -55,12 +56,15 @@ def make_epilogue(
         row: another dim and its coordinate.
         second: a vec4 of the template, where the kernel has a second result: the program's input 1.
             Needs `vector`.
+        ahead: whether the template can read the extras before it has the value.
     """
     if expression is None:
         return Epilogue()
     made = Epilogue(flops=len(expression.steps))
     declared: list[str] = []
     names, loads, loads4 = ["v"], [], []
+    fields: list[tuple[str, str, str]] = []  # type and value of what is loaded, and its use
+    words = 0
     if second:
         names.append("w")
         loads4.append(f"vec4 w = {second};")
@@ -85,13 +89,17 @@ def make_epilogue(
         acc = operand.dtype.acc
         loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
         if wide:
-            loads4.append(f"vec4 x{number} = vec4(buf_{name}[({at}) >> 2]);")
+            fields.append((element, f"buf_{name}[({at}) >> 2]", "vec4"))
+            words += operand.dtype.itemsize
         elif kind in ("full", "column"):
             parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
-            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({parts});")
+            fields.append((_LANES[acc], f"{_LANES[acc]}({parts})", _LANES[acc]))
+            words += 8 if acc == "int64_t" else 4
         else:
-            one = _scalar(operand.dtype, number, at)
-            loads4.append(f"{_LANES[acc]} x{number} = {_LANES[acc]}({one});")
+            fields.append((acc, _scalar(operand.dtype, number, at), _LANES[acc]))
+            words += 2 if acc == "int64_t" else 1
+        _, read, lanes = fields[-1]
+        loads4.append(f"{lanes} x{number} = {lanes}({read});")
         names.append(f"x{number}")
         made.buffers[name] = (operand, "r")
     body, (result,) = expression.glsl(names, (), prefix="t")
@@ -111,6 +119,14 @@ def make_epilogue(
             + f" vec4 pv_epilogue4(vec4 v, {coordinates}) {{ {' '.join(loads4)} return vec4({lanes}); }}"
         )
         made.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
+        if fields and ahead:
+            text += _two_steps(fields, coordinates, lanes)
+            made.macros |= {
+                "EXTRAS": "PvExtras",
+                "EXTRAS_WORDS": str(words),
+                f"READ_EXTRAS({arguments})": f"pv_read_extras({arguments})",
+                "USE_EXTRAS(v, e)": "pv_use_extras(v, e)",
+            }
     else:
         text += (
             " ".join(declared)
@@ -123,6 +139,19 @@ def make_epilogue(
     needed = element_features(dtypes)
     made.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
     return made
+
+
+def _two_steps(fields: list[tuple[str, str, str]], coordinates: str, result: str) -> str:
+    """A struct of what an epilogue loads, the function that loads it, and the one that uses it.
+    `fields` has the type and value of each field, and the type that the program takes."""
+    members = " ".join(f"{kind} x{n};" for n, (kind, _, _) in enumerate(fields))
+    values = ", ".join(read for _, read, _ in fields)
+    uses = " ".join(f"{lanes} x{n} = {lanes}(e.x{n});" for n, (_, _, lanes) in enumerate(fields))
+    return (
+        f" struct PvExtras {{ {members} }};"
+        f" PvExtras pv_read_extras({coordinates}) {{ return PvExtras({values}); }}"
+        f" vec4 pv_use_extras(vec4 v, PvExtras e) {{ {uses} return vec4({result}); }}"
+    )
 
 
 def _scalar(dtype: DType, number: int, at: str) -> str:

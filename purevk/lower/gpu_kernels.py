@@ -48,8 +48,8 @@ class Problem:
         window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
         tiles: what is known of them, if rows and batches of A, B and the result start at multiples
             of 8 elements.
-        wide: rows of A and, if `transposed`, columns of B start at multiples of 16 bytes, of which
-            K has a whole number.
+        wide: rows of A and rows of B (or columns, if `transposed`) start at multiples of 16 bytes, of
+            which they have a whole number.
     """
 
     m: int
@@ -62,6 +62,7 @@ class Problem:
     window: bool = False
     tiles: TileBounds | None = None
     wide: bool = False
+    extras: bool = False
 
     @property
     def large(self) -> bool:
@@ -95,12 +96,15 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _load(traits: DeviceTraits, groups: int, threads: int, shared: int) -> tuple[int, float]:
-    """Times that the device is filled, and workgroups a core in all."""
+def _load(
+    traits: DeviceTraits, groups: int, threads: int, shared: int, most: int = 1 << 30
+) -> tuple[int, float]:
+    """Times that the device is filled, and workgroups a core in all. A core has room for `most`
+    workgroups or fewer."""
     cores, profile = traits.processors, traits.profile
     shared_memory = profile.shared_memory_ratio * traits.max_shared_memory
     resident = max(
-        1, min(profile.max_invocations_per_core // threads, shared_memory // max(shared, 1))
+        1, min(most, profile.max_invocations_per_core // threads, shared_memory // max(shared, 1))
     )
     return ceil(groups, cores * resident), max(1.0, groups / cores)
 
@@ -134,24 +138,27 @@ class _TileChoice(GpuChoice):
     def shared(self, transposed: bool) -> int:
         """Bytes of shared memory."""
 
-    def _loads_evenly(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether all invocations load equally many vec4s of both tiles, within the device's
-        limits."""
-        threads, quads = self.threads, self.tile_k // 4
+    def _loads_evenly(self, traits: DeviceTraits, problem: Problem, width: int = 4) -> bool:
+        """Whether all invocations load equally many vectors of `width` elements of both tiles, within
+        the device's limits."""
+        threads, vectors = self.threads, self.tile_k // width
         return (
             threads <= traits.max_invocations
             and self.shared(problem.transposed) <= traits.max_shared_memory
-            and threads % quads == 0
-            and self.tile_m * quads % threads == 0
-            and self.tile_n * quads % threads == 0
+            and threads % vectors == 0
+            and self.tile_m * vectors % threads == 0
+            and self.tile_n * vectors % threads == 0
         )
 
-    def _schedule(self, traits: DeviceTraits, problem: Problem) -> tuple[int, int, float]:
-        """Steps along K, and how often and how much a multiprocessor is filled with workgroups."""
+    def _schedule(
+        self, traits: DeviceTraits, problem: Problem, most: int = 1 << 30
+    ) -> tuple[int, int, float]:
+        """Steps along K, and how often and how much a multiprocessor is filled with workgroups, for
+        `most` of which it has room."""
         tiles = ceil(problem.m, self.tile_m) * ceil(problem.n, self.tile_n)
         groups = tiles * problem.batches * self.splits
         steps = ceil(ceil(problem.k, self.splits), self.tile_k)
-        return steps, *_load(traits, groups, self.threads, self.shared(problem.transposed))
+        return steps, *_load(traits, groups, self.threads, self.shared(problem.transposed), most)
 
     def _loads(self, problem: Problem) -> int:
         """Loads of both tiles for one element of a vec4 along K."""
@@ -236,7 +243,8 @@ class Distance(Tiled):
 
 @dataclass(frozen=True)
 class Coopmat(_TileChoice):
-    """The same on matrix cores: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`."""
+    """The same on matrix cores: a subgroup makes `sub_m` x `sub_n` of fragments of size `shape`.
+    Operands are read by `width` elements, 4 or 8."""
 
     tile_m: int
     tile_n: int
@@ -247,6 +255,7 @@ class Coopmat(_TileChoice):
     splits: int = 1
     shape: tuple[int, int, int] = (16, 16, 16)
     subgroup: int = 32
+    width: int = 4
 
     def macros(self) -> dict[str, int]:
         return {
@@ -275,7 +284,8 @@ class Coopmat(_TileChoice):
         results = self.slices * self.tile_m * self.tile_n
         if self.slices == 1:
             results = self.threads // self.subgroup * self.shape[0] * (self.sub_n + 4)
-        return HALF * (self.tile_m * (self.tile_k + 8) + b) + 4 * results
+        operands = HALF * (self.tile_m * (self.tile_k + 8) + b)
+        return max(operands, 4 * results) if self.width == 8 else operands + 4 * results
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold."""
@@ -284,26 +294,33 @@ class Coopmat(_TileChoice):
             and self.sub_m % self.shape[0] == 0
             and self.sub_n % self.shape[1] == 0
             and self.tile_k % (self.shape[2] * self.slices) == 0
-            and self._loads_evenly(traits, problem)
+            and (problem.wide or self.width == 4)
+            and self._loads_evenly(traits, problem, self.width)
         )
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.coopmat
-        steps, rounds, load = self._schedule(traits, problem)
-        loads = self._loads(problem)
+        registers = min(costs.registers + self.sub_m * self.sub_n / self.subgroup, 255)
+        most = max(int(costs.register_file / registers) // self.threads, 1)
+        steps, rounds, load = self._schedule(traits, problem, most)
         multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
-        work = costs.load * loads * self.tile_k / 4 + costs.product * multiplications
+        work = (
+            costs.load * self._loads(problem) * self.tile_k / self.width
+            + costs.product * multiplications
+        )
         latency = costs.latency + (
-            costs.window * self.tile_m * self.tile_k / 4 / self.threads if problem.window else 0
+            costs.window * self.tile_m * self.tile_k / self.width / self.threads
+            if problem.window
+            else 0
         )
         fragments = self.sub_m * self.sub_n / 256
-        code = costs.code * fragments * self.tile_k / self.slices / 16
         return (
             costs.start
-            + code
+            + costs.code * fragments * self.tile_k / self.slices / 16
             + steps * (latency * rounds + load * work)
-            + costs.store * fragments * (1 + load * self.threads / 512)
+            + costs.store * fragments * (1 + load * self.threads / 275)
+            + costs.result * problem.m * problem.n * problem.batches
         )
 
 
@@ -360,13 +377,15 @@ class WorkgroupCoopmat(_TileChoice):
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.workgroup_coopmat
-        steps, rounds, load = self._schedule(traits, problem)
+        most = max(costs.resident // self.threads, 1)
+        steps, rounds, load = self._schedule(traits, problem, most)
         products = self.tile_m * self.tile_n * self.tile_k / 4096
         work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
         return (
             costs.start
             + steps * (costs.latency * rounds + load * work)
             + costs.store * self.tile_m * self.tile_n / 256 * load
+            + costs.extra * problem.m * problem.n * problem.batches * problem.extras
         )
 
 

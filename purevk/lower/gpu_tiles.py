@@ -37,9 +37,10 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     ):
         tiles.append(Tiled(*sizes.tiled_few))
     if problem.half and traits.coopmat_shape is not None:
-        tiles += [
-            Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size) for each in sizes.coopmat
-        ]
+        for each in sizes.coopmat:
+            narrow = Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size)
+            wide = replace(narrow, width=8)
+            tiles.append(wide if wide.fits(traits, problem) else narrow)
     tiles += [WorkgroupCoopmat(*each) for each in sizes.workgroup_coopmat]
     for tile in tiles:
         if tile.fits(traits, problem):
@@ -148,7 +149,9 @@ def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKern
     found: list[GpuKernel] = [
         choice
         for choice in candidates(traits, problem)
-        if choice.splits == 1 and (not single or (isinstance(choice, Vector) and choice.rows == 1))
+        if choice.splits == 1
+        and not isinstance(choice, Dot)
+        and (not single or (isinstance(choice, Vector) and choice.rows == 1))
     ]
     return min(found, key=lambda choice: choice.cost(traits, problem))
 
@@ -181,16 +184,15 @@ def _few_rows(traits: DeviceTraits, problem: Problem) -> list[Vector | Dot]:
     return sorted(found, key=lambda choice: choice.cost(traits, problem))
 
 
-def prefers_columns(traits: DeviceTraits, m: int, n: int, k: int, half: bool) -> bool:
+def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:
     """Whether a constant B [k, n] is better dense along k than along n.
 
-    `Dot` needs it, and matrices of a workgroup take both. Fragments of subgroups read rows a little
-    faster, so many rows with too few terms for matrices of a workgroup prefer rows. Apart from that,
-    the answer does not depend on m, so that graphs of few and of many rows share their weights.
+    `Dot` needs it, and fragments read both operands along k then. Apart from a short k, the answer
+    does not depend on m, so that graphs of few and of many rows share their weights.
     """
-    if not half or not traits.workgroup_matrices or k % 64 or n < 128 or k < 512:
+    if not half or traits.coopmat_shape is None or k % 8:
         return False
-    return m < 1024 or k >= 2048
+    return m > 8 or k >= 512
 
 
 def choose_distance(

@@ -41,9 +41,12 @@ class CoopmatCosts(NamedTuple):
             in it.
         latency: to wait for memory and barriers, per step along K.
         window: as that of `TiledCosts`.
-        load: for a multiprocessor to load a vector of 4 elements.
+        load: for a multiprocessor to load a vector of 4 or 8 elements.
         product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
         store: to store a fragment of 16 x 16.
+        result: for the device to store an element.
+        registers: those that an invocation has beside its sums (a number, not microseconds).
+        register_file: registers of a multiprocessor (a number).
     """
 
     start: float
@@ -53,6 +56,9 @@ class CoopmatCosts(NamedTuple):
     load: float
     product: float
     store: float
+    result: float
+    registers: int
+    register_file: int
 
 
 class WorkgroupCoopmatCosts(NamedTuple):
@@ -64,6 +70,8 @@ class WorkgroupCoopmatCosts(NamedTuple):
         load: for a multiprocessor to load a vector of 4 elements.
         product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
         store: to store a fragment of 16 x 16.
+        extra: for the device to read an element for the epilogue.
+        resident: invocations that a multiprocessor holds at a time (a number).
     """
 
     start: float
@@ -71,6 +79,8 @@ class WorkgroupCoopmatCosts(NamedTuple):
     load: float
     product: float
     store: float
+    extra: float
+    resident: int
 
 
 class VectorCosts(NamedTuple):

@@ -10,6 +10,7 @@
 //   multiple of 4) is split.
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   VEC4_*  as in conv2d.comp
+//   VEC8_A, VEC8_B  both or none, with COOPMAT: IC and OC are multiples of 8
 //   SPLIT_K  1: the sums of each split go to out, float [splits, groups, batches * OH * OW, OC],
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, VEC4_OUT follows from
 //     OC % 4, and there batch_o is OC.
@@ -64,7 +65,7 @@ bool tap_there;
 // The input channels of a tap, padded to a multiple of 4, so that 4 neighbours along K belong to
 // one tap.
 int padded_channels() {
-#if VEC4_A
+#if VEC4_A || VEC8_A
     return IC;
 #else
     return (IC + 3) & ~3;
@@ -88,12 +89,14 @@ void a_column(int k) {
     tap_there = k < k_last;
 }
 
-LOADED4 a_load(int slot) {
-    LOADED4 v = LOADED4(0.0);
+LOADED_VECTOR a_load(int slot) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
     int y = row_y[slot] + tap_y, x = row_x[slot] + tap_x, at = row_at[slot] + tap_at;
     if (tap_there && y >= 0 && y < H && x >= 0 && x < W) {
-#if VEC4_A
-        v = LOADED4(RAW4_A(at));
+#if WIDTH == 8
+        v = buf_a[at >> 3];
+#elif VEC4_A
+        v = LOADED_VECTOR(RAW4_A(at));
 #else
         v.x = LOADED(READ_A(at));
         if (channel + 1 < IC) v.y = LOADED(READ_A(at + 1));
@@ -104,9 +107,9 @@ LOADED4 a_load(int slot) {
     return v;
 }
 
-LOADED4 load_b(int k, int n) {
-    LOADED4 v = LOADED4(0.0);
-#if VEC4_A
+LOADED_VECTOR load_b(int k, int n) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
+#if VEC4_A || VEC8_A
     int row = k;
     bool there = k < k_last;
 #else
@@ -115,11 +118,13 @@ LOADED4 load_b(int k, int n) {
 #endif
     if (there) {
         int at = offset_b + row * ldb + first_channel;
-#if VEC4_B
-        v = LOADED4(RAW4_B(at + min(n, OC - 4)));
+#if WIDTH == 8
+        v = buf_b[(at + min(n, OC - 8)) >> 3];
+#elif VEC4_B
+        v = LOADED_VECTOR(RAW4_B(at + min(n, OC - 4)));
 #else
         int last = OC - 1;
-        v = LOADED4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+        v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
                     READ_B(at + min(n + 3, last)));
 #endif
     }
@@ -140,6 +145,14 @@ vec4 tile_bias(int n) {
 
 vec4 tile_value(int m, int n, vec4 v) {
     return value4(v, 0, m, first_channel + n);
+}
+
+EXTRAS tile_extras(int m, int n) {
+    return extras4(0, m, first_channel + n);
+}
+
+vec4 tile_value(int m, int n, vec4 v, EXTRAS e) {
+    return value4(v, e, 0, m, first_channel + n);
 }
 
 void tile_store(int m, int n, vec4 v) {

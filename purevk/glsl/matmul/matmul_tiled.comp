@@ -10,6 +10,7 @@
 // Buffers and parameters: as matmul.comp, and with SPLIT_K how K is split.
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   B_TRANSPOSED, VEC4_*  as in matmul.comp
+//   VEC8_A, VEC8_B  both or none, with COOPMAT: K and, without B_TRANSPOSED, N are multiples of 8
 //   SPLIT_K  1: the sums of each split go to out, float [splits, batches, M, N] from offset_o on,
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, and VEC4_OUT follows
 //     from N % 4.
@@ -60,11 +61,13 @@ void a_column(int k) {
     k_now = k;
 }
 
-LOADED4 a_load(int slot) {
-    LOADED4 v = LOADED4(0.0);
+LOADED_VECTOR a_load(int slot) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
     int at = row_at[slot] + k_now;
-#if VEC4_A
-    if (k_now < k_last) v = LOADED4(RAW4_A(at));
+#if WIDTH == 8
+    if (k_now < k_last) v = buf_a[at >> 3];
+#elif VEC4_A
+    if (k_now < k_last) v = LOADED_VECTOR(RAW4_A(at));
 #else
     if (k_now < k_last) v.x = LOADED(READ_A(at));
     if (k_now + 1 < k_last) v.y = LOADED(READ_A(at + 1));
@@ -74,26 +77,30 @@ LOADED4 a_load(int slot) {
     return v;
 }
 
-LOADED4 load_b(int k, int n) {
-    LOADED4 v = LOADED4(0.0);
+LOADED_VECTOR load_b(int k, int n) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
     int at = base_b + k * ldb;
     if (k < k_last) {
-#if VEC4_B
-        v = LOADED4(RAW4_B(at + min(n, N - 4)));
+#if WIDTH == 8
+        v = buf_b[(at + min(n, N - 8)) >> 3];
+#elif VEC4_B
+        v = LOADED_VECTOR(RAW4_B(at + min(n, N - 4)));
 #else
         int last = N - 1;
-        v = LOADED4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
+        v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
                     READ_B(at + min(n + 3, last)));
 #endif
     }
     return v;
 }
 
-LOADED4 load_bt(int n, int k) {
-    LOADED4 v = LOADED4(0.0);
+LOADED_VECTOR load_bt(int n, int k) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
     int at = base_b + min(n, N - 1) * ldb + k;
-#if VEC4_B
-    if (k < k_last) v = LOADED4(RAW4_B(at));
+#if WIDTH == 8
+    if (k < k_last) v = buf_b[at >> 3];
+#elif VEC4_B
+    if (k < k_last) v = LOADED_VECTOR(RAW4_B(at));
 #else
     if (k < k_last) v.x = LOADED(READ_B(at));
     if (k + 1 < k_last) v.y = LOADED(READ_B(at + 1));
@@ -121,6 +128,14 @@ vec4 tile_bias(int n) {
 
 vec4 tile_value(int m, int n, vec4 v) {
     return value4(v, batch, m, n);
+}
+
+EXTRAS tile_extras(int m, int n) {
+    return extras4(batch, m, n);
+}
+
+vec4 tile_value(int m, int n, vec4 v, EXTRAS e) {
+    return value4(v, e, batch, m, n);
 }
 
 void tile_store(int m, int n, vec4 v) {

@@ -32,22 +32,22 @@ int tile_rows() { return M; }
 // Values k .. k+3 of row n of W, with their scale. A half represents a quantized value exactly, but
 // not a scaled one. So the sums are scaled on matrix cores.
 #define SCALE_SUMS (COOPMAT && !GROUPED && !BACKWARD)
-LOADED4 weights(int n, int k) {
+LOADED_VECTOR weights(int n, int k) {
 #if SCALE_SUMS
-    return LOADED4(qvalues(word_at(offset_w + n * ldw, k)));
+    return LOADED_VECTOR(qvalues(word_at(offset_w + n * ldw, k)));
 #endif
     float scale = float(buf_scale[n * groups + min(k / group, groups - 1)]);
-    return LOADED4(qvalues(word_at(offset_w + n * ldw, k)) * scale);
+    return LOADED_VECTOR(qvalues(word_at(offset_w + n * ldw, k)) * scale);
 }
 
 #if BACKWARD
 #define B_TRANSPOSED 0
 
-LOADED4 a_load(int slot) {
-    LOADED4 v = LOADED4(0.0);
+LOADED_VECTOR a_load(int slot) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
     int at = offset_a + row_of_slot[slot] * lda + k_now;
 #if VEC4_A
-    if (k_now < N) v = LOADED4(buf_a[at >> 2]);
+    if (k_now < N) v = LOADED_VECTOR(buf_a[at >> 2]);
 #else
     if (k_now < N) v.x = LOADED(buf_a[at]);
     if (k_now + 1 < N) v.y = LOADED(buf_a[at + 1]);
@@ -57,7 +57,7 @@ LOADED4 a_load(int slot) {
     return v;
 }
 
-LOADED4 load_b(int n, int k) { return n < N && k < K ? weights(n, k) : LOADED4(0.0); }
+LOADED_VECTOR load_b(int n, int k) { return n < N && k < K ? weights(n, k) : LOADED_VECTOR(0.0); }
 
 int tile_columns() { return K; }
 
@@ -76,9 +76,9 @@ void tile_store(int m, int k, vec4 v) {
 #else
 #define B_TRANSPOSED 1
 
-LOADED4 a_load(int slot) { return LOADED4(a_values(row_of_slot[slot], k_now)); }
+LOADED_VECTOR a_load(int slot) { return LOADED_VECTOR(a_values(row_of_slot[slot], k_now)); }
 
-LOADED4 load_bt(int n, int k) { return k < K ? weights(min(n, N - 1), k) : LOADED4(0.0); }
+LOADED_VECTOR load_bt(int n, int k) { return k < K ? weights(min(n, N - 1), k) : LOADED_VECTOR(0.0); }
 
 int tile_columns() { return N; }
 
@@ -94,6 +94,10 @@ void tile_store(int m, int n, vec4 v) { store4(v, offset_o + m * ldo + n, m, n);
 #endif
 
 vec4 tile_value(int m, int n, vec4 v) { return v; }
+
+int tile_extras(int m, int n) { return 0; }
+
+vec4 tile_value(int m, int n, vec4 v, int extras) { return v; }
 
 #if COOPMAT
 #include "matmul/matmul_coopmat.glslh"

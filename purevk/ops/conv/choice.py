@@ -29,9 +29,10 @@ def choose(
     groups: int,
     half: bool,
     vectors: tuple[bool, bool] = (True, True),
+    wide: bool = False,
 ) -> Choice:
     """The tiles of an implicit matmul [rows, taps * channels] x [taps * channels, columns] in
-    `groups` groups; `half` and `vectors` as for a matmul."""
+    `groups` groups; `half`, `vectors` and `wide` as for a matmul."""
     profile = traits.profile
     if not profile.has_fast_shared_memory and is_short(channels):
         # The loop over a row of taps is unrolled then. Larger tiles would spill registers.
@@ -51,6 +52,7 @@ def choose(
             half,
             vectors=vectors,
             window=True,
+            wide=wide,
         ),
     )
     return choice

@@ -37,6 +37,8 @@ from purevk.ops.matmul.choice import (
     emit,
     may_overlap,
     parts_of,
+    reads_extras_ahead,
+    reads_wide,
     split_size,
     stored_vectors,
 )
@@ -221,8 +223,9 @@ class _Nhwc:
             "offset_bias": self.bias.offset if self.bias is not None else 0,
         }
 
-    def epilogue(self, lowering: Lowering, columns: str) -> Epilogue:
-        """The epilogue, for a kernel whose results have rows of `columns` elements."""
+    def epilogue(self, lowering: Lowering, columns: str, ahead: bool = False) -> Epilogue:
+        """The epilogue, for a kernel whose results have rows of `columns` elements; `ahead` as for
+        `make_epilogue`."""
         element, channel = f"m * {columns} + n", "n"
         spread = self.conv.spread
         if spread != (1, 1):
@@ -236,6 +239,7 @@ class _Nhwc:
             element,
             (1, channel),
             self.vectors[2],
+            ahead=ahead,
         )
         if spread != (1, 1):
             made.macros["ELEMENT(b, m, n)"] = f"({element})"
@@ -316,13 +320,22 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
         groups,
         images.half,
         images.vectors[:2],
+        gcd8(images.pixel, images.x.offset, group_in, group_out, images.weight.offset),
     )
-    made = images.epilogue(lowering, "N" if choice.splits > 1 else "pixel_o")
+    made = images.epilogue(
+        lowering, "N" if choice.splits > 1 else "pixel_o", reads_extras_ahead(choice)
+    )
     if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
         _lower_in_parts(lowering, choice, images, made)
         return
     macros, buffers = bind(
-        lowering, images.x, images.weight, images.bias, images.out, images.vectors
+        lowering,
+        images.x,
+        images.weight,
+        images.bias,
+        images.out,
+        images.vectors,
+        reads_wide(choice),
     )
     params = {**images.params, "IC": group_in, "OC": group_out}
     registers = choice.template == "matmul/matmul.comp"
@@ -349,7 +362,9 @@ def _lower_in_parts(
     rows, vectors = images.rows, images.vectors
     depth = images.conv.window.taps * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
     parts = parts_of(lowering, choice.splits, 1, rows, columns)
-    macros, buffers = bind(lowering, images.x, images.weight, None, parts, vectors)
+    macros, buffers = bind(
+        lowering, images.x, images.weight, None, parts, vectors, reads_wide(choice)
+    )
     params = {
         **images.params,
         "IC": channels,
@@ -388,11 +403,23 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
     rows, (_, _, k, n) = images.rows, weight.dims
     aligned = gcd8(pixel, x.offset, n, weight.offset, out.offset)
     aligned = aligned and may_overlap(lowering, out, images.conv.extras)
+    wide = gcd8(k, n, pixel, x.offset, weight.offset)
+    reads_more = any(extra.type.dims == out.dims for extra in images.conv.extras)
     choice = choose_matmul(
-        lowering.traits, rows, n, k, 1, images.half, False, images.vectors[:2], aligned
+        lowering.traits,
+        rows,
+        n,
+        k,
+        1,
+        images.half,
+        False,
+        images.vectors[:2],
+        aligned,
+        wide,
+        reads_more,
     )
     vectors = (*images.vectors[:2], stored_vectors(choice, images.vectors[2]))
-    made = replace(images, vectors=vectors).epilogue(lowering, "N")
+    made = replace(images, vectors=vectors).epilogue(lowering, "N", reads_extras_ahead(choice))
     emit(
         choice,
         lowering,

@@ -254,8 +254,10 @@ for _name, _glsl in {
     unary(f"aten.{_name}.default", _glsl, compute="float")
 
 
-def _gelu(approximate: str, **_: object) -> str:
-    return "pv_gelu_tanh(x)" if approximate == "tanh" else "pv_gelu(x)"
+def _gelu(approximate: str, dtype: DType, **_: object) -> str:
+    if approximate == "tanh":
+        return "pv_gelu_tanh(x)"
+    return "pv_gelu_half(x)" if dtype in (DType.float16, DType.bfloat16) else "pv_gelu(x)"
 
 
 unary("aten.gelu.default", _gelu, params={"approximate": "none"})

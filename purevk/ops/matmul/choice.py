@@ -111,6 +111,7 @@ def choose(
     vectors: tuple[bool, bool] = (True, True),
     aligned: bool = False,
     wide: bool = False,
+    extras: bool = False,
 ) -> Choice:
     """The kernel for a matmul of [m, k] and [k, n].
 
@@ -119,8 +120,9 @@ def choose(
         transposed: the second is dense along k.
         vectors: whether the operands can be read as vectors of 4.
         aligned: rows and batches of both and of the result start at multiples of 8 elements.
-        wide: rows of the first, and columns of the second, start at multiples of 16 bytes, of which
-            k has a whole number.
+        wide: rows of the first, and rows of the second (or columns, if `transposed`), start at
+            multiples of 16 bytes, of which they have a whole number.
+        extras: the epilogue reads tensors of the size of the result.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
@@ -137,6 +139,7 @@ def choose(
         vectors,
         tiles=tiles,
         wide=wide,
+        extras=extras,
     )
     choice: Choice = choose_gpu(traits, problem)
     return choice
@@ -260,7 +263,13 @@ def emit(
     if isinstance(choice, (Tiled, Coopmat, WorkgroupCoopmat)) and choice.splits > 1:
         parts = parts_of(lowering, choice.splits, batches.count, m, n)
         macros, buffers = bind(
-            lowering, a, b, None, parts, (*read, choice.takes_vectors and gcd4(n))
+            lowering,
+            a,
+            b,
+            None,
+            parts,
+            (*read, choice.takes_vectors and gcd4(n)),
+            reads_wide(choice),
         )
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
         params |= {
@@ -283,10 +292,9 @@ def emit(
             lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batches, vectors[2]
         )
         return
-    dot = isinstance(choice, Dot)
-    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]), dot)
+    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]), reads_wide(choice))
     macros |= {**choice.macros(), **epilogue.macros}
-    if not dot:
+    if not isinstance(choice, Dot):
         macros["B_TRANSPOSED"] = int(transposed)
     buffers |= epilogue.buffers
     params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
@@ -306,6 +314,16 @@ def may_overlap(lowering: Lowering, out: Operand, extras: Iterable[Value]) -> bo
     """Whether several tiles may make the same elements of a result: its epilogue reads nothing that
     they overwrite."""
     return all(lowering.operand(each).storage is not out.storage for each in extras)
+
+
+def reads_wide(choice: Choice) -> bool:
+    """Whether a kernel reads halves of A and B 16 bytes at a time."""
+    return isinstance(choice, Dot) or (isinstance(choice, Coopmat) and choice.width == 8)
+
+
+def reads_extras_ahead(choice: Choice) -> bool:
+    """Whether a kernel can read what its epilogue takes before it has its results."""
+    return isinstance(choice, Coopmat) and choice.splits == choice.slices == 1
 
 
 def stored_vectors(choice: Choice, vectors: bool) -> bool:

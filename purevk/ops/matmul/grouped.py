@@ -18,10 +18,10 @@ from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_rows
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import gcd4
+from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
-from purevk.ops.matmul.choice import Choice, bind, choose_registers
+from purevk.ops.matmul.choice import Choice, bind, choose_registers, reads_wide
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
@@ -69,14 +69,18 @@ def choose_grouped(
     transposed: bool,
     vectors: tuple[bool, bool],
     sorted: bool,
+    wide: bool = False,
 ) -> Choice:
-    """The kernel for `sizes` m, n, k. It is chosen for groups of equal sizes."""
+    """The kernel for `sizes` m, n, k. It is chosen for groups of equal sizes; `wide` as for a
+    `Problem`."""
     m, n, k = (_dims.upper(size) for size in sizes)
     used = max(min(_dims.upper(groups), m), 1)
     rows = max(-(-m // used), 1) if sorted else 1
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, rows, n, k, used, gcd4(k), gcd4(k if transposed else n))
-    return choose_rows(traits, Problem(rows, n, k, used, half, transposed, vectors), not sorted)
+    return choose_rows(
+        traits, Problem(rows, n, k, used, half, transposed, vectors, wide=wide), not sorted
+    )
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -96,8 +100,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         gcd4(n, out.strides[0], out.offset),
     )
     half = a.dtype is b.dtype is DType.float16
+    wide = half and gcd8(k, n, a.strides[0], a.offset, ldb, b.strides[0], b.offset)
     choice = choose_grouped(
-        lowering.traits, (m, n, k), count, half, transposed, vectors[:2], sorted
+        lowering.traits, (m, n, k), count, half, transposed, vectors[:2], sorted, wide
     )
     rows = choice.rows_per_group
     tiles: Size = m
@@ -106,7 +111,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         # Few rows get a workgroup each, of which only the first of a tile works.
         form = 2 if _dims.upper(m) <= _dims.upper(m) // rows + _dims.upper(count) + 1 else 1
         tiles = m if form == 2 else m // rows + count + 1
-    macros, buffers = bind(lowering, a, b, None, out, vectors)
+    macros, buffers = bind(lowering, a, b, None, out, vectors, reads_wide(choice))
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),

@@ -24,6 +24,7 @@ from purevk.ops.matmul.choice import (
     choose,
     emit,
     may_overlap,
+    reads_extras_ahead,
     stored_vectors,
 )
 from purevk.ops.promotion import promote_types
@@ -33,7 +34,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
 Choose = Callable[
-    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool], Choice
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool, bool], Choice
 ]  # the parameters are those of `choose`
 
 
@@ -208,9 +209,20 @@ def lower_matmul(
     wide = (gcd8 if half else gcd4)(
         k, left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset
     )
-    wide = wide and transposed and vector_a and vector_b
+    wide = wide and vector_a and vector_b and (transposed or (gcd8 if half else gcd4)(n))
+    reads_more = any(extra.type.dims == node.result.type.dims for extra in extras)
     choice = choose(
-        lowering.traits, m, n, k, batches, half, transposed, (vector_a, vector_b), aligned, wide
+        lowering.traits,
+        m,
+        n,
+        k,
+        batches,
+        half,
+        transposed,
+        (vector_a, vector_b),
+        aligned,
+        wide,
+        reads_more,
     )
     vector_out = stored_vectors(choice, vector_out)
     last = len(node.result.type.dims) - 1
@@ -224,6 +236,7 @@ def lower_matmul(
         (last - column, "n"),
         vector_out,
         (last - 1, "m") if not column and (joined is None or last == 1) else None,
+        ahead=reads_extras_ahead(choice),
     )
     emit(
         choice,
@@ -314,6 +327,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         vectors: tuple[bool, bool],
         aligned: bool,
         wide: bool,
+        extras: bool,
     ) -> Choice:
         return choose_distance(
             traits,
@@ -438,9 +452,7 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
         result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
         return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
     half = x.type.dtype is weight.type.dtype is DType.float16
-    columns = prefers_columns(
-        builder.traits, _dims.upper(rows), _dims.upper(n), _dims.upper(k), half
-    )
+    columns = prefers_columns(builder.traits, _dims.upper(rows), _dims.upper(k), half)
     if weight in builder.graph.constants and not columns:
         packed = builder.emit("purevk.copy", packed)
     result = builder.emit(NAME, flat, packed, bias, None, ())

@@ -120,8 +120,12 @@ def holds(choice, traits, problem):
             subgroups = (m // choice.sub_m) * (n // choice.sub_n)
             threads = traits.subgroup_size * subgroups * slices
             shared = 2 * (m * (k + 8) + (n * (k + 8) if problem.transposed else k * (n + 8)))
-            shared += 4 * (slices * m * n if slices > 1 else fm * (choice.sub_n + 4) * subgroups)
+            results = 4 * (slices * m * n if slices > 1 else fm * (choice.sub_n + 4) * subgroups)
+            shared = max(shared, results) if choice.width == 8 else shared + results
+            width = choice.width
+            assert width == 4 or problem.wide
         else:
+            width = 4
             assert (
                 m % choice.thread_m
                 == n % choice.thread_n
@@ -132,7 +136,8 @@ def holds(choice, traits, problem):
             threads = (m // choice.thread_m) * (n // choice.thread_n) * slices
             shared = 4 * k * (m + n + (8 if problem.transposed else 4) * (32 // k if k < 32 else 1))
             shared = max(shared, 4 * slices * m * n if slices > 1 else 0)
-        assert threads % (k // 4) == 0 and m * k // 4 % threads == n * k // 4 % threads == 0
+        assert threads % (k // width) == 0
+        assert m * k // width % threads == n * k // width % threads == 0
     assert 0 < threads <= traits.max_invocations and shared <= traits.max_shared_memory
     if choice.splits > 1:
         assert problem.k >= choice.splits and not (problem.window and problem.batches > 1)
@@ -208,13 +213,20 @@ def test_few_rows_take_columns_16_bytes_at_a_time():
 
 
 def test_weights_of_halves_are_dense_along_k_on_matrix_cores():
-    """Where matrices of a workgroup take them, for many rows as for few, so that both share them."""
-    assert prefers_columns(WORKGROUPS, 1, 2048, 2048, True)
-    assert prefers_columns(WORKGROUPS, 2048, 2048, 2048, True)
-    assert prefers_columns(WORKGROUPS, 128, 768, 768, True)
-    assert not prefers_columns(WORKGROUPS, 6304, 768, 768, True)
-    assert not prefers_columns(WORKGROUPS, 1, 2048, 2048, False)
-    assert not prefers_columns(LARGE, 1, 2048, 2048, True)
+    """For many rows as for few, so that both share them."""
+    assert prefers_columns(LARGE, 1, 2048, True)
+    assert prefers_columns(LARGE, 2048, 2048, True)
+    assert prefers_columns(LARGE, 6304, 64, True)
+    assert not prefers_columns(LARGE, 1, 64, True)
+    assert not prefers_columns(LARGE, 2048, 2044, True)
+    assert not prefers_columns(LARGE, 1, 2048, False)
+    assert not prefers_columns(dataclasses.replace(LARGE, coopmat_shape=None), 1, 2048, True)
+
+
+def test_matrix_cores_read_16_bytes_where_rows_are_aligned():
+    problem = Problem(6304, 768, 768, half=True, transposed=True, wide=True)
+    assert choose_gpu(LARGE, problem).width == 8
+    assert choose_gpu(LARGE, dataclasses.replace(problem, wide=False)).width == 4
 
 
 FORCED = [
