@@ -40,7 +40,7 @@ MATMUL = MatmulCosts(
         join=0.02,
     ),
     coopmat=CoopmatCosts(
-        start=2.7,
+        start=3.5,
         code=0.02,
         latency=0.066,
         window=0.08,
