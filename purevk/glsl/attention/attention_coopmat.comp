@@ -17,6 +17,9 @@
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16 and of 8 * SUBS
+//   VEC8_KV  with COOPMAT, 1: k and v are read 8 halves at a time. HEAD_DIM, VALUE_DIM and the strides
+//     and offsets of k and v are multiples of 8, and KEYS times the columns of a padded head is a
+//     multiple of 256 * SUBS.
 //   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
 //     with any element type
 // Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads, and that of
@@ -52,33 +55,41 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define STEPS_D (WIDTH / 16)
 #define KEYS8 (KEYS / 8)
 #define VALUES8 (VALUE_WIDTH / 8)
-#define W4 (WIDTH / 4)
-#define VW4 (VALUE_WIDTH / 4)
-#define K_SLOTS (KEYS * W4 / LOCAL)
-#define V_SLOTS (KEYS * VW4 / LOCAL)
+// Elements of a load of k or v.
+#define EACH (4 + 4 * VEC8_KV)
+#define VECTORS_K (WIDTH / EACH)
+#define VECTORS_V (VALUE_WIDTH / EACH)
+#define K_SLOTS (KEYS * VECTORS_K / LOCAL)
+#define V_SLOTS (KEYS * VECTORS_V / LOCAL)
 
 #if COOPMAT
 #define SUB int(gl_SubgroupID)
 #define LANE int(gl_SubgroupInvocationID)
 #define LOADED float16_t
 #define LOADED4 f16vec4
+#if VEC8_KV
+#define LOADED_VECTOR uvec4
+#else
+#define LOADED_VECTOR f16vec4
+#endif
 #define LEFT(name) coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> name
 #define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> name
 #define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
-shared float16_t tiles[TILES_SIZE];
+shared LOADED_VECTOR tiles[TILES_SIZE / EACH];
 
 // The right operand, 16 x 8, for MULTIPLY: keys, whose columns are rows of the tile, or values,
 // whose rows are.
 #define RIGHT_KEYS(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
-    coopMatLoad(right, tiles, at, KEY_LINE, gl_CooperativeMatrixLayoutColumnMajor)
+    coopMatLoad(right, tiles, (at) / EACH, KEY_LINE / EACH, gl_CooperativeMatrixLayoutColumnMajor)
 #define RIGHT_VALUES(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
-    coopMatLoad(right, tiles, at, VALUE_LINE, gl_CooperativeMatrixLayoutRowMajor)
+    coopMatLoad(right, tiles, (at) / EACH, VALUE_LINE / EACH, gl_CooperativeMatrixLayoutRowMajor)
 #define MULTIPLY(sums, left) sums = coopMatMulAdd(left, right, sums)
 #else
 #define SUB int(gl_LocalInvocationIndex / 32u)
 #define LANE int(gl_LocalInvocationIndex % 32u)
 #define LOADED float
 #define LOADED4 vec4
+#define LOADED_VECTOR vec4
 #define LEFT(name) float name[8]
 #define SUMS(name) float name[4]
 #define CLEAR(sums) sums = float[4](0.0, 0.0, 0.0, 0.0)
@@ -114,31 +125,38 @@ void multiply(inout float sums[4], float left[8], ivec3 right) {
 #define POWER exp2
 #endif
 
-LOADED4 next_k[K_SLOTS], next_v[V_SLOTS];
+LOADED_VECTOR next_k[K_SLOTS], next_v[V_SLOTS];
 
 void fetch(int base_k, int base_v, int t0) {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
-        int at = id + s * LOCAL, column = at % W4;
-        next_k[s] = LOADED4(0.0);
-        if (column < D4) next_k[s] = LOADED4(buf_k[(base_k + min(t0 + at / W4, T - 1) * k_row) / 4 + column]);
+        int at = id + s * LOCAL, column = at % VECTORS_K, row = base_k + min(t0 + at / VECTORS_K, T - 1) * k_row;
+        next_k[s] = LOADED_VECTOR(0.0);
+        if (column < HEAD_DIM / EACH) next_k[s] = LOADED_VECTOR(buf_k[row / EACH + column]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
-        int at = id + s * LOCAL, column = at % VW4;
-        next_v[s] = LOADED4(0.0);
-        if (column < DV4) next_v[s] = LOADED4(buf_v[(base_v + min(t0 + at / VW4, T - 1) * v_row) / 4 + column]);
+        int at = id + s * LOCAL, column = at % VECTORS_V, row = base_v + min(t0 + at / VECTORS_V, T - 1) * v_row;
+        next_v[s] = LOADED_VECTOR(0.0);
+        if (column < VALUE_DIM / EACH) next_v[s] = LOADED_VECTOR(buf_v[row / EACH + column]);
     }
 }
+
+// Stores a vector at an element's place.
+#if COOPMAT
+#define PUT(at, v) tiles[(at) / EACH] = v
+#else
+#define PUT(at, v) UNROLL for (int c = 0; c < 4; c++) tiles[(at) + c] = v[c]
+#endif
 
 void put() {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
-        int i = id + s * LOCAL, at = (i / W4) * KEY_LINE + (i % W4) * 4;
-        UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_k[s][c];
+        int i = id + s * LOCAL;
+        PUT(i / VECTORS_K * KEY_LINE + i % VECTORS_K * EACH, next_k[s]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
-        int i = id + s * LOCAL, at = TILE_V + (i / VW4) * VALUE_LINE + (i % VW4) * 4;
-        UNROLL for (int c = 0; c < 4; c++) tiles[at + c] = next_v[s][c];
+        int i = id + s * LOCAL;
+        PUT(TILE_V + i / VECTORS_V * VALUE_LINE + i % VECTORS_V * EACH, next_v[s]);
     }
 }
 

@@ -9,6 +9,7 @@ from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.numbers import gcd8
 from purevk.tuning import DeviceTraits
 
 _STEP_BYTES = 96  # of shared memory that steps.glslh takes, at most
@@ -117,6 +118,7 @@ class Coopmat:
                 "FRAGMENTS_M": self.fragments,
                 "SUBS": self.subgroups,
                 "KEYS": self.keys,
+                "VEC8_KV": int(self._reads_wide(call)),
             },
             params=call.params,
             specialize=lowering.fixed(_known(call.params)),
@@ -124,6 +126,14 @@ class Coopmat:
             subgroup_size=32,
             flops=call.flops,
         )
+
+    def _reads_wide(self, call: Attention) -> bool:
+        """Whether keys and values can be read 8 elements at a time, as many by each invocation."""
+        widths = [int(call.macros[name]) for name in ("HEAD_DIM", "VALUE_DIM")]
+        starts = [call.params[f"{x}_{axis}"] for x in "kv" for axis in ("batch", "head", "row")]
+        starts += [call.params["offset_k"], call.params["offset_v"]]
+        even = all(self.keys * _padded(each, 0) % (256 * self.subgroups) == 0 for each in widths)
+        return even and gcd8(*widths, *starts)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,15 @@ _NAMES = ("purevk.matmul_few_rows", "purevk.matmul_to_cache", "purevk.norm", "pu
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Context:
-    """The device of the tests as a GPU without matrix cores, which would take quantized rows."""
+    """The device of the tests as a GPU without matrix cores, which would take some of these rows."""
     context = default_context()
     traits = dataclasses.replace(
-        context.traits, profile=DEFAULT, cores=4, max_texels=0, coopmat_16x8x16=False
+        context.traits,
+        profile=DEFAULT,
+        cores=4,
+        max_texels=0,
+        coopmat_shape=None,
+        coopmat_16x8x16=False,
     )
     monkeypatch.setattr(context, "traits", traits)
     return context
