@@ -288,13 +288,15 @@ class Coopmat(_TileChoice):
         return max(operands, 4 * results) if self.width == 8 else operands + 4 * results
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+        """Whether the template's conditions and the device's limits hold. Few large workgroups hide
+        nothing of the start and end of a few steps."""
         return (
             problem.half
             and self.sub_m % self.shape[0] == 0
             and self.sub_n % self.shape[1] == 0
             and self.tile_k % (self.shape[2] * self.slices) == 0
             and (problem.wide or self.width == 4)
+            and (problem.k >= 256 or self.width * self.tile_m * self.tile_n < 1 << 17)
             and self._loads_evenly(traits, problem, self.width)
         )
 

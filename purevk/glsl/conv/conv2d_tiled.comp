@@ -10,7 +10,8 @@
 //   multiple of 4) is split.
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   VEC4_*  as in conv2d.comp
-//   VEC8_A, VEC8_B  both or none, with COOPMAT: IC and OC are multiples of 8
+//   VEC8_A, VEC8_B  both or none, with COOPMAT: IC and, without B_TRANSPOSED, OC are multiples of 8
+//   B_TRANSPOSED  1: the weight is [OC of all groups, KH, KW, IC], and ldb is KH * KW * IC
 //   SPLIT_K  1: the sums of each split go to out, float [splits, groups, batches * OH * OW, OC],
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, VEC4_OUT follows from
 //     OC % 4, and there batch_o is OC.
@@ -131,6 +132,27 @@ LOADED_VECTOR load_b(int k, int n) {
     return v;
 }
 
+// The weight is [OC of all groups, KH, KW, IC], and ldb the elements of an output channel.
+LOADED_VECTOR load_bt(int n, int k) {
+    LOADED_VECTOR v = LOADED_VECTOR(0.0);
+    int at = offset_b + (first_channel + min(n, OC - 1)) * ldb;
+#if WIDTH == 8
+    if (k < k_last) v = buf_b[(at + k) >> 3];
+#elif VEC4_A && VEC4_B
+    if (k < k_last) v = LOADED_VECTOR(RAW4_B(at + k));
+#else
+    int padded = padded_channels(), tap = k / padded, c = k - tap * padded;
+    UNROLL for (int i = 0; i < 4; i++) {
+#if VEC4_B
+        if (k < k_last && c + i < IC) v[i] = LOADED(RAW4_B(at + tap * IC + c)[i]);
+#else
+        if (k < k_last && c + i < IC) v[i] = LOADED(READ_B(at + tap * IC + c + i));
+#endif
+    }
+#endif
+    return v;
+}
+
 int tile_rows() {
     return batches * OH * OW;
 }
@@ -159,7 +181,6 @@ void tile_store(int m, int n, vec4 v) {
     put4(v, base_o + m * pitch + n, 0, m, first_channel + n, first_channel + OC);
 }
 
-#define B_TRANSPOSED 0
 #if COOPMAT
 #include "matmul/matmul_coopmat.glslh"
 #else

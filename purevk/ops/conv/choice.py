@@ -30,9 +30,10 @@ def choose(
     half: bool,
     vectors: tuple[bool, bool] = (True, True),
     wide: bool = False,
+    transposed: bool = False,
 ) -> Choice:
     """The tiles of an implicit matmul [rows, taps * channels] x [taps * channels, columns] in
-    `groups` groups; `half`, `vectors` and `wide` as for a matmul."""
+    `groups` groups; `half`, `vectors`, `wide` and `transposed` as for a matmul."""
     profile = traits.profile
     if not profile.has_fast_shared_memory and is_short(channels):
         # The loop over a row of taps is unrolled then. Larger tiles would spill registers.
@@ -50,6 +51,7 @@ def choose(
             depth,
             groups,
             half,
+            transposed,
             vectors=vectors,
             window=True,
             wide=wide,

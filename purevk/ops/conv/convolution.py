@@ -47,6 +47,7 @@ from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import Kernel, Operator, Order, Rewrite, register
 
 NAME = "purevk.conv2d"
+COLUMNS_FIRST = (3, 0, 1, 2)  # a weight [kh, kw, in, out] whose input channels are dense
 
 
 def _expand_convolution(builder: Builder, node: Node) -> Value:
@@ -175,6 +176,7 @@ class _Nhwc:
     Attributes:
         pixel: elements of `x` from one pixel to the next.
         vectors: whether `x`, the weight and the result are read and written as vectors of 4.
+        transposed: the weight is in the order `COLUMNS_FIRST`.
     """
 
     conv: Conv2d
@@ -184,6 +186,7 @@ class _Nhwc:
     bias: Operand | None
     out: Operand
     vectors: tuple[bool, bool, bool]
+    transposed: bool = False
 
     @property
     def rows(self) -> Size:
@@ -206,7 +209,7 @@ class _Nhwc:
         """The parameters that the templates share."""
         batches, _, height, width = self.x.dims
         _, _, out_height, out_width = self.out.dims
-        columns = self.weight.dims[3]
+        _, _, group_in, columns = self.weight.dims
         return {
             "batches": batches,
             "H": height,
@@ -215,7 +218,7 @@ class _Nhwc:
             "OW": out_width,
             "pixel_a": self.pixel,
             "pixel_o": columns,
-            "ldb": columns,
+            "ldb": self.conv.window.taps * group_in if self.transposed else columns,
             **self.conv.window.params,
             "offset_a": self.x.offset,
             "offset_b": self.weight.offset,
@@ -262,7 +265,10 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
         else:
             lower_groups(lowering, conv, x, dense_operand(lowering, conv.weight), bias, out)
         return
-    weight = dense_operand(lowering, conv.weight)
+    weight = lowering.operand(conv.weight)
+    transposed = weight.strides == Layout.dense(weight.dims, COLUMNS_FIRST).strides
+    if weight.layout.is_contiguous(weight.dims) or not transposed:
+        weight, transposed = dense_operand(lowering, conv.weight), False
     x, pixel = pixels(lowering, x)
     channels, groups = x.dims[1], conv.groups
     _, _, group_in, columns = weight.dims
@@ -270,10 +276,10 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     group_out = columns if depthwise else columns // groups
     vectors = (
         gcd4(pixel, x.offset, channels if depthwise else group_in),
-        gcd4(group_out, columns),
+        gcd4(group_in, weight.offset) if transposed else gcd4(group_out, columns),
         gcd4(group_out),
     )
-    images = _Nhwc(conv, x, pixel, weight, bias, out, vectors)
+    images = _Nhwc(conv, x, pixel, weight, bias, out, vectors, transposed)
     if conv.is_matmul:
         _lower_as_matmul(lowering, images)
     elif depthwise:
@@ -320,7 +326,14 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
         groups,
         images.half,
         images.vectors[:2],
-        gcd8(images.pixel, images.x.offset, group_in, group_out, images.weight.offset),
+        gcd8(
+            images.pixel,
+            images.x.offset,
+            group_in,
+            group_in if images.transposed else group_out,
+            images.weight.offset,
+        ),
+        images.transposed,
     )
     made = images.epilogue(
         lowering, "N" if choice.splits > 1 else "pixel_o", reads_extras_ahead(choice)
@@ -337,6 +350,8 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
         images.vectors,
         reads_wide(choice),
     )
+    if images.transposed:
+        macros["B_TRANSPOSED"] = 1
     params = {**images.params, "IC": group_in, "OC": group_out}
     registers = choice.template == "matmul/matmul.comp"
     lowering.dispatch(
@@ -365,6 +380,8 @@ def _lower_in_parts(
     macros, buffers = bind(
         lowering, images.x, images.weight, None, parts, vectors, reads_wide(choice)
     )
+    if images.transposed:
+        macros["B_TRANSPOSED"] = 1
     params = {
         **images.params,
         "IC": channels,
@@ -401,9 +418,10 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
     """A 1 x 1 window: the rows of the matmul are pixels."""
     x, weight, out, pixel = images.x, images.weight, images.out, images.pixel
     rows, (_, _, k, n) = images.rows, weight.dims
-    aligned = gcd8(pixel, x.offset, n, weight.offset, out.offset)
+    turned = images.transposed
+    aligned = gcd8(pixel, x.offset, n, k if turned else n, weight.offset, out.offset)
     aligned = aligned and may_overlap(lowering, out, images.conv.extras)
-    wide = gcd8(k, n, pixel, x.offset, weight.offset)
+    wide = gcd8(k, k if turned else n, pixel, x.offset, weight.offset)
     reads_more = any(extra.type.dims == out.dims for extra in images.conv.extras)
     choice = choose_matmul(
         lowering.traits,
@@ -412,7 +430,7 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
         k,
         1,
         images.half,
-        False,
+        turned,
         images.vectors[:2],
         aligned,
         wide,
@@ -424,16 +442,34 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
         choice,
         lowering,
         a=Operand(x.storage, Layout(x.offset, (pixel, 1)), TensorType(x.dtype, (rows, k))),
-        b=Operand(weight.storage, Layout(weight.offset, (n, 1)), TensorType(weight.dtype, (k, n))),
+        b=Operand(
+            weight.storage,
+            Layout(weight.offset, (1, k) if turned else (n, 1)),
+            TensorType(weight.dtype, (k, n)),
+        ),
         bias=images.bias,
         out=Operand(out.storage, Layout(out.offset, (n, 1)), TensorType(out.dtype, (rows, n))),
         epilogue=made,
         sizes=(rows, n, k),
-        strides=(pixel, n, n),
+        strides=(pixel, k if turned else n, n),
         batches=Batches(),
-        transposed=False,
-        vectors=(gcd4(k, pixel, x.offset), gcd4(n), vectors[2]),
+        transposed=turned,
+        vectors=(gcd4(k, pixel, x.offset), images.vectors[1], vectors[2]),
     )
+
+
+def _adapt(node: Node, orders: tuple[Order | None, ...], query: LayoutQuery) -> Node:
+    """The node with the weight in the order that its kernel reads."""
+    if orders[0] is None:
+        return adapt(node, orders, query)
+    conv, traits = Conv2d.of(node), query.traits
+    half = conv.x.type.dtype is conv.weight.type.dtype is DType.float16
+    if traits is None or not half or traits.coopmat_shape is None:
+        return node
+    if not traits.profile.has_fast_shared_memory or not gcd8(conv.weight.type.dims[2]):
+        return node
+    args = (node.args[0], query.copied(conv.weight, COLUMNS_FIRST), *node.args[2:])
+    return Node(node.op, args, node.results, node.source, node.alias)
 
 
 def _conv2d_layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
@@ -452,7 +488,7 @@ register(
             supports=supports_float,
             epilogue=True,
             bfloat16=False,
-            adapt=adapt,
+            adapt=_adapt,
         ),
     )
 )

@@ -110,10 +110,15 @@ def test_registers(case, tile, special):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("tile", [(64, 64, 16, 4, 4), (32, 32, 64, 4, 4, 4)], ids=str)
-def test_shared_tiles(case, tile):
+@pytest.mark.parametrize("turned", [False, True])
+def test_shared_tiles(case, tile, turned):
     x, w, bias, want = problem(*case)
     macros, params = common(case, want.shape)
     macros.update(tile_macros(tile))
+    if turned:
+        w = np.ascontiguousarray(w.transpose(3, 0, 1, 2))
+        params["ldb"] = int(np.prod(w.shape[1:]))
+        macros.update(B_TRANSPOSED=1, VEC4_B=macros["VEC4_A"])
     grid = (
         ceil_div(params["OC"], tile[1]),
         ceil_div(int(np.prod(want.shape[:3])), tile[0]),
@@ -155,6 +160,27 @@ def test_half(template):
         grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], 1)
     buffers = [x, w, bias, Out(want.shape, np.float16)]
     (got,) = run(template, buffers, params, grid, macros)
+    close(got, want, np.float16)
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("tile", [(64, 64, 64, 16, 32, 1), (32, 32, 128, 16, 16, 4)], ids=str)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_16_bytes_at_a_time(turned, tile, groups):
+    """On matrix cores."""
+    case = (2, 48, 9, 11, 80, (3, 3), (2, 1), (1, 1), (1, 2), groups)
+    x, w, bias, want = problem(*case, dtype=np.float16)
+    macros, params = common(case, want.shape, np.float16)
+    names = ("TILE_M", "TILE_N", "TILE_K", "SUBGROUP_M", "SUBGROUP_N", "SLICES")
+    macros.update(COOPMAT=1, VEC4_A=0, VEC4_B=0, VEC8_A=1, VEC8_B=1, **dict(zip(names, tile)))
+    if turned:
+        w = np.ascontiguousarray(w.transpose(3, 0, 1, 2))
+        params["ldb"] = int(np.prod(w.shape[1:]))
+        macros["B_TRANSPOSED"] = 1
+    rows = int(np.prod(want.shape[:3]))
+    grid = (ceil_div(params["OC"], tile[1]), ceil_div(rows, tile[0]), groups)
+    buffers = [x, w, bias, Out(want.shape, np.float16)]
+    (got,) = run("conv/conv2d_tiled.comp", buffers, params, grid, macros, coopmat=True)
     close(got, want, np.float16)
 
 

@@ -48,8 +48,6 @@ def count(spirv, wanted):
 def test_loops_over_fragments_are_gone(template, tile, macros):
     """A loop that is left would index fragments at run time, which puts them in memory: ten times
     slower."""
-    if template == "conv/conv2d_tiled.comp" and "B_TRANSPOSED" in macros:
-        pytest.skip("weights have one layout")
     _, _, k, sub_m, sub_n, slices = tile
     macros = {**HALF, **dict(zip(NAMES, tile)), **macros}
     spirv = compile_template(template, macros, coopmat=True)
