@@ -62,7 +62,6 @@ class Problem:
     window: bool = False
     tiles: TileBounds | None = None
     wide: bool = False
-    extras: bool = False
 
     @property
     def large(self) -> bool:
@@ -379,15 +378,13 @@ class WorkgroupCoopmat(_TileChoice):
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.workgroup_coopmat
-        most = max(costs.resident // self.threads, 1)
-        steps, rounds, load = self._schedule(traits, problem, most)
+        steps, rounds, load = self._schedule(traits, problem)
         products = self.tile_m * self.tile_n * self.tile_k / 4096
         work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
         return (
             costs.start
             + steps * (costs.latency * rounds + load * work)
             + costs.store * self.tile_m * self.tile_n / 256 * load
-            + costs.extra * problem.m * problem.n * problem.batches * problem.extras
         )
 
 

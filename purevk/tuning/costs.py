@@ -70,8 +70,6 @@ class WorkgroupCoopmatCosts(NamedTuple):
         load: for a multiprocessor to load a vector of 4 elements.
         product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
         store: to store a fragment of 16 x 16.
-        extra: for the device to read an element for the epilogue.
-        resident: invocations that a multiprocessor holds at a time (a number).
     """
 
     start: float
@@ -79,8 +77,6 @@ class WorkgroupCoopmatCosts(NamedTuple):
     load: float
     product: float
     store: float
-    extra: float
-    resident: int
 
 
 class VectorCosts(NamedTuple):

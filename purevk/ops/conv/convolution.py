@@ -422,7 +422,6 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
     aligned = gcd8(pixel, x.offset, n, k if turned else n, weight.offset, out.offset)
     aligned = aligned and may_overlap(lowering, out, images.conv.extras)
     wide = gcd8(k, k if turned else n, pixel, x.offset, weight.offset)
-    reads_more = any(extra.type.dims == out.dims for extra in images.conv.extras)
     choice = choose_matmul(
         lowering.traits,
         rows,
@@ -434,7 +433,6 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
         images.vectors[:2],
         aligned,
         wide,
-        reads_more,
     )
     vectors = (*images.vectors[:2], stored_vectors(choice, images.vectors[2]))
     made = replace(images, vectors=vectors).epilogue(lowering, "N", reads_extras_ahead(choice))

@@ -111,7 +111,6 @@ def choose(
     vectors: tuple[bool, bool] = (True, True),
     aligned: bool = False,
     wide: bool = False,
-    extras: bool = False,
 ) -> Choice:
     """The kernel for a matmul of [m, k] and [k, n].
 
@@ -122,7 +121,6 @@ def choose(
         aligned: rows and batches of both and of the result start at multiples of 8 elements.
         wide: rows of the first, and rows of the second (or columns, if `transposed`), start at
             multiples of 16 bytes, of which they have a whole number.
-        extras: the epilogue reads tensors of the size of the result.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
@@ -139,7 +137,6 @@ def choose(
         vectors,
         tiles=tiles,
         wide=wide,
-        extras=extras,
     )
     choice: Choice = choose_gpu(traits, problem)
     return choice

@@ -34,7 +34,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
 Choose = Callable[
-    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool, bool], Choice
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool], Choice
 ]  # the parameters are those of `choose`
 
 
@@ -210,7 +210,6 @@ def lower_matmul(
         k, left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset
     )
     wide = wide and vector_a and vector_b and (transposed or (gcd8 if half else gcd4)(n))
-    reads_more = any(extra.type.dims == node.result.type.dims for extra in extras)
     choice = choose(
         lowering.traits,
         m,
@@ -222,7 +221,6 @@ def lower_matmul(
         (vector_a, vector_b),
         aligned,
         wide,
-        reads_more,
     )
     vector_out = stored_vectors(choice, vector_out)
     last = len(node.result.type.dims) - 1
@@ -327,7 +325,6 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         vectors: tuple[bool, bool],
         aligned: bool,
         wide: bool,
-        extras: bool,
     ) -> Choice:
         return choose_distance(
             traits,

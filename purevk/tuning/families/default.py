@@ -52,13 +52,7 @@ MATMUL = MatmulCosts(
         register_file=65536,
     ),
     workgroup_coopmat=WorkgroupCoopmatCosts(
-        start=3.5,
-        latency=0.45,
-        load=1.2e-4,
-        product=2e-4,
-        store=0.08,
-        extra=6e-6,
-        resident=256,
+        start=3.5, latency=0.3, load=1.2e-4, product=2e-4, store=0.08
     ),
     vector=VectorCosts(
         start=3.4,
