@@ -257,7 +257,7 @@ for _name, _glsl in {
 def _gelu(approximate: str, dtype: DType, **_: object) -> str:
     if approximate == "tanh":
         return "pv_gelu_tanh(x)"
-    return "pv_gelu_half(x)" if dtype in (DType.float16, DType.bfloat16) else "pv_gelu(x)"
+    return "pv_gelu_half(x)" if dtype is DType.float16 else "pv_gelu(x)"
 
 
 unary("aten.gelu.default", _gelu, params={"approximate": "none"})

@@ -398,6 +398,18 @@ def test_a_cast_rounds_also_within_a_chain(narrow):
     check(cases)
 
 
+def test_gelu_of_all_halves():
+    """Against float64, in units of the last place."""
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    x = x[x.isfinite()]
+    exact = torch.nn.functional.gelu(x.double())
+    with program_of(torch.nn.functional.gelu, (x,)) as program:
+        made = program(x).double()
+    exponent = torch.frexp(exact.half().double()).exponent
+    unit = torch.ldexp(torch.tensor(2.0**-11, dtype=torch.float64), exponent).clamp(min=2.0**-24)
+    assert float(((made - exact).abs() / unit).max()) <= 0.51
+
+
 def test_specials_of_division():
     """Floor division, remainders and powers of NaN, infinity and signed zeros."""
     cases = []
