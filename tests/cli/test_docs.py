@@ -64,8 +64,10 @@ def test_every_argument_is_described(command) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
         ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         ROOT / "bench" / "RESULTS.md",
         ROOT / "packaging" / "README.md",
     ],
