@@ -150,3 +150,12 @@ def test_the_messages_of_the_page_are_those_of_the_source(message: str) -> None:
 def test_a_wrong_message_would_be_found() -> None:
     assert len(_messages()) > 70
     assert "no Vulkan driver was seen on this computer" not in _texts()
+
+
+def test_the_figures_of_the_performance_page_are_measured() -> None:
+    page = (ROOT / "docs" / "help" / "performance.md").read_text(encoding="utf-8")
+    expected = page.split("## What to expect")[1].split("## Measure")[0]
+    figures = set(re.findall(r"(?<![\w.])\d+\.\d+", expected)) - {"1.1"}  # billion parameters
+    results = (ROOT / "bench" / "RESULTS.md").read_text(encoding="utf-8")
+    assert len(figures) > 20
+    assert figures <= set(re.findall(r"(?<![\w.])\d+\.\d+", results))
