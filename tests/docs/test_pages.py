@@ -1,9 +1,12 @@
 """The code blocks of README.md and of the pages under docs/ run as they are printed: all blocks of
-Python, and the commands `purevk` of shell blocks."""
+Python, and the commands `purevk` of shell blocks. Other commands are checked for what they name.
+test_recipes.py runs the recipes of CONTRIBUTING.md, whose blocks are steps of lists."""
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,18 +17,32 @@ import numpy as np
 import pytest
 
 from purevk import knobs
+from tests.models.zoo import import_torchvision
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "bench/NOTES.md", "bench/RESULTS.md")
+PAGES = [
+    str(path.relative_to(ROOT))
+    for path in sorted(
+        (
+            *(ROOT / "docs").rglob("*.md"),
+            *(ROOT / name for name in ("README.md", "packaging/README.md", *OTHERS)),
+        )
+    )
+]
+_SLOW = (
+    *("README.md", "docs/calling.md", "docs/extending.md", "docs/state.md"),
+    *("docs/torch_compile.md", "docs/start/five_minutes.md"),
 )
-_SLOW = ("README.md", "docs/calling.md", "docs/extending.md")
 _COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ +)*purevk .*$", re.MULTILINE)
+# Languages of blocks: those that run, and those that are no code. What `text` holds is printed
+# output, grammars, signatures and usages.
+_LANGUAGES = {"python", "sh", "text", "json", "glsl"}
 
 
 def _blocks(page: str, language: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def _commands(page: str) -> list[str]:
@@ -54,6 +71,9 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
     pytest.importorskip("torch")
     if page == "README.md":
         pytest.importorskip("executorch")
+    if "transformers" in "".join(_blocks(page, "python")):
+        pytest.importorskip("transformers")
+        import_torchvision()
     space: dict[str, Any] = {}
     for block in _blocks(page, "python"):
         exec(compile(block, page, "exec"), space)
@@ -77,3 +97,92 @@ def test_the_commands_of_a_page_run(page: str, folder: Path) -> None:
             env=knobs.child_environment({"PYTHONPATH": str(ROOT)}),
         )
         assert done.returncode == 0 and done.stdout, f"{command}: {done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_run_or_is_no_code(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    fences = re.findall(r"^ *```(.*)$", text, re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert set(fences[::2]) <= _LANGUAGES and set(fences[1::2]) <= {""}
+    for block in _blocks(page, "text"):
+        try:
+            tree = ast.parse(block)
+        except SyntaxError:
+            continue
+        statements = (ast.Import, ast.ImportFrom, ast.Assign, ast.With, ast.FunctionDef)
+        assert not any(isinstance(each, statements) for each in tree.body), block
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "sh")])
+def test_the_other_commands_of_a_page_exist(page: str) -> None:
+    """What does not begin with `purevk` installs something, or runs scripts, for minutes: its files,
+    targets and extras are compared with what there is."""
+    for block in _blocks(page, "sh"):
+        for line in _COMMAND.sub("", block).replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words.pop(0)
+            if words:
+                _check_command(words)
+
+
+def _check_command(words: list[str]) -> None:
+    name, *rest = words
+    if name == "make":
+        text = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^# make {re.escape(rest[0])}\b", text, re.MULTILINE), words
+    elif name in ("pip", "python", ".venv/bin/python", "bash"):
+        if rest[:2] == ["-m", "pip"]:
+            rest = rest[2:]
+        if name == "pip" or rest[0] in ("install", "wheel"):
+            _check_pip(rest)
+        elif rest[0] == "-m":
+            module = rest[1].replace(".", "/")
+            assert rest[1] == "pytest" or any(
+                (ROOT / path).is_file() for path in (f"{module}.py", f"{module}/__main__.py")
+            ), words
+        else:
+            assert (ROOT / rest[0]).is_file(), words
+    elif "/" in name:
+        assert (ROOT / name).is_file(), words
+    else:
+        assert name in ("apt-get", "export", "source", "$EDITOR"), words
+
+
+def _check_pip(words: list[str]) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = re.findall(r"^(\w+) = \[", text.split("[project.optional-dependencies]")[1], re.M)
+    for word in words:
+        if found := re.search(r"\[(.*)\]", word):
+            assert set(found[1].split(",")) <= set(extras), words
+
+
+@pytest.mark.slow
+def test_the_line_that_installs_purevk(tmp_path: Path) -> None:
+    (line,) = [
+        line
+        for block in _blocks("docs/start/five_minutes.md", "sh")
+        for line in block.splitlines()
+        if line.startswith("pip install")
+    ]
+    words = shlex.split(line)[2:]
+    found = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--dry-run",
+                "--no-deps",
+                "--ignore-installed",
+            ),
+            *("--no-build-isolation", "--no-index", "--disable-pip-version-check", *words),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0 and "Would install purevk-" in found.stdout, found.stderr
