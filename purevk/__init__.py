@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from purevk.program.compile import compile
     from purevk.program.method import Method
     from purevk.program.plan import PlannedProgram, plan
+    from purevk.program.replicas import Replicas
     from purevk.runtime import Runtime
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "PlannedProgram",
     "Program",
     "PurevkError",
+    "Replicas",
     "Runtime",
     "ShaderCompilerError",
     "ShapeError",
@@ -76,10 +78,11 @@ _HOMES = {
     "Method": "program.method",
     "PlannedProgram": "program.plan",
     "Program": "program.program",
+    "Replicas": "program.replicas",
     "Runtime": "runtime",
     "compile": "program.compile",
     "devices": "graph.devices",
-    "load": "program.program",
+    "load": "program.loading",
     "manual_seed": "generators",
     "ops": "ops",
     "plan": "program.plan",

@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
                 "specializations",
                 "close",
             ),
+            "Replicas": ("forward", "submit", "method", "inputs", "outputs", "close"),
             "PlannedProgram": ("memory", "kernels", "graph", "costs", "report"),
             "DeviceInfo": (),
         },

@@ -436,10 +436,10 @@ def _finished(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...], out
     if out is not None:
         kept = out if isinstance(out, (tuple, list)) else [out]
         results = tuple(new if old is None else old for old, new in zip(kept, results))
-    return _returned(graph, results)
+    return returned(graph, results)
 
 
-def _returned(graph: Graph, results: tuple[Any, ...]) -> Any:
+def returned(graph: Graph, results: tuple[Any, ...]) -> Any:
     """The results as the model returns them."""
     if graph.signature is not None:
         return graph.signature.unflatten(results)

@@ -8,18 +8,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
 
-from purevk import progress as progress_bars
-from purevk.api import check_fork
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context
-from purevk.graph.devices import choose_context
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
@@ -62,6 +59,7 @@ class Program:
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
         seconds: what loading took, by phase.
+        origin: a function, and the arguments with which it makes the program again.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class Program:
         self._reloading = False
         self._names: set[str] = set()
         self._closed = False
-        self._origin: tuple[Any, ...] | None = None  # arguments with which `load` makes it again
+        self.origin: tuple[Callable[..., Program], tuple[Any, ...]] | None = None
         self._submissions: Submissions | None = None
         self.in_flight = 2
         self.lock = threading.RLock()
@@ -382,14 +380,15 @@ class Program:
             PurevkError: it was made in another way, or has a context of its own.
         """
         self.check_open()
-        if self._origin is None:
+        if self.origin is None:
             raise PurevkError(
                 f"{self.name} cannot be pickled or copied",
                 where=self.name,
                 why="only a program that was loaded from a path, on the default context, can",
                 next="save it with program.save(path), and load this file where it is needed",
             )
-        return _load_again, self._origin, dict(self.state) or None
+        again, arguments = self.origin
+        return again, arguments, dict(self.state) or None
 
     def __setstate__(self, states: dict[str, np.ndarray]) -> None:
         self.state.update(states)
@@ -423,85 +422,3 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name} on {self.device.name}: {', '.join(self.methods)}>"
-
-
-def load(
-    file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = (),
-    *,
-    context: Context | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-    bounds: str = "exported",
-    check: bool = True,
-    compile: str = "allowed",
-    device: Context | int | str | None = None,
-) -> Program:
-    """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
-    `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
-
-    Args:
-        file: path, or the file's bytes.
-        data_files: .ptd files with weights that are not in the program.
-        context: device to run on, as a context; None: that of `device`. Only then, and if `file` is
-            a path, the program can be pickled.
-        progress: called with (phase, done, total) during long work; None: a progress bar on a
-            terminal.
-        bounds: what happens to sizes outside of the exported bounds. "exported": the call raises
-            SizeConstraintError; sizes for which the exporter stated no bound may grow. "grow": the
-            method is lowered again for them, and the log says so; the model must not decide
-            anything by these sizes. "strict": as "exported", and memory is planned once: a size
-            without a bound is refused.
-        check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
-        compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
-            at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
-            programs.
-        device: device to run on: its index, a part of its name, or a context; None: the best one,
-            or that of PUREVK_DEVICE. `purevk.devices()` lists them.
-
-    Raises:
-        KernelNotCachedError: see `compile`.
-        FileFormatError: it is none of these files, or damaged. For files of other formats, such as
-            ONNX or safetensors, the error says what to do.
-        UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
-            torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
-        InputError: `file` is neither a path nor bytes.
-        DeviceError: there is no Vulkan device, or none that `device` names. The error lists those
-            there are.
-        ShaderCompilerError: kernels have to be compiled and there is no compiler.
-    """
-    from purevk.frontends.files import FileSource, open_file
-
-    check_fork()
-    data_files = tuple(data_files)
-    opened = open_file(file, data_files, check)
-    try:
-        sources = {name: FileSource(opened, name) for name in opened.methods}
-        shown = progress_bars.default() if progress is None else progress
-        with progress_bars.closing(shown):
-            program = Program(
-                opened.label,
-                sources,
-                choose_context(device, context),
-                shown,
-                opened.close,
-                bounds,
-                compile=compile,
-            )
-    except BaseException:
-        opened.close()
-        raise
-    if context is None and not isinstance(device, Context) and isinstance(file, (str, os.PathLike)):
-        paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
-        program._origin = paths[0], tuple(paths[1:]), bounds, check, compile, device
-    return program
-
-
-def _load_again(
-    file: str,
-    data_files: tuple[str, ...],
-    bounds: str,
-    check: bool,
-    compile: str,
-    device: int | str | None,
-) -> Program:
-    return load(file, data_files, bounds=bounds, check=check, compile=compile, device=device)

@@ -45,7 +45,7 @@ def test_a_device_that_is_not_there() -> None:
         assert f"0: {purevk.devices()[0].name}" in caught.value.why
 
 
-@pytest.mark.parametrize("device", [True, 1.5, b"0", ["0"]])
+@pytest.mark.parametrize("device", [True, 1.5, b"0", {"0"}, [1.5], []])
 def test_what_is_no_device(device: object) -> None:
     with pytest.raises(InputError, match="device="):
         purevk.load(MODEL, device=device)  # type: ignore[arg-type]

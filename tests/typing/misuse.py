@@ -7,7 +7,8 @@ import purevk
 from purevk.errors import PurevkError
 
 purevk.lod("model.pte")  # attr-defined
-program = purevk.load(3)  # arg-type
+purevk.load(3)  # call-overload
+program = purevk.load("model.pte")
 program.forwrd()  # attr-defined
 count: int = program.name  # assignment
 for name, method in program.methods.items():

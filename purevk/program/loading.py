@@ -1,0 +1,147 @@
+"""`purevk.load`: a program from a file, on one device or on several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import overload
+
+from purevk import progress as progress_bars
+from purevk.api import check_fork
+from purevk.errors import InputError
+from purevk.graph.context import Context
+from purevk.graph.devices import choose_context
+from purevk.program.program import Program
+from purevk.program.replicas import Replicas, load_each
+
+
+@overload
+def load(
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = ...,
+    *,
+    context: Context | None = ...,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    check: bool = ...,
+    compile: str = ...,
+    device: Context | int | str | None = ...,
+) -> Program: ...
+
+
+@overload
+def load(
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = ...,
+    *,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    check: bool = ...,
+    compile: str = ...,
+    device: list[Context | int | str] | list[int] | list[str] | tuple[Context | int | str, ...],
+) -> Replicas: ...
+
+
+def load(
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = (),
+    *,
+    context: Context | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    bounds: str = "exported",
+    check: bool = True,
+    compile: str = "allowed",
+    device: Context
+    | int
+    | str
+    | list[Context | int | str]
+    | list[int]
+    | list[str]
+    | tuple[Context | int | str, ...]
+    | None = None,
+) -> Program | Replicas:
+    """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
+    `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
+
+    Args:
+        file: path, or the file's bytes.
+        data_files: .ptd files with weights that are not in the program.
+        context: device to run on, as a context; None: that of `device`. Only then, and if `file` is
+            a path, the program can be pickled.
+        progress: called with (phase, done, total) during long work; None: a progress bar on a
+            terminal.
+        bounds: what happens to sizes outside of the exported bounds. "exported": the call raises
+            SizeConstraintError; sizes for which the exporter stated no bound may grow. "grow": the
+            method is lowered again for them, and the log says so; the model must not decide
+            anything by these sizes. "strict": as "exported", and memory is planned once: a size
+            without a bound is refused.
+        check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
+        compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
+            at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
+            programs.
+        device: device to run on: its index, a part of its name, or a context; None: the best one,
+            or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices, such as
+            [0, 1], makes `Replicas`, which split the batch of a call among them.
+
+    Raises:
+        KernelNotCachedError: see `compile`.
+        FileFormatError: it is none of these files, or damaged. For files of other formats, such as
+            ONNX or safetensors, the error says what to do.
+        UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
+            torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
+        InputError: `file` is neither a path nor bytes; or a batch cannot be split among the devices.
+        DeviceError: there is no Vulkan device, or none that `device` names. The error lists those
+            there are.
+        ShaderCompilerError: kernels have to be compiled and there is no compiler.
+    """
+    from purevk.frontends.files import FileSource, open_file
+
+    check_fork()
+    data_files = tuple(data_files)
+    if isinstance(device, (list, tuple)):
+        if context is not None:
+            raise InputError("both device and context are given", next="leave one of them out")
+        return load_each(
+            lambda each: load(
+                file,
+                data_files,
+                progress=progress,
+                bounds=bounds,
+                check=check,
+                compile=compile,
+                device=each,
+            ),
+            device,
+        )
+    opened = open_file(file, data_files, check)
+    try:
+        sources = {name: FileSource(opened, name) for name in opened.methods}
+        shown = progress_bars.default() if progress is None else progress
+        with progress_bars.closing(shown):
+            program = Program(
+                opened.label,
+                sources,
+                choose_context(device, context),
+                shown,
+                opened.close,
+                bounds,
+                compile=compile,
+            )
+    except BaseException:
+        opened.close()
+        raise
+    if context is None and not isinstance(device, Context) and isinstance(file, (str, os.PathLike)):
+        paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
+        program.origin = _load_again, (paths[0], tuple(paths[1:]), bounds, check, compile, device)
+    return program
+
+
+def _load_again(
+    file: str,
+    data_files: tuple[str, ...],
+    bounds: str,
+    check: bool,
+    compile: str,
+    device: int | str | None,
+) -> Program:
+    return load(file, data_files, bounds=bounds, check=check, compile=compile, device=device)
