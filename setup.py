@@ -1,6 +1,7 @@
 """The part of the build that pyproject.toml cannot say: a wheel that carries libshaderc is for one
-platform."""
+platform, and has the licences and the bill of materials (PEP 770) of this library."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,12 @@ BUNDLED = sorted(
     for path in Path("purevk", "_lib").glob("*shaderc*")
     if path.suffix in (".so", ".dylib", ".dll")
 )
+LICENCES = {
+    "shaderc": "Apache-2.0",
+    "glslang": "BSD-3-Clause AND GPL-3.0-or-later WITH Bison-exception-2.2 AND Apache-2.0",
+    "SPIRV-Tools": "Apache-2.0",
+    "SPIRV-Headers": "MIT",
+}
 
 
 def needed_glibc(library: Path) -> int:
@@ -22,6 +29,44 @@ def needed_glibc(library: Path) -> int:
     return max(
         (int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())), default=17
     )
+
+
+def beside(library: Path, suffix: str) -> Path:
+    """A file that the scripts of packaging/ write beside a library."""
+    path = library.with_suffix(suffix)
+    if not path.is_file():
+        raise SystemExit(
+            f"{library} has no {path.name}: make both with packaging/build_shaderc.sh or"
+            " packaging/link_shaderc.sh, or remove purevk/_lib for a wheel without a compiler"
+        )
+    return path
+
+
+def bill_of_materials(library: Path) -> dict[str, object]:
+    """What a library is made of, in CycloneDX 1.6, from the line of versions beside it."""
+    line = beside(library, ".txt").read_text(encoding="utf-8").strip()
+    components = []
+    for part in line.split(", "):
+        name, _, version = part.partition(" ")
+        components.append(
+            {
+                "type": "library",
+                "bom-ref": name,
+                "name": name,
+                "version": version,
+                "licenses": [{"expression": LICENCES[name]}],
+            }
+        )
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {"type": "file", "bom-ref": library.name, "name": library.name}},
+        "components": components,
+        "dependencies": [
+            {"ref": library.name, "dependsOn": [each["bom-ref"] for each in components]}
+        ],
+    }
 
 
 class Bundle(Distribution):
@@ -49,6 +94,21 @@ class Wheel(bdist_wheel):
             glibc = max(needed_glibc(library) for library in BUNDLED)
             platform = platform.replace("linux_", f"manylinux_2_{glibc}_", 1)
         return "py3", "none", platform
+
+    def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+        super().egg2dist(egginfo_path, distinfo_path)
+        for library in BUNDLED:
+            licences = beside(library, ".LICENSES")
+            metadata = Path(distinfo_path, "METADATA")
+            target = Path(distinfo_path, "licenses", *licences.parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(licences, target)
+            head, blank, body = metadata.read_text(encoding="utf-8").partition("\n\n")
+            head += f"\nLicense-File: {licences.as_posix()}"
+            metadata.write_text(head + blank + body, encoding="utf-8")
+            bill = Path(distinfo_path, "sboms", f"{library.stem}.cdx.json")
+            bill.parent.mkdir(exist_ok=True)
+            bill.write_text(json.dumps(bill_of_materials(library), indent=1), encoding="utf-8")
 
 
 setup(distclass=Bundle, cmdclass={"build_py": Build, "bdist_wheel": Wheel})

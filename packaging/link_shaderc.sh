@@ -42,4 +42,10 @@ version() { # package
 }
 echo "shaderc $(version libshaderc-dev), glslang $(version glslang-dev), SPIRV-Tools $(version spirv-tools)" \
     >"${target%.so}.txt"
+for package in libshaderc-dev glslang-dev spirv-tools; do
+    licence=/usr/share/doc/$package/copyright
+    [ -r "$licence" ] || { echo "link_shaderc.sh: no $licence, which has to go with the library" >&2; exit 1; }
+    printf '==== %s ====\n\n' "$package"
+    cat "$licence"
+done >"${target%.so}.LICENSES"
 ls -l "$target"

@@ -28,9 +28,9 @@ def _load_ffi() -> Any:
             own.loader.exec_module(module)
             return module.ffi
     raise DeviceError(
-        "The Python package 'vulkan' is missing",
+        f"The Python package 'vulkan' {'has no declarations' if spec else 'is missing'}",
         why="purevk takes its Vulkan types from it",
-        next="pip install vulkan",
+        next='pip install "vulkan>=1.3.275,<1.4"',
     )
 
 

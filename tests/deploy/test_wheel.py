@@ -1,0 +1,76 @@
+"""A wheel that carries a library has its licences and its bill of materials."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = "libshaderc_shared"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tag is that of Linux")
+
+
+def built(folder: Path, beside: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Builds a wheel of a package with a library of a few bytes, and the files beside it."""
+    pytest.importorskip(
+        "setuptools.command.bdist_wheel",
+        reason="no setuptools of 70.1 or later, which builds wheels",
+    )
+    inside = folder / "purevk" / "_lib"
+    inside.mkdir(parents=True)
+    shutil.copy(ROOT / "purevk" / "__init__.py", folder / "purevk")
+    (inside / f"{LIBRARY}.so").write_bytes(b"\0GLIBC_2.34\0GLIBC_2.17\0")
+    for suffix, text in beside.items():
+        (inside / f"{LIBRARY}{suffix}").write_text(text, encoding="utf-8")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+BESIDE = {
+    ".txt": "shaderc 2025.2, glslang 15.1.0+1.4.309.0, SPIRV-Tools 2025.1~rc1\n",
+    ".LICENSES": "==== shaderc ====\n\nApache License\n",
+}
+
+
+def test_licences_and_bill_of_materials(tmp_path: Path) -> None:
+    made = built(tmp_path, BESIDE)
+    assert made.returncode == 0, made.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert "py3-none-manylinux_2_34_" in wheel.name
+    with zipfile.ZipFile(wheel) as file:
+        (info,) = {name.split("/")[0] for name in file.namelist() if ".dist-info/" in name}
+        metadata = Parser().parsestr(file.read(f"{info}/METADATA").decode())
+        stated = metadata.get_all("License-File") or []
+        assert stated == ["LICENSE", f"purevk/_lib/{LIBRARY}.LICENSES"]
+        for name in stated:
+            file.getinfo(f"{info}/licenses/{name}")
+        bill = json.loads(file.read(f"{info}/sboms/{LIBRARY}.cdx.json"))
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {each["name"]: each["version"] for each in bill["components"]} == {
+        "shaderc": "2025.2",
+        "glslang": "15.1.0+1.4.309.0",
+        "SPIRV-Tools": "2025.1~rc1",
+    }
+    assert all(each["licenses"][0]["expression"] for each in bill["components"])
+
+
+@pytest.mark.parametrize("missing", sorted(BESIDE))
+def test_a_library_without_them_is_refused(missing: str, tmp_path: Path) -> None:
+    made = built(tmp_path, {name: text for name, text in BESIDE.items() if name != missing})
+    assert made.returncode != 0
+    assert f"{LIBRARY}{missing}" in made.stderr and "build_shaderc.sh" in made.stderr
