@@ -28,7 +28,7 @@ def _load_ffi() -> Any:
             own.loader.exec_module(module)
             return module.ffi
     raise DeviceError(
-        f"The Python package 'vulkan' {'has no declarations' if spec else 'is missing'}",
+        "The Python package 'vulkan' is missing, or is one of another version",
         why="purevk takes its Vulkan types from it",
         next='pip install "vulkan>=1.3.275,<1.4"',
     )

@@ -62,12 +62,12 @@ def devices() -> list[DeviceInfo]:
         ]
 
 
-def choose_context(device: Context | int | str | None, context: Context | None) -> Context:
+def choose_context(device: Context | int | str | bytes | None, context: Context | None) -> Context:
     """The context that the arguments `device` and `context` of a function name. Programs on one
     device share a context.
 
     Raises:
-        InputError: both are given, or `device` is something else.
+        InputError: both are given, or `device` is something else, such as bytes.
         DeviceError: no device fits; the error lists those there are.
     """
     if device is None:

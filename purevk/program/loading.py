@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
 from purevk import progress as progress_bars
@@ -51,14 +51,7 @@ def load(
     bounds: str = "exported",
     check: bool = True,
     compile: str = "allowed",
-    device: Context
-    | int
-    | str
-    | list[Context | int | str]
-    | list[int]
-    | list[str]
-    | tuple[Context | int | str, ...]
-    | None = None,
+    device: Context | int | str | Sequence[Context | int | str] | None = None,
 ) -> Program | Replicas:
     """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
     `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
@@ -98,7 +91,7 @@ def load(
 
     check_fork()
     data_files = tuple(data_files)
-    if isinstance(device, (list, tuple)):
+    if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
         if context is not None:
             raise InputError("both device and context are given", next="leave one of them out")
         return load_each(
