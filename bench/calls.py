@@ -144,7 +144,7 @@ class Purevk:
 
     def anatomy(self, row: Row, calls: int) -> None:
         """Fills in where the time of a call goes."""
-        from purevk.cli.profile import time_dispatches
+        from purevk.cli.dispatch_times import time_dispatches
         from purevk.cli.stopwatch import Stopwatch
 
         executable = self.program.methods["forward"].executable

@@ -326,7 +326,7 @@ def anatomy(
     row: Row, program: Any, method: Any, arrays: list[Any], seconds: float, settle: float
 ) -> None:
     """Fills in where the time of a call of purevk goes."""
-    from purevk.cli.profile import table, time_dispatches
+    from purevk.cli.dispatch_times import table, time_dispatches
     from purevk.cli.stopwatch import Stopwatch
     from purevk.graph.limits import device_limits
 

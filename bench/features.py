@@ -85,7 +85,7 @@ class Row:
 
 
 def measure(name: str, sample: Sample, contexts: list[Any], rounds: int) -> Row:
-    from purevk.cli.profile import time_dispatches
+    from purevk.cli.dispatch_times import time_dispatches
     from purevk.program.compile import compile as compile_program
 
     module, args = sample

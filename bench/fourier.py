@@ -50,8 +50,8 @@ def error_of(made: Any, case: Any, given: numpy.ndarray) -> float:
 
 def time_purevk(context: Any, case: Any, given: list[numpy.ndarray]) -> tuple[float, int, float]:
     """Seconds on the device, dispatches, and the error."""
+    from purevk.cli.dispatch_times import time_dispatches
     from purevk.cli.operators.timing import build
-    from purevk.cli.profile import time_dispatches
     from purevk.program import Program
 
     graph, _ = build(case)

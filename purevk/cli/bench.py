@@ -15,14 +15,13 @@ from typing import Any
 
 from purevk import knobs
 from purevk.cli.command import pick_method
-from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operators import timing
-from purevk.cli.output import Output, count, duration, error_data
-from purevk.cli.profile import least_seconds, table, time_dispatches
+from purevk.cli.output import Output, count, duration
+from purevk.cli.profile import measure, show_profile
 from purevk.cli.stopwatch import Stopwatch
-from purevk.errors import DeviceError, InputError, PurevkError
-from purevk.graph.limits import device_limits
+from purevk.errors import InputError, PurevkError
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -75,7 +74,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             lambda: method.run_flat(inputs), context.device, args.runs, args.seconds
         )
         if args.profile:
-            data["profile"] = _profile(method, inputs, context, args)
+            data["profile"] = measure(method, inputs, context, args)[0]
     if not args.no_load:
         data["cold"], data["warm"] = _loads(args)
     return data
@@ -120,34 +119,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(max(-int(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
-
-
-def _profile(
-    method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace
-) -> dict[str, Any]:
-    try:
-        arrays = [as_array(each) for each in inputs]
-        timings = time_dispatches(method.executable, arrays)
-    except DeviceError as error:
-        return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}
-    limits = device_limits(context, args.remeasure)
-    rows = table(timings, args.by, limits)
-    above = any((row["limit_share"] or 0.0) > 1.0 for row in rows)
-    if above and not args.remeasure and context.device.kind == "cpu":
-        # The limits may be those of a machine that had other work. On a GPU, caches and matrix cores
-        # explain it.
-        limits = device_limits(context, again=True)
-        rows = table(timings, args.by, limits)
-    return {
-        "error": None,
-        "by": args.by,
-        **least_seconds(timings, limits),
-        "limits": {
-            "bytes_per_second": limits.bytes_per_second,
-            "flops_per_second": limits.flops_per_second,
-        },
-        "rows": rows,
-    }
 
 
 # -- loading in processes of their own -----------------------------------------------------------
@@ -255,7 +226,7 @@ def show(data: dict[str, Any], out: Output) -> None:
     if "calls" in data:
         _show_calls(data["calls"], out)
     if "profile" in data:
-        _show_profile(data["profile"], out)
+        show_profile(data["profile"], out)
 
 
 def _show_calls(calls: dict[str, Any], out: Output) -> None:
@@ -270,60 +241,4 @@ def _show_calls(calls: dict[str, Any], out: Output) -> None:
         ],
         [[duration(calls[key]) for key in ("median", "p95", "min", "device", "fallback", "host")]],
         title=f"{count(calls['runs'], 'call')}",
-    )
-
-
-def _show_profile(profile: dict[str, Any], out: Output) -> None:
-    if profile["error"] is not None:
-        out.heading("profile")
-        out.line(f"  {profile['error']['what']}", "yellow")
-        return
-    limits, single = profile["limits"], profile["by"] == "dispatch"
-    columns = [("time", "r"), ("share", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
-    rows = [
-        [
-            row["label"],
-            row["calls"],
-            duration(row["seconds"]),
-            f"{100 * row['share']:.1f}%",
-            _rate(row["bytes_per_second"]),
-            _rate(row["flops_per_second"]),
-            _share(row),
-        ]
-        for row in profile["rows"]
-    ]
-    whole = (
-        f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
-    )
-    rows.append(
-        [
-            "all",
-            sum(row["calls"] for row in profile["rows"]),
-            duration(profile["measured"]),
-            None,
-            None,
-            None,
-            whole,
-        ]
-    )
-    if single:
-        rows = [[row[0], *row[2:]] for row in rows]
-    names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
-    out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
-    out.line(
-        f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
-        f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."
-        " of limit: the shortest time that the limits allow, divided by the time taken (above 100%:"
-        " data came from caches); m: memory-bound, a: compute-bound",
-        "dim",
-    )
-
-
-def _rate(per_second: float | None) -> str | None:
-    return None if per_second is None else f"{per_second / 1e9:.{1 if per_second < 1e11 else 0}f}"
-
-
-def _share(row: dict[str, Any]) -> str | None:
-    return (
-        None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
     )

@@ -84,21 +84,38 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time every dispatch and compare it with the device's limits",
     )
+    _add_rows(group)
     group.add_argument(
+        "--load-only", action="store_true", help=argparse.SUPPRESS
+    )  # what the processes of their own run
+    add_device(parser)
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_inputs(parser)
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="write a trace of a call, for ui.perfetto.dev or chrome://tracing",
+    )
+    _add_rows(parser)
+    add_device(parser)
+
+
+def _add_rows(parser: argparse._ActionsContainer) -> None:
+    """Adds what a profile shows."""
+    parser.add_argument(
         "--by",
         choices=("operator", "template", "dispatch"),
         default="operator",
         help="what a row of the profile is (default: operator)",
     )
-    group.add_argument(
+    parser.add_argument(
         "--remeasure",
         action="store_true",
         help="measure the device's limits again",
     )
-    group.add_argument(
-        "--load-only", action="store_true", help=argparse.SUPPRESS
-    )  # what the processes of their own run
-    add_device(parser)
 
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +252,14 @@ COMMANDS = (
         "in this process, one by one.",
         epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
         "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
+    ),
+    Command(
+        "profile",
+        "times every dispatch of a call, and writes a trace",
+        _add_profile,
+        description="Times every dispatch of a call, each alone, and compares it with the limits of the device.",
+        epilog="examples:\n  purevk profile model.pte\n  purevk profile model.pte --trace trace.json\n"
+        "  purevk profile encoder.pte --size s0=17 --by dispatch",
     ),
     Command(
         "tune",

@@ -1,146 +1,223 @@
-"""Times single dispatches, adds them up by operator, and compares them with the device's limits."""
+"""`purevk profile`: the time of every dispatch of a call, and a trace of a call for Perfetto."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from purevk.cli.command import pick_method
+from purevk.cli.dispatch_times import Timing, least_seconds, table, time_dispatches
+from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.machine import device_data, device_line, open_context
+from purevk.cli.output import Output, duration, error_data
+from purevk.cli.stopwatch import Span, Stopwatch
+from purevk.errors import DeviceError, InputError
+from purevk.graph.limits import device_limits
 
-from purevk.cli.lowered import label_operator
-from purevk.graph.executable import Executable
-from purevk.graph.limits import DeviceLimits
-from purevk.ir import Value
-from purevk.ir import dims as _dims
-from purevk.ir.binding import bind_symbols, input_symbols
-
-_MOST_RUNS, _MOST_ROUNDS = 4000, 20
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One dispatch: its label, template, seconds, bytes moved and arithmetic operations."""
-
-    label: str
-    template: str
-    seconds: float
-    nbytes: int
-    flops: int
+_WARM_CALLS = 3
+_HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and threads of a trace
 
 
-def time_dispatches(
-    executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
-) -> list[Timing]:
-    """Times every dispatch of a call. Each waits for the one before, so that none overlap.
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    import purevk
 
-    Args:
-        executable: what runs the method within the exported bounds.
-        inputs: of a call, as numpy arrays and integers.
-        runs: the median of so many is taken.
-        settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a
-            third of it for what counts, until times do not fall any more.
+    with open_context(args) as context:
+        program = purevk.load(args.model, args.data, context=context)
+        name = pick_method(program.methods, args.method, program.name)
+        method = program.method(name)
+        inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+        for _ in range(_WARM_CALLS):
+            method.run_flat(inputs)
+        with Stopwatch(context.device) as watch:
+            start = time.perf_counter()
+            method.run_flat(inputs)
+            call = Span("call", start, time.perf_counter())
+            spans = list(watch.spans)
+        profile, timings = measure(method, inputs, context, args)
+        data: dict[str, Any] = {
+            "device": device_data(context.device),
+            "method": name,
+            "call_seconds": call.end - call.start,
+            "profile": profile,
+            "trace": None,
+        }
+        if args.trace is not None:
+            if profile["error"] is not None:
+                raise InputError(
+                    "there is no trace", where=args.trace, why=profile["error"]["what"]
+                )
+            made = trace(context.device.name, f"{program.name}: {name}", call, spans, timings)
+            try:
+                Path(args.trace).write_text(json.dumps(made), encoding="utf-8")
+            except OSError as error:
+                raise InputError(
+                    f"the trace cannot be written: {error.strerror}", where=args.trace
+                ) from error
+            data["trace"] = args.trace
+        return data
 
-    Raises:
-        DeviceError: the device has no timestamps.
-    """
-    graph = executable.plan.assignment.graph
-    env = bind_symbols(input_symbols(graph), inputs)
-    tensors = {
-        value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)
+
+def measure(
+    method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace
+) -> tuple[dict[str, Any], list[Timing]]:
+    """Times every dispatch of a method: the rows of a profile, as `table` makes them, and the
+    timings. "error" says why there are none."""
+    try:
+        arrays = [as_array(each) for each in inputs]
+        timings = time_dispatches(method.executable, arrays)
+    except DeviceError as error:
+        return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}, []
+    limits = device_limits(context, args.remeasure)
+    rows = table(timings, args.by, limits)
+    above = any((row["limit_share"] or 0.0) > 1.0 for row in rows)
+    if above and not args.remeasure and context.device.kind == "cpu":
+        # The limits may be those of a machine that had other work. On a GPU, caches and matrix cores
+        # explain it.
+        limits = device_limits(context, again=True)
+        rows = table(timings, args.by, limits)
+    profile = {
+        "error": None,
+        "by": args.by,
+        **least_seconds(timings, limits),
+        "limits": {
+            "bytes_per_second": limits.bytes_per_second,
+            "flops_per_second": limits.flops_per_second,
+        },
+        "rows": rows,
     }
-    executable.run({value: np.ascontiguousarray(array) for value, array in tensors.items()}, env)
-    timings: list[Timing] = []
-    for number, cut in enumerate(executable.graph.cuts):
-        dispatches = executable.graph.dispatches[cut.first : cut.last]
-        if not dispatches:
-            continue
-        times = executable.graph.profile(number, env, runs)
-        more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
-        if more > runs:
-            executable.graph.profile(number, env, more)
-            # A GPU that was idle takes its time to raise its clocks: nothing counts until times
-            # have stopped falling.
-            steady, rounds, most = (
-                0,
-                0,
-                1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS,
-            )
-            while steady < 2 and rounds < most:
-                before, times = (
-                    sum(times),
-                    executable.graph.profile(number, env, max(more // 3, runs)),
-                )
-                more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
-                steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
-        for dispatch, nanoseconds in zip(dispatches, times):
-            timings.append(
-                Timing(
-                    dispatch.label,
-                    dispatch.kernel.template,
-                    nanoseconds / 1e9,
-                    _dims.evaluate(dispatch.nbytes, env),
-                    _dims.evaluate(dispatch.flops, env),
-                )
-            )
-    return timings
+    return profile, timings
 
 
-def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:
-    """Sums timings, the longest first.
+def trace(
+    device: str, title: str, call: Span, spans: Sequence[Span], timings: Sequence[Timing]
+) -> dict[str, Any]:
+    """A call in the Trace Event Format, which Perfetto and chrome://tracing show.
 
-    Args:
-        timings: of `time_dispatches`.
-        by: "operator", "template" or "dispatch" (no sums).
-        limits: of the device.
-
-    Returns:
-        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second",
-        "flops_per_second" (None where unknown), "limit_share": the least time that the limits allow
-        over the time taken, and "bound": "memory" or "arithmetic", whichever asks for more of it.
+    The host's spans are those of one call. The kernels are timed one by one, in calls of their own:
+    those of a segment follow one another from its submission on, and the queue's span is their sum.
     """
-    keys: Callable[[int, Timing], Any] = {
-        "operator": lambda at, t: label_operator(t.label),
-        "template": lambda at, t: t.template,
-        "dispatch": lambda at, t: (at, t.label),
-    }[by]
-    groups: dict[Any, list[Timing]] = {}
-    for at, timing in enumerate(timings):
-        groups.setdefault(keys(at, timing), []).append(timing)
-    total = sum(timing.seconds for timing in timings)
-    rows = []
-    for key, group in groups.items():
-        label = key[1] if isinstance(key, tuple) else key
-        rows.append(_row(label, group, total, limits))
-    return sorted(rows, key=lambda row: -row["seconds"])
+    events: list[dict[str, Any]] = []
+
+    def name(process: int, thread: int | None, text: str) -> None:
+        kind = "process_name" if thread is None else "thread_name"
+        events.append(
+            {"ph": "M", "name": kind, "pid": process, "tid": thread or 0, "args": {"name": text}}
+        )
+
+    def add(
+        process: int, thread: int, text: str, start: float, seconds: float, **args: Any
+    ) -> None:
+        events.append(
+            {
+                "ph": "X",
+                "name": text,
+                "cat": "kernel" if (process, thread) == (_DEVICE, _KERNELS) else "purevk",
+                "pid": process,
+                "tid": thread,
+                "ts": 1e6 * start,
+                "dur": 1e6 * seconds,
+                "args": args,
+            }
+        )
+
+    name(_HOST, None, "host")
+    name(_HOST, _CALLS, "call")
+    name(_DEVICE, None, device)
+    name(_DEVICE, _QUEUE, "queue")
+    name(_DEVICE, _KERNELS, "kernels")
+    add(_HOST, _CALLS, title, 0.0, call.end - call.start)
+    for span in spans:
+        add(_HOST, _CALLS, span.name, span.start - call.start, span.end - span.start)
+    submitted = [span.end - call.start for span in spans if span.name == "submit"]
+    free = 0.0
+    for number, (segment, group) in enumerate(groupby(timings, lambda each: each.segment)):
+        members = list(group)
+        start = max(submitted[number] if number < len(submitted) else 0.0, free)
+        seconds = sum(each.seconds for each in members)
+        add(_DEVICE, _QUEUE, f"segment {segment}", start, seconds, dispatches=len(members))
+        free = start
+        for each in members:
+            more = {"template": each.template, "bytes": each.nbytes, "flops": each.flops}
+            add(_DEVICE, _KERNELS, each.label, free, each.seconds, **more)
+            free += each.seconds
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"kernels": "each timed alone, in other calls than that of the host"},
+    }
 
 
-def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits) -> dict[str, Any]:
-    seconds = sum(timing.seconds for timing in group)
-    nbytes, flops = sum(timing.nbytes for timing in group), sum(timing.flops for timing in group)
-    memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
-    # Each dispatch is either memory-bound or compute-bound.
-    least = sum(
-        max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group
+# -- for people ----------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs(
+        [
+            ("device", device_line(data["device"])),
+            ("method", data["method"]),
+            ("a call", duration(data["call_seconds"])),
+        ]
     )
-    return {
-        "label": label,
-        "calls": len(group),
-        "seconds": seconds,
-        "share": seconds / total if total else 0.0,
-        "bytes_per_second": nbytes / seconds if seconds and nbytes else None,
-        "flops_per_second": flops / seconds if seconds and flops else None,
-        "limit_share": least / seconds if seconds and least else None,
-        "bound": None if not least else "memory" if memory >= arithmetic else "arithmetic",
-    }
+    show_profile(data["profile"], out)
+    if data["trace"] is not None:
+        out.line(f"trace: {data['trace']} (open it at ui.perfetto.dev or chrome://tracing)")
 
 
-def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:
-    """ "roofline": the least time that the limits allow, summed over the dispatches."""
-    return {
-        "measured": sum(t.seconds for t in timings),
-        "roofline": sum(
-            max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second)
-            for t in timings
-        ),
-    }
+def show_profile(profile: dict[str, Any], out: Output) -> None:
+    """Prints what `measure` gives."""
+    if profile["error"] is not None:
+        out.heading("profile")
+        out.line(f"  {profile['error']['what']}", "yellow")
+        return
+    limits, single = profile["limits"], profile["by"] == "dispatch"
+    columns = [("time", "r"), ("share", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
+    rows = [
+        [
+            row["label"],
+            row["calls"],
+            duration(row["seconds"]),
+            f"{100 * row['share']:.1f}%",
+            _rate(row["bytes_per_second"]),
+            _rate(row["flops_per_second"]),
+            _share(row),
+        ]
+        for row in profile["rows"]
+    ]
+    whole = (
+        f"{100 * profile['roofline'] / profile['measured']:.0f}%  " if profile["measured"] else None
+    )
+    rows.append(
+        [
+            "all",
+            sum(row["calls"] for row in profile["rows"]),
+            duration(profile["measured"]),
+            None,
+            None,
+            None,
+            whole,
+        ]
+    )
+    if single:
+        rows = [[row[0], *row[2:]] for row in rows]
+    names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
+    out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
+    out.line(
+        f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
+        f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."
+        " of limit: the shortest time that the limits allow, divided by the time taken (above 100%:"
+        " data came from caches); m: memory-bound, a: compute-bound",
+        "dim",
+    )
+
+
+def _rate(per_second: float | None) -> str | None:
+    return None if per_second is None else f"{per_second / 1e9:.{1 if per_second < 1e11 else 0}f}"
+
+
+def _share(row: dict[str, Any]) -> str | None:
+    return (
+        None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
+    )

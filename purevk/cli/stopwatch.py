@@ -4,9 +4,17 @@ work."""
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from purevk import fallback
+
+
+class Span(NamedTuple):
+    """Something that the host did, and when: seconds of `time.perf_counter`."""
+
+    name: str
+    start: float
+    end: float
 
 
 class _Timed:
@@ -18,7 +26,7 @@ class _Timed:
     def wait(self, *args: Any) -> None:
         start = time.perf_counter()
         self._submission.wait(*args)
-        self._watch.device += time.perf_counter() - start
+        self._watch.device += self._watch.note("wait", start)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._submission, name)
@@ -34,15 +42,24 @@ class Stopwatch:
     Attributes:
         device: seconds from each submission to the end of the wait for it. fallback: seconds in
             operators on the CPU.
+        spans: all of these, "submit", "wait" and "CPU operator", in the order in which they ended.
     """
 
     def __init__(self, device: Any) -> None:
         self._queue = device.queue
         self.device = self.fallback = 0.0
+        self.spans: list[Span] = []
 
     def reset(self) -> None:
-        """Sets both sums to zero."""
+        """Sets both sums to zero, and forgets the spans."""
         self.device = self.fallback = 0.0
+        self.spans.clear()
+
+    def note(self, name: str, start: float) -> float:
+        """Adds a span that ends now; its seconds."""
+        end = time.perf_counter()
+        self.spans.append(Span(name, start, end))
+        return end - start
 
     def __enter__(self) -> Stopwatch:
         submit, run = self._queue.submit, fallback.run
@@ -51,7 +68,7 @@ class Stopwatch:
         def timed_submit(*args: Any) -> Any:
             start = time.perf_counter()
             submission = submit(*args)
-            self.device += time.perf_counter() - start
+            self.device += self.note("submit", start)
             return _Timed(submission, self)
 
         def timed_run(*args: Any) -> Any:
@@ -59,7 +76,7 @@ class Stopwatch:
             try:
                 return run(*args)
             finally:
-                self.fallback += time.perf_counter() - start
+                self.fallback += self.note("CPU operator", start)
 
         self._queue.submit = timed_submit
         fallback.run = timed_run  # type: ignore[assignment]

@@ -12,10 +12,10 @@ import numpy as np
 
 from purevk import knobs
 from purevk.cli.command import pick_method
+from purevk.cli.dispatch_times import time_dispatches
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration
-from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType
 from purevk.errors import PurevkError
 from purevk.generators import manual_seed

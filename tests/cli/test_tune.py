@@ -12,7 +12,7 @@ import torch
 
 import purevk
 from purevk import api, knobs
-from purevk.cli import profile, tune
+from purevk.cli import dispatch_times, tune
 from purevk.errors import PurevkError
 from purevk.graph.context import Context
 from purevk.graph.tuned import entry_name
@@ -70,10 +70,12 @@ def others_are_faster(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     """Times of dispatches are replaced: the default kernels take a second, all others 0.1."""
     default = kernels(path)
 
-    def timed(executable: Any, *args: Any) -> list[profile.Timing]:
+    def timed(executable: Any, *args: Any) -> list[dispatch_times.Timing]:
         made = [(each.kernel.template, each.kernel.macros) for each in executable.plan.dispatches]
         seconds = [1.0 if one == two else 0.1 for one, two in zip(made, default, strict=True)]
-        return [profile.Timing("", template, s, 0, 0) for (template, _), s in zip(made, seconds)]
+        return [
+            dispatch_times.Timing("", template, s, 0, 0) for (template, _), s in zip(made, seconds)
+        ]
 
     monkeypatch.setattr(tune, "time_dispatches", timed)
 
@@ -117,7 +119,7 @@ def test_what_is_slower_again_is_forgotten(
         tune,
         "time_dispatches",
         lambda executable, *args: [
-            profile.Timing("", "", 1.0, 0, 0) for _ in executable.plan.dispatches
+            dispatch_times.Timing("", "", 1.0, 0, 0) for _ in executable.plan.dispatches
         ],
     )
     assert cli("tune", path, "--candidates", "2", "--json").json["kept"] == 0

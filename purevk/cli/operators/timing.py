@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import progress
+from purevk.cli.dispatch_times import time_dispatches
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operators.cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
-from purevk.cli.profile import time_dispatches
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.importer import Importer

@@ -1,0 +1,102 @@
+"""`purevk profile`, and the traces that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purevk.cli import main
+from purevk.cli.dispatch_times import Timing
+from purevk.cli.profile import trace
+from purevk.cli.stopwatch import Span
+
+DATA = Path(__file__).parents[1] / "data" / "pte"
+
+
+def events(made: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
+    return [
+        each
+        for each in made["traceEvents"]
+        if each["ph"] == "X" and all(each[name] == value for name, value in wanted.items())
+    ]
+
+
+def disjoint(spans: list[dict[str, Any]]) -> bool:
+    ends = 0.0
+    for each in sorted(spans, key=lambda each: each["ts"]):
+        if each["ts"] < ends - 1e-6:
+            return False
+        ends = each["ts"] + each["dur"]
+    return True
+
+
+def test_kernels_follow_one_another_from_their_submission_on() -> None:
+    call = Span("call", 10.0, 10.9)
+    spans = [
+        Span("submit", 10.1, 10.2),
+        Span("wait", 10.2, 10.4),
+        Span("CPU operator", 10.4, 10.5),
+        Span("submit", 10.5, 10.6),
+        Span("wait", 10.6, 10.8),
+    ]
+    timings = [Timing("a", "a.comp", 0.1, 8, 1, 0), Timing("b", "b.comp", 0.05, 8, 1, 0)]
+    timings += [Timing("c", "c.comp", 0.125, 8, 1, 2)]
+    made = trace("GPU", "model: forward", call, spans, timings)
+    kernels = events(made, pid=2, tid=2)
+    assert [(each["name"], round(each["ts"]), round(each["dur"])) for each in kernels] == [
+        ("a", 200_000, 100_000),
+        ("b", 300_000, 50_000),
+        ("c", 600_000, 125_000),
+    ]
+    queue = events(made, pid=2, tid=1)
+    assert [(each["name"], round(each["dur"])) for each in queue] == [
+        ("segment 0", 150_000),
+        ("segment 2", 125_000),
+    ]
+    host = events(made, pid=1)
+    assert host[0]["name"] == "model: forward" and round(host[0]["dur"]) == 900_000
+    assert [each["name"] for each in host[1:]] == [span.name for span in spans]
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", ["linear_relu.pte", "dynamic_views.pte", "branch.pte"])
+def test_a_trace_has_the_kernels_of_the_profile(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    assert main(["profile", str(DATA / name), "--trace", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    made = json.loads(path.read_text(encoding="utf-8"))
+    kernels, queue = events(made, pid=2, tid=2), events(made, pid=2, tid=1)
+    whole = sum(each["dur"] for each in kernels) / 1e6
+    assert whole == pytest.approx(data["profile"]["measured"], rel=0.02)
+    assert whole == pytest.approx(sum(each["dur"] for each in queue) / 1e6)
+    assert len(kernels) == sum(row["calls"] for row in data["profile"]["rows"])
+    assert disjoint(kernels) and disjoint(queue)
+    (call, *parts) = events(made, pid=1)
+    assert {each["name"] for each in parts} >= {"submit", "wait"}
+    assert all(each["ts"] >= 0 and each["ts"] + each["dur"] <= call["dur"] for each in parts)
+    threads = {
+        (each["pid"], each["tid"]): each["args"]["name"]
+        for each in made["traceEvents"]
+        if each["name"] == "thread_name"
+    }
+    assert threads == {(1, 1): "call", (2, 1): "queue", (2, 2): "kernels"}
+
+
+@pytest.mark.device
+def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(DATA / "linear_relu.pte"), "--by", "dispatch"]) == 0
+    shown = capsys.readouterr().out
+    assert "profile, each dispatch alone" in shown and "of limit" in shown
+
+
+@pytest.mark.device
+def test_a_trace_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "no folder" / "trace.json"
+    assert main(["profile", str(DATA / "linear_relu.pte"), "--trace", str(path)]) == 1
+    shown = capsys.readouterr().err
+    assert "the trace cannot be written" in shown and "trace.json" in shown
