@@ -1,0 +1,39 @@
+"""Triton Inference Server: the `model.py` of its Python backend is one line,
+`from purevk.integrations.triton import TritonPythonModel`. The program is `model.pte` beside it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from purevk.errors import PurevkError
+from purevk.integrations.worker import Worker
+
+
+class TritonPythonModel:
+    """Triton calls `initialize` once for each instance, and reports the model as ready after it.
+    The names of tensors in config.pbtxt are those of `Program.inputs` and `Program.outputs`."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = os.path.join(args["model_repository"], args["model_version"])
+        on_gpu = args["model_instance_kind"] == "GPU"
+        device = int(args["model_instance_device_id"]) if on_gpu else None
+        self.worker = Worker(os.path.join(folder, "model.pte"), device=device)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        program = self.worker.program
+        tensors = [pb_utils.get_input_tensor_by_name(request, s.name) for s in program.inputs]
+        try:
+            outputs = self.worker.forward(*[tensor.as_numpy() for tensor in tensors])
+        except PurevkError as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+        named = zip(program.outputs, outputs, strict=True)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(s.name, each) for s, each in named])
+
+    def finalize(self) -> None:
+        self.worker.close()

@@ -1,0 +1,159 @@
+"""The recipes on the engines themselves, over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk import knobs
+from tests.harness import ROOT
+
+pytestmark = [pytest.mark.device, pytest.mark.slow]
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU()).eval()
+
+
+@pytest.fixture(scope="module")
+def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engines") / "model.pvk"
+    shapes = {"input": {0: torch.export.Dim("batch", min=1, max=16)}}
+    with purevk.compile(model, (torch.zeros(3, 5),), dynamic_shapes=shapes) as program:
+        program.save(path)
+    return path
+
+
+def _expected(model: Any, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(x)).numpy()
+
+
+def _ask(address: str, value: Any = None) -> tuple[int, Any]:
+    body = None if value is None else json.dumps(value).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError as error:
+        return 0, str(error).encode()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_requests(address: str, model: Any) -> None:
+    """16 requests, 4 at a time, get each its own answer; a wrong one among them fails alone."""
+    x = np.random.default_rng(1).standard_normal((16, 5), np.float32)
+    bodies = [{"input": each.tolist()} for each in x]
+    with ThreadPoolExecutor(4) as pool:
+        *answers, wrong = pool.map(lambda body: _ask(address, body), [*bodies, {"input": [0.0]}])
+    assert [code for code, _ in answers] == [200] * 16, answers
+    found = [next(iter(json.loads(body).values())) for _, body in answers]
+    np.testing.assert_allclose(found, _expected(model, x), 1e-5, 1e-6)
+    assert wrong[0] == 400 and b"is expected" in wrong[1], wrong
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": paths}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+def test_ray_data(cluster: Any, model: Any, file: Path) -> None:
+    from purevk.integrations.ray import MapBatches
+
+    x = np.random.default_rng(2).standard_normal((30, 5), np.float32)
+    dataset = cluster.data.from_items(
+        [{"input": each, "key": at} for at, each in enumerate(x)], override_num_blocks=2
+    )
+    rows = dataset.map_batches(
+        MapBatches, fn_constructor_args=(str(file),), batch_size=8, concurrency=1
+    ).take_all()
+    rows.sort(key=lambda row: row["key"])
+    (name,) = rows[0].keys() - {"input", "key"}
+    np.testing.assert_allclose([row[name] for row in rows], _expected(model, x), 1e-5, 1e-6)
+
+
+def test_ray_serve(cluster: Any, model: Any, file: Path) -> None:
+    from ray import serve
+
+    from purevk.integrations.ray import Deployment
+
+    port = _free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        serve.run(Deployment.bind(str(file), max_batch_size=4))
+        _check_requests(f"http://127.0.0.1:{port}/", model)
+    finally:
+        serve.shutdown()
+
+
+LITSERVE = """
+import sys
+import litserve
+from purevk.integrations.litserve import ProgramAPI
+api = ProgramAPI(sys.argv[1], max_batch_size=int(sys.argv[3]), batch_timeout=0.01)
+server = litserve.LitServer(api, accelerator="cpu")
+server.run(host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_litserve(model: Any, file: Path, tmp_path: Path, size: int) -> None:
+    pytest.importorskip("litserve")
+    port = _free_port()
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LITSERVE, str(file), str(port), str(size)],
+            env=knobs.child_environment({"PYTHONPATH": str(ROOT)}),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # its workers end with it
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        codes, end = [], time.monotonic() + 60
+        while 200 not in codes and time.monotonic() < end and process.poll() is None:
+            codes.append(_ask(f"{address}/health")[0])
+            time.sleep(0.1)
+        assert codes[-1:] == [200], log.read_text()
+        assert set(codes) <= {0, 503, 200}  # not ready before the workers are
+        _check_requests(f"{address}/predict", model)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
