@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -228,11 +229,11 @@ def show(data: dict[str, Any], out: Output) -> None:
         ["problem", ("kernels", "r"), ("default", "r"), ("best", "r"), "best kernel"],
         [
             [
-                row["problem"],
+                problem_line(row["problem"]),
                 row["candidates"],
                 duration(row["default_seconds"]),
                 duration(row["best_seconds"]),
-                row["best"] if row["best"] != row["default"] else "the default",
+                kernel_line(row["best"]) if row["best"] != row["default"] else "the default",
             ]
             for row in data["problems"]
         ],
@@ -252,3 +253,21 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
     else:
         out.line(f"{count(data['kept'], 'kernel')} kept in the cache {data['cache']}", "dim")
+
+
+def problem_line(name: str) -> str:
+    """What a question asks, in a few words: "matmul 196 x 1024 x 256, half". Others stay as they
+    are."""
+    kind, _, problem = name.partition(": ")
+    found = dict(re.findall(r"\b(m|n|k|batches|half|window)=(\w+)", problem))
+    if not problem.startswith("Problem(") or not {"m", "n", "k"} <= found.keys():
+        return name
+    kind = "convolution" if found.get("window") == "True" else kind
+    batches = f"{found['batches']} of " if found.get("batches", "1") != "1" else ""
+    half = ", half" if found.get("half") == "True" else ""
+    return f"{kind} {batches}{found['m']} x {found['n']} x {found['k']}{half}"
+
+
+def kernel_line(text: str) -> str:
+    """A candidate without the names of its fields: "Coopmat(64, 64, 64, 16, 32, ...)"."""
+    return re.sub(r"\b\w+=", "", text)
