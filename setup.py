@@ -31,20 +31,20 @@ def needed_glibc(library: Path) -> int:
     )
 
 
-def beside(library: Path, suffix: str) -> Path:
-    """A file that the scripts of packaging/ write beside a library."""
-    path = library.with_suffix(suffix)
-    if not path.is_file():
-        raise SystemExit(
-            f"{library} has no {path.name}: make both with packaging/build_shaderc.sh or"
-            " packaging/link_shaderc.sh, or remove purevk/_lib for a wheel without a compiler"
-        )
-    return path
+def check_files_beside(library: Path) -> None:
+    """Ends the build of a wheel if a library lacks what the scripts of packaging/ write beside it."""
+    for suffix in (".txt", ".LICENSES"):
+        path = library.with_suffix(suffix)
+        if not path.is_file():
+            raise SystemExit(
+                f"{library} has no {path.name}: make both with packaging/build_shaderc.sh or"
+                " packaging/link_shaderc.sh, or remove purevk/_lib for a wheel without a compiler"
+            )
 
 
 def bill_of_materials(library: Path) -> dict[str, object]:
     """What a library is made of, in CycloneDX 1.6, from the line of versions beside it."""
-    line = beside(library, ".txt").read_text(encoding="utf-8").strip()
+    line = library.with_suffix(".txt").read_text(encoding="utf-8").strip()
     components = []
     for part in line.split(", "):
         name, _, version = part.partition(" ")
@@ -95,10 +95,18 @@ class Wheel(bdist_wheel):
             platform = platform.replace("linux_", f"manylinux_2_{glibc}_", 1)
         return "py3", "none", platform
 
+    def run(self) -> None:
+        for library in BUNDLED:
+            check_files_beside(library)
+        super().run()
+
     def egg2dist(self, egginfo_path: str, distinfo_path: str) -> None:
+        """Editable installs take this step too, also of a library without these files."""
         super().egg2dist(egginfo_path, distinfo_path)
         for library in BUNDLED:
-            licences = beside(library, ".LICENSES")
+            licences = library.with_suffix(".LICENSES")
+            if not (licences.is_file() and library.with_suffix(".txt").is_file()):
+                continue
             metadata = Path(distinfo_path, "METADATA")
             target = Path(distinfo_path, "licenses", *licences.parts)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,8 @@ mv "$target.new" "$target"
 upstream() { # source package
     find "$work/download" -name "$1_*.orig.tar.*" | sort | tail -n 1 | sed -e "s/.*\/$1_//" -e 's/\.orig\..*//'
 }
-echo "shaderc $(upstream shaderc), glslang $(upstream glslang), SPIRV-Tools $(upstream spirv-tools)" \
+echo "shaderc $(upstream shaderc), glslang $(upstream glslang), SPIRV-Tools $(upstream spirv-tools)," \
+    "SPIRV-Headers $(upstream spirv-headers)" \
     >"${target%.so}.txt"
 for licence in shaderc/LICENSE shaderc/third_party/glslang/LICENSE.txt shaderc/third_party/spirv-tools/LICENSE \
     shaderc/third_party/spirv-headers/LICENSE; do

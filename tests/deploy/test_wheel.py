@@ -18,7 +18,9 @@ LIBRARY = "libshaderc_shared"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tag is that of Linux")
 
 
-def built(folder: Path, beside: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def built(
+    folder: Path, beside: dict[str, str], command: str = "bdist_wheel"
+) -> subprocess.CompletedProcess[str]:
     """Builds a wheel of a package with a library of a few bytes, and the files beside it."""
     pytest.importorskip(
         "setuptools.command.bdist_wheel",
@@ -33,7 +35,7 @@ def built(folder: Path, beside: dict[str, str]) -> subprocess.CompletedProcess[s
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return subprocess.run(
-        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        [sys.executable, "setup.py", "-q", command],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -74,3 +76,9 @@ def test_a_library_without_them_is_refused(missing: str, tmp_path: Path) -> None
     made = built(tmp_path, {name: text for name, text in BESIDE.items() if name != missing})
     assert made.returncode != 0
     assert f"{LIBRARY}{missing}" in made.stderr and "build_shaderc.sh" in made.stderr
+
+
+def test_an_editable_install_takes_it(tmp_path: Path) -> None:
+    """Such a checkout may have a library of an earlier script."""
+    made = built(tmp_path, {}, "dist_info")
+    assert made.returncode == 0, made.stderr
