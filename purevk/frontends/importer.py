@@ -77,6 +77,7 @@ class Importer:
         self.signature: Signature | None = None
         self.trusted = False
         self._names = NameSource()
+        self._paths: set[str] = set()
         self._by_bound: dict[int, Dim] = {}
         self._shared: dict[tuple[int, int, str, tuple[Size, ...]], Value] = {}
         self._missing: dict[Any, Value] = {}
@@ -147,8 +148,12 @@ class Importer:
         else:
             self.constraints[guard] = None
 
-    def constant(self, data: memoryview, type: TensorType) -> Value:
-        """A tensor of the file. Equal addresses give one value."""
+    def constant(self, data: memoryview, type: TensorType, name: str = "") -> Value:
+        """A tensor of the file. Equal addresses give one value.
+
+        Args:
+            name: its path in the module, such as "layers.0.weight"; the first one counts.
+        """
         needed = type.nbytes
         if len(data) < needed:
             raise FileFormatError(
@@ -160,17 +165,27 @@ class Importer:
         data = data[:needed]
         key = (_address(data), needed, type.dtype.name, type.dims)
         if key not in self._shared:
-            self._shared[key] = value = Value(self._names.fresh("const"), type)
+            self._shared[key] = value = Value(self._constant_name(name), type)
             self.constants[value] = Constant(data)
         return self._shared[key]
 
-    def missing(self, key: Any, type: TensorType) -> Value:
+    def missing(self, key: Any, type: TensorType, name: str = "") -> Value:
         """A tensor without its bytes, for graphs that are only planned. Equal keys give one
-        value."""
+        value; `name` as for `constant`."""
         if key not in self._missing:
-            self._missing[key] = value = Value(self._names.fresh("const"), type)
+            self._missing[key] = value = Value(self._constant_name(name), type)
             self.constants[value] = Constant(memoryview(b""), known=False)
         return self._missing[key]
+
+    def _constant_name(self, path: str) -> str:
+        """A name for a constant. It has a dot, as no result of an operator has, if it is a path."""
+        if not path:
+            return self._names.fresh("const")
+        name = path if "." in path else f"self.{path}"
+        if name in self._paths:
+            return self._names.fresh(name)
+        self._paths.add(name)
+        return name
 
     def state(self, data: memoryview | None, type: TensorType, label: Label | None = None) -> Value:
         """A tensor that is kept between calls.

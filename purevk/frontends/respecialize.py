@@ -82,7 +82,7 @@ class _Respecializer:
         for position, value in enumerate(self.graph.inputs):
             self.importer.inputs.append(self._input(position, value))
         for value, constant in self.graph.constants.items():
-            self._define(value, self.importer.constant(constant.data, value.type))
+            self._define(value, self.importer.constant(constant.data, value.type, path_of(value)))
         for value, first in self.graph.states.items():
             data = None if first is None else first.data
             self._define(value, self.importer.state(data, value.type, self.graph.labels.get(value)))
@@ -285,3 +285,8 @@ class _Respecializer:
 
     def _type(self, type: TensorType) -> TensorType:
         return type.with_dims([_dims.substitute(size, self.symbols) for size in type.dims])
+
+
+def path_of(value: Value) -> str:
+    """The path of a constant that is named after one; "" for others."""
+    return value.name if "." in value.name else ""

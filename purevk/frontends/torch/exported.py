@@ -137,7 +137,9 @@ class Reader(NodeReader):
                         self.env[node] = self.arg(data)
                         continue
                     state = spec.target in mutated or _address(data) in self.mutable
-                    value = self.leaf(data, Label(spec.target, _address(data)) if state else None)
+                    label = Label(spec.target, _address(data)) if state else None
+                    path = spec.target if isinstance(spec.target, str) else ""
+                    value = self.leaf(data, label, path)
                     states[spec.target] = value
                     if state:
                         self.targets[value] = spec.target

@@ -94,7 +94,8 @@ class NodeReader:
         finally:
             self.env, self.importer, self.module = kept
 
-    def leaf(self, tensor: Any, label: Label | None = None) -> Value:
+    def leaf(self, tensor: Any, label: Label | None = None, name: str = "") -> Value:
+        """A tensor of the module: a state if it has a label, else a constant; `name` is its path."""
         import torch
 
         type = TensorType(self.dtype(tensor.dtype), tuple(tensor.shape))
@@ -103,7 +104,7 @@ class NodeReader:
             if self.planned_only:
                 memory = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
                 return (
-                    self.importer.missing(memory, type)
+                    self.importer.missing(memory, type, name)
                     if label is None
                     else self.importer.state(None, type, label)
                 )
@@ -122,7 +123,7 @@ class NodeReader:
         if array.size:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         if label is None:
-            return self.importer.constant(data, type)
+            return self.importer.constant(data, type, name)
         return self.importer.state(data, type, label)
 
     def dtype(self, dtype: Any) -> DType:
@@ -137,7 +138,11 @@ class NodeReader:
         target = self.module
         for part in node.target.split("."):
             target = getattr(target, part)
-        self.env[node] = self.leaf(target) if isinstance(target, torch.Tensor) else self.arg(target)
+        self.env[node] = (
+            self.leaf(target, name=node.target)
+            if isinstance(target, torch.Tensor)
+            else self.arg(target)
+        )
 
     # -- nodes ------------------------------------------------------------------------------------
     def arg(self, arg: Any) -> Any:

@@ -314,5 +314,33 @@ def test_nodes_are_named_after_the_modules_that_call_them(tmp_path: Path) -> Non
         assert _labels(loaded) == [label]
 
 
+class Named(torch.nn.Module):
+    """A parameter with the name that a result could have, one that is shared, and a literal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_0 = torch.nn.Parameter(torch.randn(4))
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        self.inner[1].weight = self.inner[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x + self.add_0) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def test_constants_are_named_after_parameters(tmp_path: Path) -> None:
+    wanted = {"self.add_0", "inner.0.weight", "inner.0.bias", "inner.1.bias"}
+    model, x = Named().eval(), torch.randn(2, 4)
+    with purevk.compile(model, (x,)) as program:
+        names = {value.name for value in program.methods["forward"].graph.constants}
+        assert wanted < names and len(names) == len(wanted) + 1
+        program.save(tmp_path / "named.pvk")
+    with purevk.load(tmp_path / "named.pvk") as loaded:
+        graph = loaded.methods["forward"].graph
+        assert {value.name for value in graph.constants} == names
+        results = {value.name for node in graph.nodes for value in node.results}
+        assert not results & names
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def _labels(program: purevk.Program) -> list[str]:
     return [each.label for each in program.methods["forward"].executable.plan.dispatches]
