@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from purevk.ir import (
     FixedInput,
     Graph,
     Guard,
+    GuardLog,
     Node,
     Size,
     Symbol,
@@ -28,6 +30,41 @@ from purevk.ir import (
 from purevk.ir import dims as _dims
 from purevk.ir.expected import expected
 from purevk.ops import registry
+
+
+class ReadGraph:
+    """A graph that a front end has read, for its own bounds and for the sizes of calls.
+
+    Attributes:
+        graph: as it was read.
+        guards: what was decided from sizes while it was read.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        guards: Sequence[Guard],
+        where: str,
+        kept: Sequence[Guard] | None = None,
+    ) -> None:
+        self.graph, self.guards, self._where = graph, tuple(guards), where
+        if kept is not None:
+            self.kept = tuple(kept)
+
+    @functools.cached_property
+    def kept(self) -> tuple[Guard, ...]:
+        """Of the guards those that running the shape functions again does not repeat."""
+        with GuardLog() as again:
+            respecialize(self.graph, None, self._where)
+        return tuple(guard for guard in self.guards if guard not in again.guards)
+
+    def __call__(self, sizes: InputSizes | None) -> Graph:
+        """The graph for sizes of its inputs; see `respecialize`."""
+        if sizes is None and not any(expected(symbol.name) for symbol in self.graph.symbols):
+            for guard in self.guards:
+                _dims.ask(guard)
+            return self.graph
+        return respecialize(self.graph, sizes, self._where, self.kept)
 
 
 def respecialize(

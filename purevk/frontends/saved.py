@@ -16,10 +16,8 @@ import numpy as np
 from purevk.errors import FileFormatError
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.reading import check_depth, reading
-from purevk.frontends.respecialize import respecialize
-from purevk.ir import Graph, Guard, GuardLog
-from purevk.ir import dims as _dims
-from purevk.ir.expected import expected
+from purevk.frontends.respecialize import ReadGraph
+from purevk.ir import Graph, GuardLog
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
@@ -83,10 +81,8 @@ class _Writer:
         for method, source in methods.items():
             with GuardLog() as log:
                 graph = source(None)
-            with GuardLog() as again:
-                respecialize(graph, None, name)
-            kept = [guard for guard in log.guards if guard not in again.guards]
-            graphs[method] = GraphWriter(self._tensor).method(graph, list(log.guards), kept)
+            read = ReadGraph(graph, list(log.guards), name)
+            graphs[method] = GraphWriter(self._tensor).method(graph, read.guards, read.kept)
         content = {"producer": producer, "name": name, "tensors": self.tensors, "methods": graphs}
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         start = self._align()
@@ -143,12 +139,13 @@ class SavedProgram:
         ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
-        self._methods: dict[str, tuple[Graph, tuple[Guard, ...], tuple[Guard, ...]]] = {}
+        self._methods: dict[str, ReadGraph] = {}
         for name, data in content["methods"].items():
             where = f"{source.name}, method {name}"
             with reading(where):
-                self._methods[name] = made = GraphReader(self._tensor).method(data)
-                verify(made[0], "reading it")
+                graph, guards, kept = GraphReader(self._tensor).method(data)
+                verify(graph, "reading it")
+                self._methods[name] = ReadGraph(graph, guards, self.name, kept)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -186,12 +183,7 @@ class SavedProgram:
         Raises:
             FileFormatError: the graph does not hold for these sizes.
         """
-        graph, guards, kept = self._methods[method]
-        if sizes is None and not any(expected(symbol.name) for symbol in graph.symbols):
-            for guard in guards:
-                _dims.ask(guard)
-            return graph
-        return respecialize(graph, sizes, self.name, kept)
+        return self._methods[method](sizes)
 
     def close(self) -> None:
         """Closes the file once nobody uses its tensors."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,8 +29,9 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.pipeline import optimize
-from purevk.program.arguments import InputReader, describe_given, describe_inputs, name_of_input
+from purevk.program.arguments import InputReader, describe_given, describe_inputs
 from purevk.program.coverage import wider_sizes
+from purevk.program.ranges import refused_sizes
 from purevk.schedule.plan import make_plan
 
 if TYPE_CHECKING:
@@ -327,54 +327,10 @@ class Variant:
         self, env: Mapping[Symbol, int], arrays: Sequence[Any]
     ) -> SizeConstraintError | None:
         """Why the graph does not hold for these sizes; None if it does."""
-        graph, bounds = self.graph, self.program.bounds
-        lenient = self.lenient
-        for symbol in env:
-            if symbol not in graph.ranges and (not symbol.is_size or lenient):
-                continue
-            lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
-            value = env[symbol]
-            if bounds == "strict" and symbol.is_size:
-                upper = symbol.upper if upper is None else upper
-            if lower <= value and (upper is None or value <= upper):
-                continue
-            if lenient and symbol.is_size:
-                continue
-            limits = f"at least {lower}" if upper is None else f"{lower} to {upper}"
-            return SizeConstraintError(
-                f"{self._shown(symbol.name)} is {value}",
-                where=self.where,
-                why=f"the model was exported for {limits}; given: {describe_given(graph, arrays)}",
-                next="export it with other bounds (torch.export.Dim with min and max)"
-                + (', or load it with bounds="grow"' if symbol.is_size else ""),
-            )
-        if self.specializations[0].above_bounds(env):
-            return None  # guards are over the bounds; a lowering for larger ones has its own
-        for guard in graph.constraints:
-            if guard.symbols <= env.keys() and not guard.holds(env):
-                values = ", ".join(
-                    sorted(f"{self._shown(s.name)} is {env[s]}" for s in guard.symbols)
-                )
-                return SizeConstraintError(
-                    values,
-                    where=self.where,
-                    why=f"the model was exported for {self._shown(str(guard))}: export decided by it"
-                    " which operators run",
-                    next="export it with example inputs of this kind; purevk.compile(module, ...) does"
-                    " so by itself",
-                )
-        return None
-
-    def _shown(self, text: str) -> str:
-        """A text with sizes in place of symbols: "x.shape[0]"."""
-        names = {}
-        for symbol, source in self.graph.symbols.items():
-            if source.value is None:
-                names[symbol.name] = name_of_input(self.graph, source.element)
-            elif source.value in self.graph.inputs and source.dim is not None:
-                name = name_of_input(self.graph, self.graph.inputs.index(source.value))
-                names[symbol.name] = f"{name}.shape[{source.dim}]"
-        return re.sub(r"[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), text)
+        above = self.specializations[0].above_bounds(env)
+        return refused_sizes(
+            self.graph, env, arrays, self.where, self.program.bounds, self.lenient, above
+        )
 
     def _preferred(
         self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]
