@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from purevk.graph.devices import DeviceInfo, devices
     from purevk.program import Program, load
     from purevk.program.compile import compile
+    from purevk.program.devices.replicas import Replicas
+    from purevk.program.devices.stages import StagedProgram
     from purevk.program.method import Method
     from purevk.program.plan import PlannedProgram, plan
-    from purevk.program.replicas import Replicas
     from purevk.runtime import Runtime
 
 __version__ = "0.1.0"
@@ -62,6 +63,7 @@ __all__ = [
     "ShapeError",
     "SignatureError",
     "SizeConstraintError",
+    "StagedProgram",
     "UnsupportedOperatorError",
     "UnsupportedProgramError",
     "ValidationError",
@@ -78,8 +80,9 @@ _HOMES = {
     "Method": "program.method",
     "PlannedProgram": "program.plan",
     "Program": "program.program",
-    "Replicas": "program.replicas",
+    "Replicas": "program.devices.replicas",
     "Runtime": "runtime",
+    "StagedProgram": "program.devices.stages",
     "compile": "program.compile",
     "devices": "graph.devices",
     "load": "program.loading",

@@ -258,7 +258,8 @@ class Allocator:
             f"{size / _MIB:.1f} MiB of {kind.name} memory did not fit on {self._physical.name}",
             where="; ".join(dict.fromkeys(tried)),
             why=f"{sum(self.state.reserved) / _MIB:.1f} MiB are taken by purevk already",
-            next="use a smaller batch or bound, half precision, or free other programs on the device",
+            next="use a smaller batch or bound, half precision, or free other programs on the device; or"
+            " split the model by layers over several: purevk.load(file, device=[0, 1])",
         )
 
     def free(self, allocation: Allocation) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from purevk import progress as progress_bars
 from purevk.api import check_fork
@@ -12,7 +13,20 @@ from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.program.program import Program
-from purevk.program.replicas import Replicas, load_each
+
+if TYPE_CHECKING:
+    from purevk.program.devices.replicas import Replicas
+    from purevk.program.devices.stages import StagedProgram
+
+    Devices: TypeAlias = (
+        list[Context | int | str] | list[int] | list[str] | tuple[Context | int | str, ...]
+    )
+
+ROOM = 0.8
+"""How much of the free memory of a device the weights and states of a model may take for a copy of
+it on each device."""
+
+_log = logging.getLogger("purevk")
 
 
 @overload
@@ -38,8 +52,37 @@ def load(
     bounds: str = ...,
     check: bool = ...,
     compile: str = ...,
-    device: list[Context | int | str] | list[int] | list[str] | tuple[Context | int | str, ...],
+    device: Devices,
+    split: Literal["batch"],
 ) -> Replicas: ...
+
+
+@overload
+def load(
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = ...,
+    *,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    check: bool = ...,
+    compile: str = ...,
+    device: Devices,
+    split: Literal["layers"],
+) -> StagedProgram: ...
+
+
+@overload
+def load(
+    file: str | os.PathLike[str] | bytes,
+    data_files: Iterable[str | os.PathLike[str]] = ...,
+    *,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    check: bool = ...,
+    compile: str = ...,
+    device: Devices,
+    split: str | None = ...,
+) -> Replicas | StagedProgram: ...
 
 
 def load(
@@ -52,7 +95,8 @@ def load(
     check: bool = True,
     compile: str = "allowed",
     device: Context | int | str | Sequence[Context | int | str] | None = None,
-) -> Program | Replicas:
+    split: str | None = None,
+) -> Program | Replicas | StagedProgram:
     """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
     `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
 
@@ -74,7 +118,11 @@ def load(
             programs.
         device: device to run on: its index, a part of its name, or a context; None: the best one,
             or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices, such as
-            [0, 1], makes `Replicas`, which split the batch of a call among them.
+            [0, 1], uses all of them; see `split`.
+        split: what several devices share. "batch": each has the whole model and takes a part of the
+            batch of a call, see `Replicas`. "layers": each has a part of the layers, see
+            `StagedProgram`. None: the batch, if it can be split and each device has room for the
+            whole model; else the layers.
 
     Raises:
         KernelNotCachedError: see `compile`.
@@ -82,7 +130,7 @@ def load(
             ONNX or safetensors, the error says what to do.
         UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
             torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
-        InputError: `file` is neither a path nor bytes; or a batch cannot be split among the devices.
+        InputError: `file` is neither a path nor bytes; or the model cannot be split as asked.
         DeviceError: there is no Vulkan device, or none that `device` names. The error lists those
             there are.
         ShaderCompilerError: kernels have to be compiled and there is no compiler.
@@ -94,17 +142,11 @@ def load(
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
         if context is not None:
             raise InputError("both device and context are given", next="leave one of them out")
-        return load_each(
-            lambda each: load(
-                file,
-                data_files,
-                progress=progress,
-                bounds=bounds,
-                check=check,
-                compile=compile,
-                device=each,
-            ),
-            device,
+        options = {"progress": progress, "bounds": bounds, "check": check, "compile": compile}
+        return _load_on_several(file, data_files, _contexts(device), split, options)
+    if split is not None:
+        raise InputError(
+            f"split={split!r} goes with several devices", next="name them: device=[0, 1]"
         )
     opened = open_file(file, data_files, check)
     try:
@@ -127,6 +169,73 @@ def load(
         paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
         program.origin = _load_again, (paths[0], tuple(paths[1:]), bounds, check, compile, device)
     return program
+
+
+def _contexts(devices: Sequence[Context | int | str]) -> list[Context]:
+    """A context on each device.
+
+    Raises:
+        InputError: there is no device, or one is named twice.
+    """
+    if not devices:
+        raise InputError(
+            "device=[] names no device", next="give one or more, such as device=[0, 1]"
+        )
+    made: list[Context] = []
+    for device in devices:
+        context = choose_context(device, None)
+        if any(each is context for each in made):
+            raise InputError(
+                f"device={list(devices)!r} names a device twice",
+                why=f"{context.device.name} takes one part",
+            )
+        made.append(context)
+    return made
+
+
+def _load_on_several(
+    file: str | os.PathLike[str] | bytes,
+    data_files: tuple[str | os.PathLike[str], ...],
+    contexts: Sequence[Context],
+    split: str | None,
+    options: Mapping[str, Any],
+) -> Replicas | StagedProgram:
+    """`load` for several devices."""
+    from purevk.frontends.files import open_file
+    from purevk.program.devices.memory import free_bytes, weight_bytes
+    from purevk.program.devices.replicas import Replicas, find_batch
+    from purevk.program.devices.stages import StagedProgram
+
+    if split not in (None, "batch", "layers"):
+        raise InputError(f"split={split!r}", why='"batch" or "layers" is accepted')
+    opened = open_file(file, data_files, options["check"])
+    try:
+        if split is None:
+            try:
+                for method in opened.methods:
+                    find_batch(opened.graph(method), opened.label)
+                fits = weight_bytes(opened) <= ROOM * min(map(free_bytes, contexts))
+                split = "batch" if fits else "layers"
+            except InputError as error:
+                _log.info("%s: %s; splitting it by layers", opened.label, error.why)
+                split = "layers"
+        if split == "layers":
+            shown = progress_bars.default() if options["progress"] is None else options["progress"]
+            with progress_bars.closing(shown):
+                return StagedProgram(opened, contexts, shown, options["bounds"], options["compile"])
+    except BaseException:
+        opened.close()
+        raise
+    opened.close()
+    programs: list[Program] = []
+    try:
+        for context in contexts:
+            programs.append(load(file, data_files, device=context, **options))
+        return Replicas(programs)
+    except BaseException:
+        for program in programs:
+            program.close()
+        raise
 
 
 def _load_again(

@@ -209,7 +209,7 @@ class Program:
     def state(self) -> StateMapping:
         """What lives on the device between calls, by name: `program.state["cache"]` reads, and
         assigning writes."""
-        return StateMapping(self)
+        return StateMapping(self, [self])
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Writes all states into an .npz file of numpy (bfloat16 as the bits, in uint16)."""

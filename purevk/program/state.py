@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from purevk.program.program import Program
 
 
+# A state of a program: the number of the program, and the value.
+_Place: TypeAlias = "tuple[int, Value]"
+
+
+class StateOwner(Protocol):
+    """What has states: a program, or one that is on several devices."""
+
+    name: str
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within, no call runs, and those made before are finished."""
+
+
 class StateMapping(MutableMapping[str, np.ndarray]):
     """The states of a program by name. Reading gives a copy, assigning writes the whole state.
 
@@ -27,45 +41,51 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     made before.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, owner: StateOwner, programs: Sequence[Program]) -> None:
+        self._owner, self._programs = owner, programs
 
-    def _values(self) -> dict[str, Value]:
-        named: dict[str, dict[Value, str]] = {}
-        for method in self._program.methods.values():
-            for value, label in method.graph.labels.items():
-                named.setdefault(label.name, {}).setdefault(value, method.name)
+    def _places(self) -> dict[str, list[_Place]]:
+        """Where each state is: in one program, or, if nothing writes it, in several."""
+        named: dict[str, dict[Hashable, list[tuple[str, _Place]]]] = {}
+        for number, program in enumerate(self._programs):
+            for method in program.methods.values():
+                for value, label in method.graph.labels.items():
+                    key = label.key or (method.name, label.name), value.type.dtype, value.type.dims
+                    places = named.setdefault(label.name, {}).setdefault(key, [])
+                    if all(place != (number, value) for _, place in places):
+                        places.append((method.name, (number, value)))
         return {
-            name if len(values) == 1 else f"{method}.{name}": value
-            for name, values in named.items()
-            for value, method in values.items()
+            name if len(states) == 1 else f"{places[0][0]}.{name}": [place for _, place in places]
+            for name, states in named.items()
+            for places in states.values()
         }
 
-    def _value(self, name: str) -> Value:
-        values = self._values()
-        if name not in values:
+    def _found(self, name: str) -> list[_Place]:
+        places = self._places()
+        if name not in places:
             raise KeyError(
-                f"there is no state {name!r} in {self._program.name}; there are {', '.join(map(repr, values))}"
+                f"there is no state {name!r} in {self._owner.name}; there are {', '.join(map(repr, places))}"
             )
-        return values[name]
+        return places[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values())
+        return iter(self._places())
 
     def __len__(self) -> int:
-        return len(self._values())
+        return len(self._places())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values()
+        return name in self._places()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        value = self._value(name)
-        with self._program.held():
-            return self._read(value)
+        place = self._found(name)[0]
+        with self._owner.held():
+            return self._read(place)
 
-    def _read(self, value: Value) -> np.ndarray:
+    def _read(self, place: _Place) -> np.ndarray:
+        number, value = place
         nbytes = value.type.nbytes
-        data = self._program.states.read(value, max(nbytes, 4))[:nbytes]
+        data = self._programs[number].states.read(value, max(nbytes, 4))[:nbytes]
         array = np.frombuffer(data, value.type.dtype.numpy).reshape(value.type.dims)
         copy: np.ndarray = array.copy()
         return copy
@@ -76,7 +96,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def __delitem__(self, name: str) -> None:
         raise InputError(
             f"state {name!r} cannot be removed",
-            where=self._program.name,
+            where=self._owner.name,
             next="Program.reset_state() empties it",
         )
 
@@ -88,12 +108,15 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             InputError: an array's dtype or sizes are not the state's.
         """
         given = {**dict(other), **more}
-        items = [
-            (self._value(name), self._bytes(name, self._value(name), array))
-            for name, array in given.items()
-        ]
-        with self._program.held():
-            self._program.states.upload([(value, data.data) for value, data in items if data.size])
+        items: list[list[tuple[Value, memoryview]]] = [[] for _ in self._programs]
+        for name, array in given.items():
+            for number, value in self._found(name):
+                data = self._bytes(name, value, array)
+                if data.size:
+                    items[number].append((value, data.data))
+        with self._owner.held():
+            for program, theirs in zip(self._programs, items):
+                program.states.upload(theirs)
 
     def _bytes(self, name: str, value: Value, array: Any) -> np.ndarray:
         """The bytes of an array that is to be a state's content."""
@@ -111,7 +134,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
         if dtype is not value.type.dtype or given.shape != value.type.dims:
             raise InputError(
                 f"state {name!r} is {value.type}",
-                where=self._program.name,
+                where=self._owner.name,
                 why=f"{given.dtype if dtype is None else dtype.name}{list(given.shape)} was given",
                 next="give an array of the state's dtype and sizes",
             )
@@ -123,9 +146,9 @@ class StateMapping(MutableMapping[str, np.ndarray]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all states into an .npz file."""
-        with self._program.held():
+        with self._owner.held():
             arrays: dict[str, Any] = {
-                name: self._read(value) for name, value in self._values().items()
+                name: self._read(places[0]) for name, places in self._places().items()
             }
         with replace_file(Path(path)) as stream:
             np.savez(stream, **arrays)
@@ -141,11 +164,11 @@ class StateMapping(MutableMapping[str, np.ndarray]):
         if set(arrays) != set(self):
             raise InputError(
                 f"{os.fspath(path)} is not of this program",
-                where=self._program.name,
+                where=self._owner.name,
                 why=f"it has the states {sorted(arrays)}; the program has {sorted(self)}",
                 next="load what save_state of the same program wrote",
             )
         self.update(arrays)
 
     def __repr__(self) -> str:
-        return f"<states of {self._program.name}: {', '.join(f'{name} {value.type}' for name, value in self._values().items())}>"  # noqa: E501
+        return f"<states of {self._owner.name}: {', '.join(f'{name} {places[0][1].type}' for name, places in self._places().items())}>"  # noqa: E501

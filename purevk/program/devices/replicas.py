@@ -12,8 +12,7 @@ import numpy as np
 
 from purevk.errors import InputError, PurevkError
 from purevk.fallback import to_numpy
-from purevk.graph.context import Context
-from purevk.ir import Dim, Symbol, Value
+from purevk.ir import Dim, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.program.method import Method, returned
 from purevk.program.program import Program
@@ -27,7 +26,7 @@ decide about kernels, and these round differently."""
 class Replicas:
     """A program on several devices. A call splits the batch among them, and joins the results.
 
-    Made by `purevk.load(file, device=[0, 1])`. The batch is the dynamic size of the first dim of the
+    Made by `purevk.load(file, device=[0, 1], split="batch")`. The batch is the dynamic size of the first dim of the
     first tensor input that has one. All inputs with this size are split along their first dim, and
     all other inputs go to every device. Results are joined along the dim of this size.
 
@@ -132,7 +131,7 @@ class SplitMethod:
         self.replicas, self.name = replicas, name
         self._parts: list[Method] = [each.method(name) for each in replicas.programs]
         where = f"{replicas.name}, method {name}"
-        self.batch, self._split, self._joined = _batch(self._parts[0], where)
+        self.batch, self._split, self._joined = find_batch(self._parts[0].graph, where)
         lower, _ = self._parts[0].graph.ranges.get(self.batch, (self.batch.lower, None))
         self.least = max(lower, 1)
         self._where, self._checked = where, False
@@ -217,20 +216,19 @@ def part_sizes(rows: int, parts: int, least: int) -> list[int]:
     return [rows // count + (number < rows % count) for number in range(count)]
 
 
-def _batch(method: Method, where: str) -> tuple[Symbol, list[int], list[int]]:
+def find_batch(graph: Graph, where: str) -> tuple[Symbol, list[int], list[int]]:
     """The size that is split, the inputs that have it, and the dim of it in each output.
 
     Raises:
         InputError: the method cannot be split.
     """
-    graph = method.graph
 
     def refuse(why: str) -> InputError:
         return InputError(
             "a batch cannot be split among devices",
             where=where,
             why=why,
-            next="load it for one device, or export it with a dynamic batch: "
+            next='load it for one device, or with split="layers", or export it with a dynamic batch: '
             'dynamic_shapes={"x": {0: torch.export.Dim("batch")}}',
         )
 
@@ -308,32 +306,3 @@ def _close(one: np.ndarray, many: np.ndarray) -> bool:
     finite = np.isfinite(a) & np.isfinite(b)
     largest = np.abs(a[finite]).max(initial=0.0)
     return bool(np.all(same | (finite & (np.abs(a - b) <= TOLERANCE * largest))))
-
-
-def load_each(
-    load: Callable[[Context | int | str], Program], devices: Sequence[Context | int | str]
-) -> Replicas:
-    """Loads a program for each device.
-
-    Raises:
-        InputError: there is no device, or one is named twice.
-    """
-    if not devices:
-        raise InputError(
-            "device=[] names no device", next="give one or more, such as device=[0, 1]"
-        )
-    programs: list[Program] = []
-    try:
-        for device in devices:
-            program = load(device)
-            programs.append(program)
-            if any(each.context is program.context for each in programs[:-1]):
-                raise InputError(
-                    f"device={list(devices)!r} names a device twice",
-                    why=f"{program.device.name} takes one part of a batch",
-                )
-        return Replicas(programs)
-    except BaseException:
-        for program in programs:
-            program.close()
-        raise

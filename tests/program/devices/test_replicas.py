@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 import torch
 
 import purevk
-from purevk import api
-from purevk.graph.context import Context, default_context
-from purevk.program.replicas import part_sizes
+from purevk.graph.context import Context
+from purevk.program.devices.replicas import part_sizes
 
 pytestmark = pytest.mark.device
 
@@ -48,12 +46,6 @@ class Counter(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)
         return x + self.calls
-
-
-@pytest.fixture(scope="module")
-def contexts() -> Iterator[list[Context]]:
-    with Context(api.open_device()) as other:
-        yield [default_context(), other]
 
 
 def saved(folder: Path, module: torch.nn.Module, *inputs: torch.Tensor, least: int = 1) -> Path:
@@ -116,14 +108,14 @@ def test_what_cannot_be_split_is_refused(
 ) -> None:
     path = saved(tmp_path, module, torch.randn(4, 6))
     with pytest.raises(purevk.InputError, match=why):
-        purevk.load(path, device=contexts)
+        purevk.load(path, device=contexts, split="batch")
 
 
 def test_a_fixed_batch_is_refused(tmp_path: Path, contexts: list[Context]) -> None:
     with purevk.compile(Centered(), (torch.randn(4, 6),)) as program:
         program.save(tmp_path / "model.pvk")
     with pytest.raises(purevk.InputError, match="dynamic_shapes"):
-        purevk.load(tmp_path / "model.pvk", device=contexts)
+        purevk.load(tmp_path / "model.pvk", device=contexts, split="batch")
 
 
 def test_each_device_is_named_once(tmp_path: Path, contexts: list[Context]) -> None:

@@ -1,0 +1,1 @@
+"""Programs on several devices: a batch split among them, or the layers of a model."""
