@@ -7,9 +7,10 @@
 # make test-validation  the fast tests under the Vulkan validation layer
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
 # make docs             the documentation site, in build/site; ARGS go to mkdocs
+# make wheels           the wheels of this platform, in dist/, tried with each Python; ARGS go to scripts/wheels.sh
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs setup
+.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs wheels setup
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
@@ -25,6 +26,8 @@ test-matrix:
 docs:
 	@scripts/setup.sh
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
+wheels:
+	@scripts/wheels.sh $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

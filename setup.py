@@ -1,7 +1,10 @@
 """The part of the build that pyproject.toml cannot say: a wheel that carries libshaderc is for one
-platform, and has the licences and the bill of materials (PEP 770) of this library."""
+platform, and has the licences and the bill of materials (PEP 770) of this library. The README's
+links lead to the repository that PUREVK_REPOSITORY names, since an index has no files beside it.
+"""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -21,14 +24,30 @@ LICENCES = {
     "SPIRV-Tools": "Apache-2.0",
     "SPIRV-Headers": "MIT",
 }
+# Of a wheel with a library.
+EXPRESSION = "MIT AND Apache-2.0 AND BSD-3-Clause AND (GPL-3.0-or-later WITH Bison-exception-2.2)"
 
 
-def needed_glibc(library: Path) -> int:
-    """The minor version of the oldest glibc 2 that the library loads with, from the symbol versions
-    it names."""
-    return max(
-        (int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())), default=17
-    )
+def readme() -> str:
+    """The README with links that work elsewhere: to files of the repository, or none to files if the
+    repository is not known."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    base = os.environ.get("PUREVK_REPOSITORY", "").rstrip("/")
+    link = re.compile(r"\[([^]]*)\]\((?!https?://|#)([^)]*)\)")
+    return link.sub(rf"[\1]({base}/blob/HEAD/\2)" if base else r"\1", text)
+
+
+def urls() -> dict[str, str]:
+    """What the metadata says of the project's places."""
+    base = os.environ.get("PUREVK_REPOSITORY", "").rstrip("/")
+    if not base:
+        return {}
+    return {
+        "Source": base,
+        "Issues": f"{base}/issues",
+        "Documentation": f"{base}/blob/HEAD/docs/index.md",
+        "Changelog": f"{base}/blob/HEAD/CHANGELOG.md",
+    }
 
 
 def check_files_beside(library: Path) -> None:
@@ -89,11 +108,8 @@ class Wheel(bdist_wheel):
     """Tagged py3-none-<platform> if a library is inside, py3-none-any if not."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        platform = super().get_tag()[2]
-        if BUNDLED and platform.startswith("linux_"):
-            glibc = max(needed_glibc(library) for library in BUNDLED)
-            platform = platform.replace("linux_", f"manylinux_2_{glibc}_", 1)
-        return "py3", "none", platform
+        """Any Python 3. auditwheel makes a manylinux tag of the platform."""
+        return "py3", "none", super().get_tag()[2]
 
     def run(self) -> None:
         for library in BUNDLED:
@@ -112,6 +128,7 @@ class Wheel(bdist_wheel):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(licences, target)
             head, blank, body = metadata.read_text(encoding="utf-8").partition("\n\n")
+            head = head.replace("License-Expression: MIT", f"License-Expression: {EXPRESSION}")
             head += f"\nLicense-File: {licences.as_posix()}"
             metadata.write_text(head + blank + body, encoding="utf-8")
             bill = Path(distinfo_path, "sboms", f"{library.stem}.cdx.json")
@@ -119,4 +136,10 @@ class Wheel(bdist_wheel):
             bill.write_text(json.dumps(bill_of_materials(library), indent=1), encoding="utf-8")
 
 
-setup(distclass=Bundle, cmdclass={"build_py": Build, "bdist_wheel": Wheel})
+setup(
+    distclass=Bundle,
+    cmdclass={"build_py": Build, "bdist_wheel": Wheel},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    project_urls=urls(),
+)

@@ -106,7 +106,12 @@ ASSERT_CACHED = Knob(
     " fills the cache.",
 )
 SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
-VULKAN_SDK = Knob("VULKAN_SDK", str, "", "Folder of the Vulkan SDK. Its libshaderc is tried last.")
+VULKAN_SDK = Knob(
+    "VULKAN_SDK",
+    str,
+    "",
+    "Folder of the Vulkan SDK. Its Vulkan loader and libshaderc are tried last.",
+)
 VALIDATION = Knob(
     "PUREVK_VALIDATION",
     _flag,

@@ -14,6 +14,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from purevk import knobs
 from purevk.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 
 
@@ -43,8 +44,16 @@ _LOADERS = {
     "win32": ("vulkan-1.dll",),
     "darwin": ("libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"),
 }
-_LOADER_NEXT = (
-    "install a Vulkan driver; on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1"
+_LINUX_LOADERS = ("libvulkan.so.1", "libvulkan.so")
+# Where Homebrew puts libraries. dlopen does not look there on Apple's own processors.
+_HOMEBREW = ("/opt/homebrew/lib", "/usr/local/lib")
+_HOW_TO_INSTALL = {
+    "win32": "install the graphics driver from the maker of the GPU, which brings vulkan-1.dll",
+    "darwin": "install MoltenVK and the loader: brew install molten-vk vulkan-loader",
+}
+_LOADER_NEXT = _HOW_TO_INSTALL.get(
+    sys.platform,
+    "install a Vulkan driver; on Debian or Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1",
 )
 _lock = threading.Lock()
 _opened: Any = None
@@ -59,7 +68,7 @@ def library() -> Any:
     global _opened
     with _lock:
         if _opened is None:
-            names = _LOADERS.get(sys.platform, ("libvulkan.so.1", "libvulkan.so"))
+            names = loader_names(sys.platform, knobs.VULKAN_SDK())
             reasons = []
             for name in names:
                 try:
@@ -75,6 +84,20 @@ def library() -> Any:
                     next=_LOADER_NEXT,
                 )
         return _opened
+
+
+def loader_names(platform: str, sdk: str) -> list[str]:
+    """Where the Vulkan loader may be, the first first.
+
+    Args:
+        platform: `sys.platform`.
+        sdk: the folder of the Vulkan SDK, or "".
+    """
+    names = list(_LOADERS.get(platform, _LINUX_LOADERS))
+    folders = [f"{sdk}/lib"] if sdk and platform != "win32" else []
+    if platform == "darwin":
+        folders += _HOMEBREW
+    return names + [f"{folder}/{names[0]}" for folder in folders]
 
 
 class Functions:

@@ -417,6 +417,7 @@ _SONAMES = {
     "linux": ["libshaderc_shared.so.1", "libshaderc.so.1"],
     "darwin": ["libshaderc_shared.1.dylib"],
 }
+_HOMEBREW = ("/opt/homebrew/lib", "/usr/local/lib")
 
 
 def _candidates(sdk: str) -> list[tuple[str, str]]:
@@ -433,6 +434,9 @@ def _candidates(sdk: str) -> list[tuple[str, str]]:
         *names,
     ]
     found += [("the system's", path) for path in dict.fromkeys(system) if path]
+    if sys.platform == "darwin":  # dlopen does not look there on Apple's own processors
+        homebrew = [Path(folder, name) for folder in _HOMEBREW for name in names]
+        found += [("Homebrew's", str(path)) for path in homebrew]
     folder = "Bin" if sys.platform == "win32" else "lib"
     found += [("the Vulkan SDK's", str(Path(sdk) / folder / name)) for name in names if sdk]
     return found

@@ -285,3 +285,15 @@ def test_messages_stay_off_without_validation(increment_spirv: bytes) -> None:
         pipeline = api.ComputePipeline(device, increment_spirv, 1, label="named")
         assert pipeline.alive
         device.check()
+
+
+def test_loaders_of_each_platform() -> None:
+    assert vk.loader_names("linux", "") == ["libvulkan.so.1", "libvulkan.so"]
+    assert vk.loader_names("linux", "/sdk")[2:] == ["/sdk/lib/libvulkan.so.1"]
+    assert vk.loader_names("win32", "C:/sdk") == ["vulkan-1.dll"]
+    mac = vk.loader_names("darwin", "/sdk")
+    assert mac[:3] == ["libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"]
+    assert mac[3:] == [
+        f"{folder}/libvulkan.1.dylib"
+        for folder in ("/sdk/lib", "/opt/homebrew/lib", "/usr/local/lib")
+    ]

@@ -170,3 +170,38 @@ def test_import_loads_no_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=root
     )
     assert (run.stdout.strip(), run.stderr) == ("0", "")
+
+
+@pytest.mark.parametrize(
+    ("platform", "wanted"),
+    [
+        (
+            "linux",
+            ["wheel/libshaderc_shared.so", "libshaderc_shared.so.1", "sdk/lib/libshaderc.so"],
+        ),
+        ("win32", ["wheel/shaderc_shared.dll", "shaderc_shared.dll", "sdk/Bin/shaderc_shared.dll"]),
+        (
+            "darwin",
+            [
+                "wheel/libshaderc_shared.dylib",
+                "libshaderc_shared.1.dylib",
+                "/opt/homebrew/lib/libshaderc_shared.dylib",
+                "sdk/lib/libshaderc_shared.dylib",
+            ],
+        ),
+    ],
+)
+def test_candidates_of_each_platform(
+    platform: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(shaderc, "LIBRARY_FOLDER", tmp_path / "wheel")
+    monkeypatch.setattr(shaderc.ctypes.util, "find_library", lambda name: None)
+    found = [path for _, path in shaderc._candidates(str(tmp_path / "sdk"))]
+    places = [found.index(path if path[0] == "/" else _within(tmp_path, path)) for path in wanted]
+    assert places == sorted(places) and places[0] == 0
+
+
+def _within(folder: Path, path: str) -> str:
+    """A path below a folder; a bare name stays one."""
+    return str(folder / path) if "/" in path else path
