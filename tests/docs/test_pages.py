@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from purevk import knobs
-from tests.models.zoo import import_torchvision
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "bench/NOTES.md", "bench/RESULTS.md")
@@ -73,7 +72,6 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
         pytest.importorskip("executorch")
     if "transformers" in "".join(_blocks(page, "python")):
         pytest.importorskip("transformers")
-        import_torchvision()
     space: dict[str, Any] = {}
     for block in _blocks(page, "python"):
         exec(compile(block, page, "exec"), space)

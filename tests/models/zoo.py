@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 SEED = 20261
-_LIBRARIES: list[Any] = []
 
 SENTENCES = (
     "The octopus has three hearts and blue blood.",
@@ -58,30 +56,6 @@ class Case:
     dynamic: bool = False
 
 
-def import_torchvision() -> Any:
-    """Return torchvision, also where its C++ operators do not load beside the torch that is
-    installed.
-
-    Its Python files register fake kernels for those operators at import, so their schemas have to
-    exist by then.
-    """
-    import torch
-
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)  # a Library takes its operators with it when it is collected
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]  # the half-imported module
-        import torchvision
-    return torchvision
-
-
 def _normalized(model: Any) -> Any:
     """Give batch norms varied scales and the statistics of seeded noise, so that activations stay
     near unit size."""
@@ -109,8 +83,8 @@ def _images(count: int) -> tuple[tuple[Any, ...], ...]:
 def _vision(name: str) -> Callable[[], Built]:
     def build() -> Built:
         import torch
+        import torchvision
 
-        torchvision = import_torchvision()
         torch.manual_seed(SEED)
         module = _normalized(getattr(torchvision.models, name)(weights=None))
         samples = _images(2)
@@ -121,10 +95,8 @@ def _vision(name: str) -> Callable[[], Built]:
 
 def deit_tiny() -> Built:
     """DeiT-tiny (timm, patch 16, 224 pixels), seeded random weights."""
-    import torch
-
-    import_torchvision()
     import timm
+    import torch
 
     torch.manual_seed(SEED)
     module = timm.create_model("deit_tiny_patch16_224", pretrained=False).eval()
@@ -160,8 +132,6 @@ def _build_minilm(attention: str, dynamic: bool) -> Built:
     import torch
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if importlib.util.find_spec("torchvision") is not None:
-        import_torchvision()  # transformers imports it where it is installed
     from tokenizers import Tokenizer
     from transformers import AutoModel
 

@@ -15,7 +15,6 @@ pytest.importorskip("transformers")
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
 from purevk.errors import InputError  # noqa: E402
-from tests.models.zoo import import_torchvision  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 STEPS, VOCABULARY = 64, 101
@@ -68,7 +67,6 @@ def fresh() -> Iterator[None]:
 
 def decoder(name: str) -> Any:
     """A small model with random weights."""
-    import_torchvision()  # transformers imports it
     import transformers
 
     torch.manual_seed(0)
@@ -293,7 +291,6 @@ def test_scores_attentions_and_hidden_states(family: Family) -> None:
 
 
 def test_the_compile_config_of_transformers(fresh: None) -> None:
-    import_torchvision()
     from transformers import CompileConfig
 
     model, given = decoder("Llama"), prompts(1)

@@ -13,7 +13,6 @@ pytest.importorskip("transformers")
 
 import purevk  # noqa: E402
 from purevk.errors import UnsupportedProgramError  # noqa: E402
-from tests.models.zoo import import_torchvision  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -47,7 +46,6 @@ def inference() -> Iterator[None]:
 
 
 def decoder(name: str, **other: Any) -> Any:
-    import_torchvision()  # transformers imports it
     import transformers
 
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 from tests.models.gallery.model import Model, built, seeded
 from tests.models.gallery.small import ids, image, model, noise
 from tests.models.gallery.vision import from_timm, from_torchvision
-from tests.models.zoo import Built, import_torchvision
+from tests.models.zoo import Built
 
 
 def _image(name: str, about: str, kind: str, size: int = 64, **options: Any) -> Model:
@@ -23,8 +23,9 @@ def _video(name: str, about: str, kind: str, frames: int = 4, **options: Any) ->
 def _of_torchvision(name: str, *shapes: tuple[int, ...], **options: Any) -> Callable[[], Built]:
     def build() -> Built:
         import torch
+        import torchvision
 
-        models = import_torchvision().models
+        models = torchvision.models
         generator = seeded()
         for room in (models, models.video, models.optical_flow):
             if hasattr(room, name):
@@ -130,16 +131,18 @@ MODELS = (
 
 def _alexnet() -> Built:
     import torch
+    import torchvision
 
     generator = seeded()
-    module = import_torchvision().models.alexnet(weights=None).features
+    module = torchvision.models.alexnet(weights=None).features
     return built(module, torch.randn(1, 3, 64, 64, generator=generator))
 
 
 def _maxvit() -> Built:
     import torch
+    import torchvision
 
-    models = import_torchvision().models
+    models = torchvision.models
     generator = seeded()
     module = models.MaxVit(
         input_size=(64, 64),
@@ -156,8 +159,6 @@ def _maxvit() -> Built:
 
 def _mvit() -> Built:
     import torch
-
-    import_torchvision()
     from torchvision.models.video.mvit import MSBlockConfig, MViT
 
     generator = seeded()
@@ -189,8 +190,9 @@ def _mvit() -> Built:
 
 def _raft() -> Built:
     import torch
+    import torchvision
 
-    flow = import_torchvision().models.optical_flow
+    flow = torchvision.models.optical_flow
     generator = seeded()
     raft = flow.raft_small(weights=None)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.models.gallery.model import Model, built, first_of, lively, seeded
-from tests.models.zoo import Built, import_torchvision
+from tests.models.zoo import Built
 
 VOCABULARY = 120
 _BERT = {
@@ -23,7 +23,6 @@ _LLAMA = {**_BERT, "num_key_value_heads": 2, "max_position_embeddings": 64}
 def library() -> Any:
     """transformers, kept from asking a hub."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import_torchvision()
     import transformers
 
     return transformers

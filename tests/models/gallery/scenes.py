@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.models.gallery.model import Model, built, seeded
 from tests.models.gallery.small import fixed, ids, image, model, noise, ones, part, parts
-from tests.models.zoo import Built, import_torchvision
+from tests.models.zoo import Built
 
 _RESNET = part(
     "ResNetConfig",
@@ -66,7 +66,6 @@ def _tv(name: str, about: str, build: Callable[[], Built]) -> Model:
 
 def _backbone() -> Any:
     """A ResNet-18 with a feature pyramid."""
-    import_torchvision()
     from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
     return resnet_fpn_backbone(backbone_name="resnet18", weights=None, returned_layers=[2, 3, 4])
@@ -77,8 +76,9 @@ def _one_stage(kind: str) -> Callable[[], Built]:
 
     def build() -> Built:
         import torch
+        import torchvision
 
-        detection = import_torchvision().models.detection
+        detection = torchvision.models.detection
         generator = seeded()
         from torchvision.models.detection.image_list import ImageList
 

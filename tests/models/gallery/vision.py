@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.models.gallery.model import Model, built, first_of, seeded
-from tests.models.zoo import Built, import_torchvision
+from tests.models.zoo import Built
 
 
 def _image(size: int, generator: Any) -> Any:
@@ -17,7 +17,9 @@ def _image(size: int, generator: Any) -> Any:
 
 def _torchvision(name: str, size: int, *keys: Any, **options: Any) -> Callable[[], Built]:
     def build() -> Built:
-        models = import_torchvision().models
+        import torchvision
+
+        models = torchvision.models
         generator = seeded()
         for room in (models, models.segmentation, models.video):
             if hasattr(room, name):
@@ -30,7 +32,6 @@ def _torchvision(name: str, size: int, *keys: Any, **options: Any) -> Callable[[
 
 def _timm(name: str, size: int, **options: Any) -> Callable[[], Built]:
     def build() -> Built:
-        import_torchvision()
         import timm
 
         generator = seeded()
@@ -41,7 +42,6 @@ def _timm(name: str, size: int, **options: Any) -> Callable[[], Built]:
 
 def _mixer(block: str, **options: Any) -> Callable[[], Built]:
     def build() -> Built:
-        import_torchvision()
         from timm.models import mlp_mixer
 
         generator = seeded()
@@ -59,7 +59,6 @@ def _mixer(block: str, **options: Any) -> Callable[[], Built]:
 
 
 def _volo() -> Built:
-    import_torchvision()
     from timm.models.volo import VOLO
 
     generator = seeded()
@@ -76,9 +75,10 @@ def _volo() -> Built:
 
 def _vgg() -> Built:
     import torch
+    import torchvision
     from torch import nn
 
-    vgg = import_torchvision().models.vgg
+    vgg = torchvision.models.vgg
     generator = seeded()
     features = vgg.make_layers(vgg.cfgs["A"], batch_norm=True)
     head = nn.Sequential(nn.Linear(512 * 49, 64), nn.ReLU(True), nn.Dropout(), nn.Linear(64, 10))
@@ -88,7 +88,9 @@ def _vgg() -> Built:
 
 def _swin(version: int) -> Callable[[], Built]:
     def build() -> Built:
-        swin = import_torchvision().models.swin_transformer
+        import torchvision
+
+        swin = torchvision.models.swin_transformer
         generator = seeded()
         block, merging = (
             (swin.SwinTransformerBlock, swin.PatchMerging)
@@ -111,7 +113,9 @@ def _swin(version: int) -> Callable[[], Built]:
 
 
 def _vit() -> Built:
-    models = import_torchvision().models
+    import torchvision
+
+    models = torchvision.models
     generator = seeded()
     module = models.VisionTransformer(
         image_size=64,
@@ -129,8 +133,6 @@ def _ssd_features() -> Built:
     from functools import partial
 
     from torch import nn
-
-    import_torchvision()
     from torchvision.models import mobilenet_v3_large
     from torchvision.models.detection.ssdlite import SSDLiteHead, _mobilenet_extractor
 
@@ -158,8 +160,9 @@ def _ssd_features() -> Built:
 def _video(name: str) -> Callable[[], Built]:
     def build() -> Built:
         import torch
+        import torchvision
 
-        models = import_torchvision().models
+        models = torchvision.models
         generator = seeded()
         return built(
             getattr(models.video, name)(weights=None),
@@ -171,8 +174,6 @@ def _video(name: str) -> Callable[[], Built]:
 
 def _swin3d() -> Built:
     import torch
-
-    import_torchvision()
     from torchvision.models.video.swin_transformer import SwinTransformer3d
 
     generator = seeded()
