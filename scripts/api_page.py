@@ -69,6 +69,11 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "TensorType": ("rank", "numel", "with_dims", "with_dtype"),
         },
     ),
+    "Tests": (
+        "[testing.md](../testing.md) has examples, and the pytest plugin.",
+        "purevk.testing",
+        {"assert_close": (), "assert_same_as_eager": (), "tolerance_of": ()},
+    ),
     "torch.compile": (
         "[torch_compile.md](../torch_compile.md) says what runs where.",
         "purevk.dynamo",

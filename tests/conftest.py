@@ -29,6 +29,9 @@ os.environ.setdefault(
     "MESA_SHADER_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 )
 
+# The first one also in an environment that was made before there was such a plugin.
+pytest_plugins = ["purevk.testing.plugin", "pytester"]
+
 _SWEPT = tuple(Path(__file__).parent / folder for folder in ("ops", "glsl", "lower"))
 
 
@@ -68,18 +71,6 @@ def gpu_traits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(context, "traits_of", as_gpu)
         yield
-
-
-@pytest.fixture(autouse=True)
-def needed_features(request: pytest.FixtureRequest, gpu_traits: None) -> None:
-    """Skips tests of kernels that the device cannot run, or not with PUREVK_DISABLE."""
-    names = [name for mark in request.node.iter_markers("needs_features") for name in mark.args]
-    if names:
-        from purevk.graph.context import default_context
-
-        missing = sorted(set(names) - default_context().traits.features)
-        if missing:
-            pytest.skip(f"the device lacks {', '.join(missing)}")
 
 
 _GROWN = 300 << 20  # bytes

@@ -19,6 +19,7 @@ from purevk.graph.context import Context, default_context
 from purevk.ir import Graph, TensorType, Value
 from purevk.ops import registry
 from purevk.program import Program
+from purevk.testing import assert_close
 
 # The dtypes of operators that move elements and do not compute with them.
 TYPES = (
@@ -32,16 +33,6 @@ TYPES = (
     torch.uint8,
     torch.bool,
 )
-# Relative and absolute tolerance by dtype of the result. float16: twice the rounding of the type,
-# since torch and purevk may round to different sides of a sum that both have in float32.
-TOLERANCE = {
-    torch.float32: (1e-5, 1e-6),
-    torch.float16: (2e-3, 1e-3),
-    torch.bfloat16: (1.6e-2, 1e-2),
-    torch.float64: (1e-5, 1e-6),
-    torch.complex64: (1e-5, 1e-6),
-    torch.complex128: (1e-10, 1e-12),
-}
 
 
 # Operators that ran on the CPU where a case allows it, with the reasons.
@@ -305,15 +296,10 @@ def compare(case: Case, results: Sequence[Any], wanted: Sequence[Any]) -> str:
             have = torch.tensor(have)
         if have.dtype is not want.dtype or have.shape != want.shape:
             return f"result {number} is {have.dtype}{list(have.shape)}, not {want.dtype}{list(want.shape)}"
-        rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
-        rtol, atol = (
-            rtol if case.rtol is None else case.rtol,
-            atol if case.atol is None else case.atol,
-        )
         try:
-            torch.testing.assert_close(have, want, rtol=rtol, atol=atol, equal_nan=True)
+            assert_close(have, want, rtol=case.rtol, atol=case.atol)
         except AssertionError as error:
-            return f"result {number}: " + " ".join(str(error).split())[:300]
+            return f"{number}: {error}"
     return ""
 
 

@@ -296,7 +296,7 @@ def test_templates(rows, float_template, integer_template, device):
     assert templates == [integer_template]
 
 
-@pytest.mark.needs_features("int8", "storage_8bit")
+@pytest.mark.purevk("int8", "storage_8bit")
 def test_epilogue(device):
     """A residual and a relu after the linear layer, in one dispatch."""
     for rows, n in ((5, 36), (5, 37), (40, 36)):
@@ -323,7 +323,7 @@ def test_epilogue(device):
         close(have, torch.relu(x.double() @ grouped(w, s, 32).T + other.double()))
 
 
-@pytest.mark.needs_features("int8", "storage_8bit")
+@pytest.mark.purevk("int8", "storage_8bit")
 def test_rows_that_vary(device):
     """One program for a prompt of many tokens and for single tokens."""
     w, s = quantized_weight(36, 64, 4), tensor(36, 2, low=0.01, high=0.2)

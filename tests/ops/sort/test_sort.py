@@ -163,7 +163,7 @@ def rows_of(kind, length, dtype):
 ROWS = ("few values", "equal", "masked", "wide", "narrow")
 
 
-@pytest.mark.needs_features("int64", "int16")
+@pytest.mark.purevk("int64", "int16")
 @pytest.mark.parametrize("kind", ROWS)
 def test_selection_agrees_with_sorting(kind):
     """Which of equal elements are taken, too: those of the lowest indices."""
@@ -211,7 +211,7 @@ def test_selection_agrees_with_sorting(kind):
     check(cases)
 
 
-@pytest.mark.needs_features("int64")
+@pytest.mark.purevk("int64")
 def test_selection_reads_rows_once():
     for run in (lambda x: x.topk(8), lambda x: x.median(1), lambda x: x.kthvalue(100, 1)):
         with program_of(run, (tensor(4, 4096),)) as program:
@@ -228,7 +228,7 @@ def gpu(monkeypatch):
     )
 
 
-@pytest.mark.needs_features("int64")
+@pytest.mark.purevk("int64")
 @pytest.mark.parametrize(
     "descending, dtype", [(False, torch.float32), (True, torch.float32), (True, torch.int32)]
 )
@@ -251,7 +251,7 @@ def test_rows_are_sorted_in_shared_memory(monkeypatch, descending, dtype):
         )
 
 
-@pytest.mark.needs_features("int64")
+@pytest.mark.purevk("int64")
 @pytest.mark.parametrize("largest", [False, True])
 def test_few_elements_are_bounded_first(monkeypatch, largest):
     gpu(monkeypatch)
@@ -308,7 +308,7 @@ def test_dynamic_sizes():
                 torch.testing.assert_close(have, want)
 
 
-@pytest.mark.needs_features("int64", "subgroup_basic", "subgroup_arithmetic")
+@pytest.mark.purevk("int64", "subgroup_basic", "subgroup_arithmetic")
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_ranks_of_rows_of_open_length_use_no_subgroups(dynamic):
     """Such a kernel never ends on a driver of NVIDIA."""
