@@ -159,10 +159,6 @@ def bert(layers: int, width: int, heads: int, vocab: int) -> nn.Module:
     if importlib.util.find_spec("transformers") is None:
         return Bert(layers, width, heads, vocab)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if importlib.util.find_spec("torchvision") is not None:
-        from tests.models.zoo import import_torchvision
-
-        import_torchvision()  # transformers imports it where it is installed
     from transformers import BertConfig, BertModel
 
     config = BertConfig(

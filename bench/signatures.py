@@ -33,7 +33,6 @@ from purevk.graph.compute_graph import ComputeGraph
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.program import Program
-from tests.models.zoo import import_torchvision
 
 LIMIT = 128  # the bound of every symbol
 
@@ -208,7 +207,6 @@ class GPT(nn.Module):
 def large() -> Iterator[tuple[str, nn.Module, tuple[Any, ...], Any]]:
     length = torch.export.Dim("length", min=2, max=LIMIT)
     yield "GPT-2-like, 24 layers", GPT(), (torch.ones(1, 24, dtype=torch.int64),), ({1: length},)
-    import_torchvision()  # some of timm's imports it
     try:
         import timm
     except ImportError:

@@ -334,7 +334,7 @@ def test_failures_are_found():
     found = failures([wrong, typed, raises, right])
     assert len(found) == 3, found
     assert (
-        "not close" in found[0]
+        "elements differ" in found[0]
         and "float32[3], not torch.float64[3]" in found[1]
         and "Error" in found[2]
     )

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
-from executorch.exir import to_edge_transform_and_lower
 
 import purevk
 from purevk.graph.context import Context
@@ -245,6 +243,9 @@ class Networks(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_file_of_executorch(dtype: torch.dtype, contexts: list[Context], tmp_path: Path) -> None:
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
     model = Networks().eval().to(dtype)
     x = torch.randn(2, 3, 8, 8).to(dtype)
     path = tmp_path / "model.pte"
