@@ -33,6 +33,18 @@ class PurevkError(Exception):
         return _rebuild, (type(self), self.what, self.where, self.why, self.next)
 
 
+def located(error: PurevkError, source: str, line: str) -> PurevkError:
+    """The error, which also says on which line of the user's code the node `source` stands."""
+    if line in error.where:
+        return error
+    where = error.where
+    if source not in where:
+        where = f"{where}, {source}" if where else source
+    made = _rebuild(type(error), error.what, f"{where} ({line})", error.why, error.next)
+    made.__dict__.update({k: v for k, v in error.__dict__.items() if k not in made.__dict__})
+    return made.with_traceback(error.__traceback__)
+
+
 def _rebuild(cls: type[PurevkError], what: str, where: str, why: str, next_: str) -> PurevkError:
     return cls(what, where=where, why=why, next=next_)
 

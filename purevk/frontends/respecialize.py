@@ -135,9 +135,10 @@ class _Respecializer:
             self._node(node)
         for guard, message in self.graph.checks:
             self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
-        return self.importer.finish(
+        made = self.importer.finish(
             [self._arg(output) for output in self.graph.outputs], self.graph.updates
         )
+        return replace(made, lines=self.graph.lines)
 
     # -- leaves -----------------------------------------------------------------------------------
     def _find_symbols(self, position: int, value: Value | Dim) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from purevk.ir import Node, Value, values_in
+from purevk.ir import Graph, Node, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.printer import to_text
 from purevk.lower.expression import Expression
@@ -39,12 +39,12 @@ class GraphDrawing:
             "name"; "symbols" (name: "min", "max"); "inputs", "outputs", "states" and "constants"
             ("id", "name", "type"); and "segments" in order: "id", "on" ("load": once, from
             constants alone; "gpu"; "cpu"; "host": control flow) and "nodes": "id", "operator",
-            "label", "operators" (those of a fused chain), "source", "why" (of those on the CPU),
-            "results" ("name", "type"), "constants" (those it reads, by name), "kernels", "flops"
-            and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
+            "label", "operators" (those of a fused chain), "source", "line" (in the user's code),
+            "why" (of those on the CPU), "results" ("name", "type"), "constants" (those it reads, by
+            name), "kernels", "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
             "edges": "from", "to" (ids), "value", "type".
         """
-        return _Collector(self.plan, "").data()
+        return _Collector(self.plan, "", self.plan.graph).data()
 
     def to_json(self, indent: int | None = 2) -> str:
         """`data` as JSON."""
@@ -77,8 +77,10 @@ class GraphDrawing:
 
 
 class _Collector:
-    def __init__(self, plan: Plan, prefix: str) -> None:
-        self.plan, self.prefix = plan, prefix
+    """Collects what a drawing shows of a plan. `whole` is the graph of the method."""
+
+    def __init__(self, plan: Plan, prefix: str, whole: Graph) -> None:
+        self.plan, self.prefix, self.whole = plan, prefix, whole
         self.graph = plan.assignment.graph
         self.count = 0
         self.made: dict[Value, str] = {}  # ids by storage
@@ -164,6 +166,7 @@ class _Collector:
             "label": _label(operators),
             "operators": operators,
             "source": node.source,
+            "line": self.whole.lines_of(node.source),
             "why": str(node.args[1]) if host else None,
             "results": [{"name": value.name, "type": str(value.type)} for value in node.results],
             "constants": [value.name for value in constants],
@@ -171,7 +174,7 @@ class _Collector:
             "flops": sum(_dims.hint(each.flops) for each in dispatches),
             "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
             "graphs": [
-                _Collector(inner, f"{name}_{number}_").data()
+                _Collector(inner, f"{name}_{number}_", self.whole).data()
                 for number, inner in enumerate(self.plan.inner.get(node, ()))
             ],
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -180,6 +181,8 @@ class Graph:
             upper one of None: there is none). Where it states none, that of the symbol holds.
         signature: how Python code calls the method; None: with its inputs, in order.
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
+        lines: where nodes stand in the user's code, such as "model.py:12, in forward", by the
+            `source` of the node that the front end made. Those of sub-graphs are here too.
         trusted: made from a module of this process, whose operators are the caller's own. The graph
             of a file runs only operators that are known to be pure. Never read from a file.
     """
@@ -199,6 +202,12 @@ class Graph:
     ranges: Mapping[Symbol, tuple[int, int | None]] = field(default_factory=dict)
     signature: Signature | None = None
     trusted: bool = False
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+    def lines_of(self, source: str) -> str:
+        """The lines of a node, also of one that stands for several: "model.py:12, in forward"."""
+        parts = re.split(r" [+|] ", source)
+        return "; ".join(dict.fromkeys(self.lines[each] for each in parts if each in self.lines))
 
     @property
     def unbacked(self) -> dict[Symbol, SymbolSource]:

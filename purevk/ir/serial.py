@@ -137,7 +137,16 @@ class GraphWriter:
             "constraints": [self.guard(guard) for guard in graph.constraints],
             "ranges": [[symbol.name, *bounds] for symbol, bounds in graph.ranges.items()],
             "signature": None if graph.signature is None else self.signature(graph.signature),
+            "lines": self._lines(graph.lines),
         }
+
+    @staticmethod
+    def _lines(lines: Mapping[str, str]) -> list[Any]:
+        """The nodes of each line: [[line, [source, ...]], ...]."""
+        found: dict[str, list[str]] = {}
+        for source, line in lines.items():
+            found.setdefault(line, []).append(source)
+        return [[line, sources] for line, sources in found.items()]
 
     def signature(self, signature: Signature) -> dict[str, Any]:
         """How a method is called. Raises `UnsupportedProgramError` for keys of dicts that are neither
@@ -269,6 +278,11 @@ class GraphReader:
                 for name, lower, upper in data.get("ranges", ())
             },
             signature=self.signature(data.get("signature")),
+            lines={
+                str(source): str(line)
+                for line, sources in data.get("lines", ())
+                for source in sources
+            },
         )
 
     def signature(self, data: Mapping[str, Any] | None) -> Signature | None:

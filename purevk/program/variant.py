@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,8 +19,10 @@ from purevk.errors import (
     GraphError,
     InputError,
     KernelNotCachedError,
+    PurevkError,
     SizeConstraintError,
     UnsupportedProgramError,
+    located,
 )
 from purevk.graph.executable import Executable
 from purevk.graph.external import ExternalCalls
@@ -62,6 +65,18 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _naming_lines(graph: Graph) -> Iterator[None]:
+    """Errors about a node of the graph say where it stands in the user's code."""
+    try:
+        yield
+    except PurevkError as error:
+        for source in re.split(r"[\s,;()]+", error.where):
+            if source in graph.lines:
+                raise located(error, source, graph.lines[source]) from error.__cause__
+        raise
 
 
 class Specialization:
@@ -229,12 +244,13 @@ class Variant:
             program.add_seconds("import", start)
             if program.bounds == "strict":
                 self._refuse_guesses(imported)
-            start = time.perf_counter()
-            graph = optimize(imported, program.context.traits)
-            program.add_seconds("passes", start)
-            start = time.perf_counter()
-            plan = make_plan(graph, program.context.traits)
-            program.add_seconds("lower", start)
+            with _naming_lines(imported):
+                start = time.perf_counter()
+                graph = optimize(imported, program.context.traits)
+                program.add_seconds("passes", start)
+                start = time.perf_counter()
+                plan = make_plan(graph, program.context.traits)
+                program.add_seconds("lower", start)
         try:
             executable = Executable(
                 program.context,

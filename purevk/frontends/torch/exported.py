@@ -239,4 +239,5 @@ class Reader(NodeReader):
                 )
         if kinds and self.importer.signature is not None:
             self.importer.signature = replace(self.importer.signature, numbers=tuple(kinds))
-        return self.importer.finish([*outputs, *updates.values()], tuple(updates))
+        graph = self.importer.finish([*outputs, *updates.values()], tuple(updates))
+        return replace(graph, lines=self.lines)

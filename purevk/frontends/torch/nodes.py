@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from purevk import generators
 from purevk.dtypes import DType
-from purevk.errors import UnsupportedProgramError
+from purevk.errors import PurevkError, UnsupportedProgramError, located
 from purevk.frontends import numbers
 from purevk.frontends.importer import Importer
 from purevk.frontends.result_types import OpenType, Recorded
@@ -55,6 +57,7 @@ class NodeReader:
         env: what each node gives in the graph.
         targets: the buffers that are states, by their values.
         kept: tensors whose bytes the constants of the graph are views of.
+        lines: where each node stands in the user's code, by its path.
     """
 
     def __init__(
@@ -66,12 +69,21 @@ class NodeReader:
         self.env: dict[Any, Any] = {}
         self.targets: dict[Value, str] = {}
         self.kept: list[Any] = []
+        self.lines: dict[str, str] = {}
 
     def node(self, node: Any) -> None:
         if node.op == "get_attr":
             self._attribute(node)
         elif node.op == "call_function":
-            self._call(node)
+            line = line_of(node.meta.get("stack_trace") or "")
+            if not line:
+                self._call(node)
+                return
+            self.lines[path_of(node)] = line
+            try:
+                self._call(node)
+            except PurevkError as error:
+                raise located(error, path_of(node), line) from error.__cause__
 
     def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
         """Walks a sub-module of control flow, whose nodes `importer` takes. Returns its outputs."""
@@ -480,6 +492,30 @@ def number_kind(example: Any) -> type | None:
         if isinstance(example, (kind, symbolic)):
             return kind
     return None
+
+
+_FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
+
+
+@functools.lru_cache(maxsize=4096)
+def line_of(stack_trace: str) -> str:
+    """The line of a traced call in the user's code: "model.py:12, in forward". It is the innermost
+    one outside of torch. A path is relative to the working folder or to the installed packages, else
+    the file's name alone, so that a saved program tells no folders."""
+    frames = _FRAME.findall(stack_trace)
+    if not frames:
+        return ""
+    own = [
+        frame for frame in frames if "/site-packages/torch/" not in frame[0].replace(os.sep, "/")
+    ]
+    path, number, function = (own or frames)[-1]
+    _, packages, inside = path.replace(os.sep, "/").rpartition("/site-packages/")
+    if packages:
+        path = inside
+    else:
+        local = os.path.relpath(path) if os.path.isabs(path) else path
+        path = os.path.basename(path) if local.startswith(os.pardir) else local
+    return f"{path}:{number}, in {function}"
 
 
 def path_of(node: Any) -> str:
