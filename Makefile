@@ -8,9 +8,10 @@
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
 # make docs             the documentation site, in build/site; ARGS go to mkdocs
 # make wheels           the wheels of this platform, in dist/, tried with each Python; ARGS go to scripts/wheels.sh
+# make test-engines     the recipes for Ray, LitServe and KServe on these engines, in an environment of their own
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs wheels setup
+.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs wheels setup test-engines
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
@@ -23,6 +24,8 @@ test-validation:
 test-matrix:
 	@scripts/setup.sh --test
 	@.venv/bin/python scripts/matrix.py $(ARGS)
+test-engines:
+	@scripts/engines.sh $(ARGS)
 docs:
 	@scripts/setup.sh
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)

@@ -111,11 +111,15 @@ class Worker:
 
     def columns(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs a batch given by the names of inputs. Returns it with the outputs, by name."""
+        outputs = self.forward(*self.arguments(batch))
+        return {**batch, **self._named(outputs, len(next(iter(batch.values()))))}
+
+    def arguments(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The inputs of a call, in order, from a batch given by their names."""
         missing = [spec.name for spec in self.program.inputs if spec.name not in batch]
         if missing:
             raise InputError(f"the batch has {sorted(batch)}, and lacks the inputs {missing}")
-        outputs = self.forward(*[batch[spec.name] for spec in self.program.inputs])
-        return {**batch, **self._named(outputs, len(next(iter(batch.values()))))}
+        return [batch[spec.name] for spec in self.program.inputs]
 
     def sample(self, values: Any) -> list[np.ndarray]:
         """The inputs of one request, checked alone: a wrong one must not fail its whole batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -157,3 +158,70 @@ def test_litserve(model: Any, file: Path, tmp_path: Path, size: int) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
+
+
+KSERVE = """
+import sys
+import kserve
+from purevk.integrations.kserve import ProgramModel
+server = kserve.ModelServer(http_port=int(sys.argv[2]), grpc_port=int(sys.argv[3]))
+server.start([ProgramModel("model", sys.argv[1])])
+"""
+
+
+def test_kserve(model: Any, file: Path, tmp_path: Path) -> None:
+    """The Open Inference Protocol, with KServe's own clients."""
+    kserve = pytest.importorskip("kserve")
+    port, grpc_port = _free_port(), _free_port()
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", KSERVE, str(file), str(port), str(grpc_port)],
+            env=knobs.child_environment({"PYTHONPATH": str(ROOT)}),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    address = f"http://127.0.0.1:{port}"
+    x = np.random.default_rng(3).standard_normal((6, 5), np.float32)
+    try:
+        codes, end = [], time.monotonic() + 60
+        while 200 not in codes and time.monotonic() < end and process.poll() is None:
+            codes.append(_ask(f"{address}/v2/models/model/ready")[0])
+            time.sleep(0.1)
+        assert codes[-1:] == [200], log.read_text()
+        assert set(codes) <= {0, 503, 200}
+        described = json.loads(_ask(f"{address}/v2/models/model")[1])
+        assert described["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 5]}]
+        (output,) = described["outputs"]
+        assert (output["datatype"], output["shape"]) == ("FP32", [-1, 3])
+        asyncio.run(_ask_kserve(kserve, address, f"127.0.0.1:{grpc_port}", model, x))
+        body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [0.0]}]}
+        code, answer = _ask(f"{address}/v2/models/model/infer", body)
+        assert code == 400 and b"lacks the inputs" in answer, answer
+        metrics = _ask(f"{address}/metrics")[1].decode()
+        assert "purevk_calls_total 3.0" in metrics and "purevk_compiles_total" in metrics
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+async def _ask_kserve(kserve: Any, rest: str, grpc: str, model: Any, x: np.ndarray) -> None:
+    """The same batch over JSON, over REST with binary tensors, and over gRPC."""
+    from kserve.inference_client import InferenceGRPCClient, InferenceRESTClient, RESTConfig
+
+    async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
+        for binary in (False, True):
+            given = kserve.InferInput("input", list(x.shape), "FP32")
+            given.set_data_from_numpy(x, binary_data=binary)
+            request = kserve.InferRequest("model", [given])
+            answer = await client.infer(rest, request, model_name="model")
+            (output,) = answer.outputs
+            np.testing.assert_allclose(output.as_numpy(), _expected(model, x), 1e-5, 1e-6)
+    client = InferenceGRPCClient(grpc)
+    given = kserve.InferInput("input", list(x.shape), "FP32")
+    given.set_data_from_numpy(x, binary_data=True)
+    answer = await client.infer(kserve.InferRequest("model", [given]))
+    (output,) = answer.outputs
+    np.testing.assert_allclose(output.as_numpy(), _expected(model, x), 1e-5, 1e-6)
+    await client.close()
