@@ -22,6 +22,15 @@ import purevk
 TRAIN = 1200
 
 
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """The images, float32 [1797, 1, 8, 8] from 0 to 1, and their labels, in a random order."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(images))
+    return images[order], labels[order]
+
+
 def network() -> nn.Module:
     """A small convolutional network for images of 8 x 8."""
     return nn.Sequential(
@@ -64,11 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
 
-    data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    labels = torch.tensor(data.target)
-    order = torch.randperm(len(images))
-    images, labels = images[order], labels[order]
+    images, labels = digits()
     model = network()
     train(model, images[:TRAIN], labels[:TRAIN], options.epochs)
     model.eval()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests purevk.integrations and deploy/serve.py on the engines themselves, over loopback. They are in an environment of
+# Tests purevk.integrations, deploy/serve.py and the examples that use them on the engines themselves, over loopback. They are in an environment of
 # their own, build/engines, beside the packages of .venv: engines pin versions of packages that others need too.
 #
 #   scripts/engines.sh [arguments of pytest]
@@ -25,4 +25,5 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
     echo "$wanted" >$venv/.setup
 fi
 export PUREVK_DEVICE=${PUREVK_DEVICE-llvmpipe} OMP_NUM_THREADS=${OMP_NUM_THREADS-1}
-exec $venv/bin/python -m pytest -q tests/integrations tests/deploy/test_server.py "$@"
+exec $venv/bin/python -m pytest -q tests/integrations tests/deploy/test_server.py \
+    'tests/docs/test_examples.py::test_example[batch_inference]' 'tests/docs/test_examples.py::test_example[service]' "$@"

