@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cli.command import pick_method
-from purevk.cli.dispatch_times import Timing, least_seconds, table, time_dispatches
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
 from purevk.graph.limits import device_limits
+from purevk.report.timings import Timing, least_seconds, table, time_dispatches
 
 _WARM_CALLS = 3
 _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and threads of a trace

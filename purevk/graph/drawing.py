@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from purevk.ir import Node, Value, values_in
@@ -40,8 +40,9 @@ class GraphDrawing:
             ("id", "name", "type"); and "segments" in order: "id", "on" ("load": once, from
             constants alone; "gpu"; "cpu"; "host": control flow) and "nodes": "id", "operator",
             "label", "operators" (those of a fused chain), "source", "why" (of those on the CPU),
-            "results" ("name", "type"), "constants" (those it reads, by name), "kernels", "flops"
-            and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
+            "results" ("name", "type"), "constants" (those it reads, by name), "kernels",
+            "dispatches" (the positions of its kernels in the call, or in what runs at load),
+            "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
             "edges": "from", "to" (ids), "value", "type".
         """
         return _Collector(self.plan, "").data()
@@ -100,7 +101,7 @@ class _Collector:
         for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
             on = step.runs_on
             kernels = dict(
-                _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last])
+                _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last], first)
             )
             segments.append(
                 self._segment(
@@ -140,8 +141,9 @@ class _Collector:
     def _storage(self, value: Value) -> Value:
         return self.plan.assignment.storages.get(value, value)
 
-    def _node(self, node: Node, on: str, dispatches: list[Dispatch]) -> dict[str, Any]:
+    def _node(self, node: Node, on: str, placed: list[tuple[int, Dispatch]]) -> dict[str, Any]:
         name = self._id("n")
+        dispatches = [dispatch for _, dispatch in placed]
         reads = list(dict.fromkeys(node.inputs))
         constants = dict.fromkeys(
             s for s in map(self._storage, reads) if s in self.plan.graph.constants
@@ -168,6 +170,7 @@ class _Collector:
             "results": [{"name": value.name, "type": str(value.type)} for value in node.results],
             "constants": [value.name for value in constants],
             "kernels": [each.kernel.template for each in dispatches],
+            "dispatches": [position for position, _ in placed],
             "flops": sum(_dims.hint(each.flops) for each in dispatches),
             "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
             "graphs": [
@@ -195,10 +198,13 @@ class _Collector:
         }
 
 
-def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
-    found: dict[Node, list[Dispatch]] = {}
-    for node, dispatch in zip(nodes, dispatches):
-        found.setdefault(node, []).append(dispatch)
+def _grouped(
+    nodes: Sequence[Node], dispatches: Sequence[Dispatch], first: int = 0
+) -> dict[Node, list[tuple[int, Dispatch]]]:
+    """The dispatches of each node with their positions, which count from `first` on."""
+    found: dict[Node, list[tuple[int, Dispatch]]] = {}
+    for position, (node, dispatch) in enumerate(zip(nodes, dispatches), first):
+        found.setdefault(node, []).append((position, dispatch))
     return found
 
 

@@ -55,7 +55,7 @@ BELOW = {
 }
 BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
-PROGRAM = {"dynamo", "export", "integrations", "program", "runtime"}
+PROGRAM = {"dynamo", "export", "integrations", "program", "report", "runtime"}
 COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},

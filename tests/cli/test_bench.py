@@ -12,11 +12,11 @@ import pytest
 
 from purevk import api, fallback
 from purevk.cli import bench, profile
-from purevk.cli.dispatch_times import Timing, table
 from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.report.timings import Timing, table
 
 
 @pytest.mark.parametrize("count, at", [(1, 0), (2, 1), (20, 18), (21, 19), (100, 94), (1000, 949)])

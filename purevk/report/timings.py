@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from purevk.cli.lowered import label_operator
 from purevk.graph.executable import Executable
 from purevk.graph.limits import DeviceLimits
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
