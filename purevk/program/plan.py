@@ -16,6 +16,7 @@ from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
 from purevk.ir import Graph, GuardLog
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_inputs
+from purevk.report.words import size_text
 from purevk.schedule.plan import Plan, make_plan
 
 
@@ -111,9 +112,9 @@ class PlannedProgram:
             f"{self.name}({found['inputs']}) on {self.device}",
             f"  {found['dispatches']} dispatches in {found['segments']} segments,"
             f" {sum(found['cpu_nodes'].values())} nodes on the CPU",
-            f"  weights {_size(memory['weights'])}, state {_size(memory['state'])},"
-            f" intermediate tensors {_size(memory['planned'])}",
-            f"  a call moves {_size(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
+            f"  weights {size_text(memory['weights'])}, state {size_text(memory['state'])},"
+            f" intermediate tensors {size_text(memory['planned'])}",
+            f"  a call moves {size_text(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
             + ("" if seconds is None else f": at least {seconds * 1e3:.3g} ms"),
         ]
         for name, costs in sorted(
@@ -121,7 +122,7 @@ class PlannedProgram:
         ):
             nbytes, flops = sum(cost.nbytes for cost in costs), sum(cost.flops for cost in costs)
             lines.append(
-                f"    {name:32} {len(costs):5} nodes {_size(nbytes):>10} {flops / 1e9:10.3g} Gflop"
+                f"    {name:32} {len(costs):5} nodes {size_text(nbytes):>10} {flops / 1e9:10.3g} Gflop"
             )
         return "\n".join(lines)
 
@@ -206,12 +207,3 @@ def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Gr
             move = lambda tensor: tensor.to("meta") if isinstance(tensor, torch.Tensor) else tensor  # noqa: E731
             example_inputs = torch.utils._pytree.tree_map(move, tuple(example_inputs))
     return read_exported(export(model, example_inputs, dynamic_shapes), planned_only=True)
-
-
-def _size(nbytes: int) -> str:
-    number = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.0f} B" if unit == "B" else f"{number:.4g} {unit}"

@@ -77,6 +77,7 @@ CIRCLES_OF_TYPES = [
     *CIRCLES,
     {
         "purevk.program.method",
+        "purevk.program.pages",
         "purevk.program.program",
         "purevk.program.state",
         "purevk.program.variant",

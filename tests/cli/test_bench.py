@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from purevk import api, fallback
-from purevk.cli import bench, profile
+from purevk.cli import bench
 from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.report import timings
 from purevk.report.timings import Timing, table
 
 
@@ -178,7 +179,7 @@ def test_limits_of_a_busy_machine_are_measured_again(
         asked.append(again)
         return DeviceLimits(1e15, 1e15) if again else DeviceLimits(1.0, 1.0)
 
-    monkeypatch.setattr(profile, "device_limits", measured)
+    monkeypatch.setattr(timings, "device_limits", measured)
     words = ("bench", data / "topk.pte", "--runs", "2", "--no-load", "--profile", "--json")
     rows = cli(*words).json["profile"]["rows"]
     assert asked == [False, True]
