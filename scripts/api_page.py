@@ -36,7 +36,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
                 "close",
             ),
             "Replicas": ("forward", "submit", "method", "inputs", "outputs", "close"),
-            "PlannedProgram": ("memory", "kernels", "graph", "costs", "report"),
+            "PlannedProgram": ("memory", "kernels", "graph", "costs", "report", "report_html"),
             "DeviceInfo": (),
         },
     ),

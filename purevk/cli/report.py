@@ -21,9 +21,9 @@ from purevk.whole_file import replacing
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     with Target(args) as target:
         if target.context is None:
-            names, text = _without_device(args, target)
+            parts, text = _without_device(args, target)
         else:
-            names, text = _on_device(args, target)
+            parts, text = _on_device(args, target)
         encoded = text.encode()
         try:
             with replacing(Path(args.output)) as file:
@@ -34,14 +34,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             ) from error
         return {
             "device": target.data(),
-            "methods": names,
-            "timed": target.context is not None and not args.no_times,
+            "methods": [each.name for each in parts],
+            "timed": [each.name for each in parts if each.timings is not None],
+            "why_untimed": {each.name: each.why_untimed for each in parts if each.why_untimed},
             "output": args.output,
             "bytes": len(encoded),
         }
 
 
-def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[str], str]:
+def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodParts], str]:
     with open_file(args.model, args.data) as opened:
         names = _names(opened.methods, args.method, opened.name)
         parts = []
@@ -49,12 +50,12 @@ def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[str]
             made = lower(opened, name, target.traits)
             parts.append(MethodParts(name, made.graph, made.plan, made.guards, {}))
         device = DeviceParts("a typical desktop GPU", None, "", target.unified, None)
-        return names, page(contents(os.path.basename(opened.name), parts, device, {}))
+        return parts, page(contents(os.path.basename(opened.name), parts, device, {}))
 
 
-def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[str], str]:
+def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodParts], str]:
     import purevk
-    from purevk.program.pages import page_of
+    from purevk.program.pages import method_parts, page_of
 
     assert target.context is not None
     with purevk.load(args.model, args.data, context=target.context) as program:
@@ -65,7 +66,8 @@ def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[str], str
                 method = program.method(name)
                 inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
                 calls[name] = method.serving_flat(inputs)
-        return names, page_of(program, names, calls, args.remeasure)
+        parts = method_parts(program, names, calls)
+        return parts, page_of(program, parts, args.remeasure)
 
 
 def _names(known: Any, wanted: str | None, where: str) -> list[str]:
@@ -89,3 +91,5 @@ def show(data: dict[str, Any], out: Output) -> None:
         ],
         indent=0,
     )
+    for name, why in data["why_untimed"].items():
+        out.line(f"{name} was not timed: {why}", "yellow")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from purevk import generators
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits
+from purevk.graph.unbacked import Replan
 from purevk.ir import Value
 from purevk.program.variant import Specialization
 from purevk.report.contents import DeviceParts, MethodParts, contents
@@ -30,31 +32,39 @@ def program_page(
 ) -> str:
     """The page of `Program.report_html`."""
     names = list(program.methods) if method is None else [program.method(method).name]
-    inputs = {}
+    calls = {}
     if args or kwargs:
         timed = method or "forward"
-        inputs[timed] = program.method(timed).serving(args, kwargs)
-    return page_of(program, names, inputs)
+        calls[timed] = program.method(timed).serving(args, kwargs)
+    return page_of(program, method_parts(program, names, calls))
 
 
-def page_of(
+def method_parts(
     program: Program,
     names: Sequence[str],
     calls: Mapping[str, tuple[Specialization, Sequence[Any]]],
-    remeasure: bool = False,
-) -> str:
-    """The page of methods.
+) -> list[MethodParts]:
+    """Methods of a program, for a page.
 
     Args:
         program: what has them.
         names: of the methods.
         calls: what serves a call of a method, and the inputs, to time its dispatches with.
-        remeasure: whether to measure the limits of the device also if they are known.
     """
     parts = []
     for name in names:
         chosen, arrays = calls.get(name, (program.method(name).specializations[0], None))
         parts.append(_parts(program, name, chosen, arrays))
+    return parts
+
+
+def page_of(program: Program, parts: Sequence[MethodParts], remeasure: bool = False) -> str:
+    """The page of methods of a program.
+
+    Args:
+        remeasure: whether to measure the limits of the device also if they are known. If no method
+            was timed, the page has none.
+    """
     context = program.context
     timings = [timing for each in parts for timing in each.timings or ()]
     limits = limits_for(context, timings, remeasure) if timings else None
@@ -83,6 +93,8 @@ def _parts(
     untimed = MethodParts(name, chosen.graph, executable.plan, chosen.guards, {})
     if arrays is None:
         return untimed
+    if not program.context.device.features.timestamp:
+        return replace(untimed, why_untimed="the device has no timestamps")
     env = chosen.environment(arrays)
     tensors = {
         value: np.ascontiguousarray(array)
@@ -99,18 +111,18 @@ def _parts(
                 start = time.perf_counter()
                 executable.run(tensors, dict(env))
                 calls.append(time.perf_counter() - start)
+        except Replan:
+            return replace(
+                untimed, why_untimed="a size that follows from data needs another lowering"
+            )
         finally:
             generators.restore(drawn)
             program.state.update(states)
-    sizes = {symbol.name: value for symbol, value in env.items()}
-    return MethodParts(
-        name,
-        chosen.graph,
-        executable.plan,
-        chosen.guards,
-        sizes,
-        timings,
-        statistics.median(calls),
+    return replace(
+        untimed,
+        sizes={symbol.name: value for symbol, value in env.items()},
+        timings=timings,
+        whole_call=statistics.median(calls),
     )
 
 

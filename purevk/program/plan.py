@@ -13,7 +13,7 @@ from purevk.graph.context import Context, default_context, typical_traits
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
-from purevk.ir import Graph, GuardLog
+from purevk.ir import Graph, Guard, GuardLog
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_inputs
 from purevk.report.words import size_text
@@ -29,18 +29,20 @@ class PlannedProgram:
         device: name of the device that it was lowered for.
         plan: the execution plan.
         limits: of the device, if they are known.
+        guards: what sizes of calls have to keep; others would be lowered again.
     """
 
     def __init__(
-        self, name: str, device: str, plan: Plan, unified: bool, limits: DeviceLimits | None
+        self,
+        name: str,
+        device: str,
+        plan: Plan,
+        unified: bool,
+        limits: DeviceLimits | None,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.name, self.device, self.plan, self.limits, self._unified = (
-            name,
-            device,
-            plan,
-            limits,
-            unified,
-        )
+        self.name, self.device, self.plan, self.limits = name, device, plan, limits
+        self.guards, self._unified = tuple(guards), unified
 
     def forward(self, *inputs: Any) -> NoReturn:
         """Raises `UnsupportedProgramError`, because no weights are loaded."""
@@ -101,6 +103,17 @@ class PlannedProgram:
             "flops": sum(cost.flops for cost in costs),
             "seconds": None if self.limits is None else sum(cost.seconds or 0.0 for cost in costs),
         }
+
+    def report_html(self) -> str:
+        """A page about the model, as `Program.report_html` makes it: without times, and without
+        what SPIR-V consists of."""
+        from purevk.report.contents import DeviceParts, MethodParts, contents
+        from purevk.report.page import page
+
+        graph = self.plan.graph
+        method = MethodParts(graph.name, graph, self.plan, self.guards, {})
+        device = DeviceParts(self.device, None, "", self._unified, None)
+        return page(contents(self.name, [method], device, {}))
 
     def __str__(self) -> str:
         found = self.report()
@@ -166,7 +179,7 @@ def plan(
         default_context() if device is None else device if isinstance(device, Context) else None
     )
     traits = typical_traits() if context is None else context.traits
-    with GuardLog():
+    with GuardLog() as log:
         if isinstance(model, (str, os.PathLike)):
             made = _plan_file(model, method, traits)
             name = os.path.basename(os.fspath(model))
@@ -176,9 +189,14 @@ def plan(
             )
             name = type(model).__name__
     if context is None:
-        return PlannedProgram(name, "a typical desktop GPU", made, False, limits)
+        return PlannedProgram(name, "a typical desktop GPU", made, False, limits, tuple(log.guards))
     return PlannedProgram(
-        name, context.device.name, made, context.device.is_unified, limits or device_limits(context)
+        name,
+        context.device.name,
+        made,
+        context.device.is_unified,
+        limits or device_limits(context),
+        tuple(log.guards),
     )
 
 

@@ -317,12 +317,11 @@ class Program:
         Args:
             args, kwargs: of a call of the method. Each of its dispatches is timed then, and compared
                 with the limits of the device, which takes a few seconds. States and generators are
-                as before afterwards.
+                as before afterwards. If the dispatches cannot be timed, the page says why.
             method: shown alone; None: all methods, and "forward" is the one that is timed.
 
         Raises:
             InputError: there is no such method, or it does not take the arguments.
-            DeviceError: the arguments ask for times, and the device has no timestamps.
         """
         from purevk.program.pages import program_page
 

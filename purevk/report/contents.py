@@ -44,6 +44,7 @@ class MethodParts:
             their upper bounds.
         timings: of the dispatches of a call, in order; None: they were not timed.
         whole_call: seconds of a call with these inputs.
+        why_untimed: why there are no timings, if somebody asked for them.
     """
 
     name: str
@@ -53,6 +54,7 @@ class MethodParts:
     sizes: Mapping[str, int]
     timings: Sequence[Timing] | None = None
     whole_call: float | None = None
+    why_untimed: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
             for guard, message in parts.graph.checks
         ],
         "timed": parts.timings is not None,
+        "why_untimed": parts.why_untimed,
         "whole_call": parts.whole_call,
         "graph": drawing,
         "memory": memory_picture(plan, device.unified, device.max_arena),

@@ -23,7 +23,7 @@ def test_a_page_with_times(cli, data: Path, tmp_path: Path) -> None:
     ran = cli("report", data / "linear_relu.pte", "-o", path, "--json")
     assert ran.code == 0, ran.err
     assert ran.json["output"] == str(path) and ran.json["bytes"] == path.stat().st_size
-    assert ran.json["timed"] and ran.json["methods"] == ["forward"]
+    assert ran.json["timed"] == ran.json["methods"] == ["forward"]
     found = contents_of(path)
     assert found["model"] == "linear_relu.pte"
     assert found["device"]["name"] == ran.json["device"]["name"]
@@ -34,6 +34,18 @@ def test_a_page_with_times(cli, data: Path, tmp_path: Path) -> None:
     assert 0 < dispatch["seconds"] < 1 and method["whole_call"] > 0
     spirv = found["kernels"][dispatch["kernel"]]["spirv"]
     assert spirv["instructions"] > 10 and "Shader" in spirv["capabilities"]
+
+
+@pytest.mark.device
+def test_a_device_without_timestamps(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PUREVK_DISABLE", "timestamp")
+    path = tmp_path / "page.html"
+    ran = cli("report", data / "linear_relu.pte", "-o", path)
+    assert ran.code == 0 and "forward was not timed: the device has no timestamps" in ran.out
+    (method,) = contents_of(path)["methods"]
+    assert not method["timed"] and method["why_untimed"] == "the device has no timestamps"
 
 
 @pytest.mark.device

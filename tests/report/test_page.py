@@ -139,6 +139,46 @@ def test_the_graph_of_a_file(show: Callable[..., Browser], name: str) -> None:
     found = boxes_of(browser)
     assert {each["id"] for each in found} == nodes | ends
     check_apart(found)
+    check_edges(browser, drawing, nodes | ends)
+
+
+def check_edges(browser: Browser, drawing: dict[str, Any], boxes: set[str]) -> None:
+    """There is a line for each pair of boxes that an edge joins, from the one to the other."""
+    pairs = {(each["from"], each["to"]) for each in drawing["edges"]}
+    pairs = {pair for pair in pairs if set(pair) <= boxes}
+    assert browser.run("document.querySelectorAll('.edge').length") == len(pairs)
+    around = {each["id"]: each for each in boxes_of(browser)}
+    ends = browser.run(
+        "[...document.querySelectorAll('.edge')].map(e => e.getAttribute('d').match(/-?[\\d.]+/g).map(Number))"
+    )
+    lines = {(round(each[0]), round(each[1]), round(each[-2]), round(each[-1])) for each in ends}
+    for one, other in (map(around.__getitem__, pair) for pair in pairs):
+        start = round(one["x"] + one["w"] / 2), round(one["y"] + one["h"])
+        assert (*start, round(other["x"] + other["w"] / 2), round(other["y"])) in lines
+
+
+def test_load_time_nodes_are_drawn_where_they_are_read(show: Callable[..., Browser]) -> None:
+    made = many(60)
+    drawing = made["methods"][0]["graph"]
+    pattern = drawing["segments"][0]["nodes"][0]
+    loads = []
+    for n in range(40):
+        node = copy.deepcopy(pattern) | {"id": f"w{n}", "path": [], "label": "copy"}
+        loads.append(node)
+        drawing["edges"].append(
+            {"from": f"w{n}", "to": f"n{n % 20 + 20}", "value": "w", "type": "float32[1]"}
+        )
+    drawing["segments"].insert(0, {"id": "load", "on": "load", "nodes": loads})
+    browser = show(made)
+    press(browser, "unfold all")
+    assert len(boxes_of(browser)) == 60
+    browser.click(".switch input")
+    press(browser, "unfold all")
+    found = boxes_of(browser)
+    assert len(found) == 100
+    check_apart(found)
+    check_edges(browser, drawing, {each["id"] for each in found})
+    assert browser.problems == []
 
 
 def test_a_thousand_nodes(show: Callable[..., Browser]) -> None:
@@ -337,3 +377,22 @@ def test_a_summary_is_escaped() -> None:
     assert "<img" not in text and "</script" not in text
     assert text.count("&lt;/script&gt;") == 3
     text.encode("utf-8")
+
+
+def test_the_graph_fills_the_window(show: Callable[..., Browser]) -> None:
+    browser = show(many(40), width=390, height=800)
+
+    def size() -> list[float]:
+        found: list[float] = browser.run(
+            "(b => [b.width, b.height])(document.querySelector('.split').getBoundingClientRect())"
+        )
+        return found
+
+    before = size()
+    browser.click(".zoom button:last-child")
+    assert size() == [390, 800]
+    browser.click(".node")
+    assert browser.run("document.querySelector('.panel h3').getBoundingClientRect().top") < 800
+    browser.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+    assert size()[0] == before[0] < 390
+    assert browser.problems == []

@@ -15,6 +15,8 @@ import purevk
 from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
+from purevk.graph.unbacked import Replan
+from purevk.program import pages
 from tests.harness import DATA
 
 pytestmark = pytest.mark.device
@@ -88,6 +90,27 @@ def test_generators_are_as_before() -> None:
                 program.report_html(x)
             results.append((first, program(x)))
     assert all(torch.equal(*pair) for pair in zip(*results))
+
+
+def test_a_call_that_needs_another_lowering_is_not_timed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replan(*args: Any) -> None:
+        raise Replan({}, False)
+
+    monkeypatch.setattr(pages, "time_dispatches", replan)
+    with purevk.load(DATA / "linear_relu.pte", context=context) as program:
+        (method,) = contents_of(program.report_html(np.ones((2, 5), np.float32)))["methods"]
+    assert not method["timed"] and "another lowering" in method["why_untimed"]
+
+
+def test_a_page_of_a_planned_program() -> None:
+    made = purevk.plan(DATA / "dynamic_views.pte", device="typical")
+    (method,) = contents_of(made.report_html())["methods"]
+    assert not method["timed"] and method["memory"]["planned"] == made.memory.planned
+    assert "s1 is 8" in [each["words"] for each in method["guards"]]
+    moved = [node["bytes"] for segment in method["graph"]["segments"] for node in segment["nodes"]]
+    assert moved == [cost.nbytes for cost in made.costs()]
 
 
 def test_sizes_of_the_call_are_those_of_the_page(context: Context) -> None:

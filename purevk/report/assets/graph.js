@@ -4,6 +4,7 @@ const NODE_H = 50;
 const PAD = 16;
 const TITLE_H = 30;
 const FIRST_BOXES = 34; // modules are unfolded from the outside on up to so many boxes
+const MAIN_BOXES = 400; // the same for a module that has most of the nodes
 const FEW = 3; // nodes of a module that is not worth a box of its own
 
 class GraphView {
@@ -36,13 +37,16 @@ class GraphView {
     this.frame = h("div", { class: "frame" }, this.canvas,
       h("div", { class: "zoom" },
         button("+", "zoom in", () => this.zoom(1.3)), button("−", "zoom out", () => this.zoom(1 / 1.3)),
-        button("⤢", "show all", () => this.fit(true))));
+        button("fit", "show all", () => this.fit(true)),
+        h("button", { type: "button", title: "fill the window, or not", "aria-label": "fill the window, or not", onclick: () => this.fill() },
+          s("svg", { viewBox: "0 0 16 16", width: 14, height: 14, "aria-hidden": "true" }, s("path", { d: "M2 6V2h4M10 2h4v4M14 10v4h-4M6 14H2v-4" })))));
+    this.split = h("div", { class: "split" }, this.outline, this.frame, this.panel);
     this.root = h("div", { class: "graph" },
       h("div", { class: "tools" }, h("div", { class: "search" }, this.field, this.found),
         button("fold all", "fold all modules", () => { this.open.clear(); this.draw(); this.fit(); }),
         button("unfold all", "unfold all modules", () => { this.unfold(Infinity); this.draw(); this.fit(); }),
         this.loadSwitch),
-      this.crumbs, h("div", { class: "split" }, this.outline, this.frame, this.panel));
+      this.crumbs, this.split);
     this.listen();
   }
 
@@ -88,6 +92,8 @@ class GraphView {
       }
     }
     drawing.outputs.forEach(end("output"));
+    this.edges = drawing.edges.filter((edge) => this.leaves.has(edge.from) && this.leaves.has(edge.to));
+    this.putBeforeReaders();
     this.tree = { key: "", name: "", groups: new Map(), leaves: [], above: null };
     for (const each of this.leaves.values()) {
       let group = this.tree;
@@ -101,7 +107,19 @@ class GraphView {
     }
     this.simplify(this.tree);
     this.outline.replaceChildren(...this.rows(this.tree));
-    this.edges = drawing.edges.filter((edge) => this.leaves.has(edge.from) && this.leaves.has(edge.to));
+  }
+
+  // What runs at load comes right before the first node that reads it, not before all others.
+  putBeforeReaders() {
+    const first = new Map();
+    for (const edge of this.edges) {
+      if (!first.has(edge.from)) first.set(edge.from, []);
+      first.get(edge.from).push(edge.to);
+    }
+    for (const leaf of [...this.leaves.values()].reverse()) {
+      if (!leaf.node || leaf.node.on !== "load" || !first.has(leaf.id)) continue;
+      leaf.order = Math.min(...first.get(leaf.id).map((id) => this.leaves.get(id).order)) - 1e-5;
+    }
   }
 
   // A module with one child is drawn as this child; one with few nodes as these nodes.
@@ -159,7 +177,8 @@ class GraphView {
       const next = [];
       for (const group of level) {
         const inside = group.leaves.length + group.groups.size;
-        if (boxes + inside - 1 > most) continue;
+        const main = 2 * group.all.length > this.leaves.size;
+        if (boxes + inside - 1 > (main ? Math.max(most, MAIN_BOXES) : most)) continue;
         boxes += inside - 1;
         this.open.add(group.key);
         next.push(...group.groups.values());
@@ -325,7 +344,7 @@ class GraphView {
       const [from, to] = [this.leaves.get(edge.from), this.leaves.get(edge.to)];
       const ends = [this.visible(from), this.visible(to)];
       if (ends[0] === ends[1]) continue;
-      const key = ends.map((end) => `${end.order} ${end.key || ""}`).join(" ");
+      const key = ends.map((end) => JSON.stringify(end.id || end.key)).join(" ");
       if (!drawn.has(key)) drawn.set(key, { path: curve(ends[0], this.route(edge, from, to, ends), ends[1]), edges: [] });
       drawn.get(key).edges.push(edge);
     }
@@ -458,6 +477,16 @@ class GraphView {
     this.look();
   }
 
+  // Has the graph fill the window, or puts it back. What is in the middle stays there.
+  fill(full = !this.split.classList.contains("full")) {
+    const before = this.box();
+    this.split.classList.toggle("full", full);
+    const after = this.box();
+    this.view.x -= (after.width - before.width) / 2 / this.view.scale;
+    this.view.y -= (after.height - before.height) / 2 / this.view.scale;
+    this.look();
+  }
+
   zoom(factor, x, y) {
     const box = this.box();
     const at = { x: x === undefined ? box.width / 2 : x - box.left, y: y === undefined ? box.height / 2 : y - box.top };
@@ -513,6 +542,9 @@ class GraphView {
         if (fingers.delete(event.pointerId)) setTimeout(() => { this.moved = false; });
       });
     }
+    addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.split.classList.contains("full")) this.fill(false);
+    });
     document.addEventListener("click", (event) => {
       if (!event.target.closest || !event.target.closest(".search")) this.found.hidden = true;
     });

@@ -243,7 +243,7 @@ class Page {
       h("h2", {}, timed ? "Where the time goes" : "Where the bytes go"),
       h("p", { class: "quiet" }, timed
         ? "The dispatches of a call in order, each timed alone. Click one to see it in the graph."
-        : "The dispatches of a call in order, as wide as they move bytes. They were not timed. Click one to see it in the graph."),
+        : `The dispatches of a call in order, as wide as they move bytes. They were not timed${this.method.why_untimed && ": "}${this.method.why_untimed}. Click one to see it in the graph.`),
       strip(this, this.ordered),
       legend(this.families.filter(([, cost]) => cost).map(([name, cost]) => [name, this.colours.get(name), percent(cost / this.whole)])),
       h("div", { class: "pair" }, h("div", {}, list, roof && h("br"), roof && slowest), !roof && slowest,
