@@ -73,6 +73,8 @@ class GraphView {
     this.rebuild();
     this.unfold(FIRST_BOXES);
     this.draw();
+    // A small graph needs no tall frame; the panel beside it needs some height.
+    this.split.style.setProperty("--tall", `${Math.min(Math.max(this.size.h + 60, 440), 680)}px`);
     this.fit();
     this.details(null);
   }

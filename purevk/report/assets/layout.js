@@ -96,37 +96,53 @@ function arrange(layers) {
   }
 }
 
-// Positions within layers: near the middle of the neighbours, without overlaps. Lanes want to be straight.
+// Positions within layers: near the middle of the neighbours, without overlaps. Boxes follow boxes, so that chains
+// are straight; lanes go around them.
 function centre(layers) {
+  const isSolid = (item) => item.box && !item.box.port;
   for (const layer of layers) {
+    const solid = layer.filter(isSolid);
     let x = 0;
     for (const item of layer) {
       item.x = x;
       x += item.w + GAP_X;
     }
-    const half = (x - GAP_X) / 2;
+    const [first, last] = solid.length ? [solid[0], solid[solid.length - 1]] : [layer[0], layer[layer.length - 1]];
+    const half = (first.x + last.x + last.w) / 2;
     for (const item of layer) item.x -= half;
   }
   const middle = (item) => item.x + item.w / 2;
-  for (let round = 0; round < 12; round += 1) {
+  for (let round = 0; round < 24; round += 1) {
     const order = round % 2 ? [...layers].reverse() : layers;
     for (const layer of order) {
       const wishes = layer.map((item) => {
         const near = [...item.up, ...item.down];
         if (!near.length) return item.x;
-        const weight = (each) => (each.box && item.box ? 2 : each.box || item.box ? 1 : 4);
+        const others = isSolid(item) ? 0.001 : item.box ? 0.1 : 4;
+        const weight = (each) => (isSolid(each) ? 1 : others);
         return total(near, (each) => weight(each) * middle(each)) / total(near, weight) - item.w / 2;
       });
-      // The mean of two positions without overlaps has none.
-      const right = [];
-      layer.forEach((item, at) => {
-        right[at] = at ? Math.max(wishes[at], right[at - 1] + layer[at - 1].w + GAP_X) : wishes[at];
-      });
-      const left = [];
-      for (let at = layer.length - 1; at >= 0; at -= 1) {
-        left[at] = at + 1 < layer.length ? Math.min(wishes[at], left[at + 1] - layer[at].w - GAP_X) : wishes[at];
-      }
-      layer.forEach((item, at) => { item.x = (left[at] + right[at]) / 2; });
+      spread(layer, wishes, layer.map((item) => (isSolid(item) ? 1000 : 1)));
     }
   }
+}
+
+// Gives the items of a layer the positions without overlaps that are nearest to what they wish, in the least squares.
+// Items that would overlap form a block, which moves as one.
+function spread(layer, wishes, weights) {
+  const blocks = [];
+  let offset = 0;
+  layer.forEach((item, at) => {
+    let block = { at: wishes[at] - offset, weight: weights[at], items: [[item, offset]] };
+    while (blocks.length && blocks[blocks.length - 1].at > block.at) {
+      const other = blocks.pop();
+      const weight = other.weight + block.weight;
+      block = {
+        at: (other.at * other.weight + block.at * block.weight) / weight, weight, items: [...other.items, ...block.items],
+      };
+    }
+    blocks.push(block);
+    offset += item.w + GAP_X;
+  });
+  for (const block of blocks) for (const [item, from] of block.items) item.x = block.at + from;
 }

@@ -267,7 +267,7 @@ class Page {
       h("div", { class: "strip thick" }, kinds.map(([name, size], at) => hover(h("i", { style: { flexGrow: size / whole, background: `var(--m${at})` } }), () => [name, bytes(size)]))),
       legend(kinds.map(([name, size], at) => [name, `var(--m${at})`, bytes(size)])),
       memory.blocks.length > 0 && h("h3", {}, "Temporary tensors over a call"),
-      memory.blocks.length > 0 && h("p", { class: "quiet" }, `Each box is a tensor: as long as it is needed, at its offset. ${bytes(memory.planned)} serve ${count(memory.blocks.length, "tensor")} of ${bytes(memory.naive)}; no plan can do with less than ${bytes(memory.lower_bound)}.`),
+      memory.blocks.length > 0 && h("p", { class: "quiet" }, `Each box is a tensor: from the first to the last dispatch that needs it, at its offset. ${bytes(memory.planned)} serve ${count(memory.blocks.length, "tensor")} of ${bytes(memory.naive)}; no plan can do with less than ${bytes(memory.lower_bound)}.`),
       memory.blocks.length ? memoryPicture(this, memory, this.makers) : null,
       h("details", {}, h("summary", {}, `${count(tensors.length, "tensor")} by size`),
         table([

@@ -46,7 +46,7 @@ function memoryPicture(page, memory, makers) {
         s("text", { class: "tick right", x: left - 8, y: y(at) + 4 }, bytes(at)));
     }
     for (const step of ticks(memory.steps, width / 70, false)) {
-      picture.append(s("text", { class: `tick ${step ? "middle" : "start"}`, x: x(step), y: height - 8 }, step || "dispatch 0"));
+      picture.append(s("text", { class: "tick middle", x: x(step), y: height - 8 }, step));
     }
     starts.slice(1).forEach((start) => picture.append(s("line", { class: "arena", x1: left, x2: width - 6, y1: y(start), y2: y(start) })));
     for (const block of memory.blocks) {
@@ -56,7 +56,7 @@ function memoryPicture(page, memory, makers) {
       const box = s("g", { class: "block", tabindex: 0, onclick: () => node && page.select(node.id, true),
         onkeydown: (event) => { if (event.key === "Enter" && node) page.select(node.id, true); } },
         s("rect", { x: x1 + 0.5, y: y1 + 0.5, width: Math.max(x2 - x1 - 1, 1), height: Math.max(y2 - y1 - 1, 1), rx: 2, fill: node ? page.colourOf(node) : "gray" }));
-      const room = Math.floor((x2 - x1 - 10) / 6.4);
+      const room = Math.floor((x2 - x1 - 10) / 7);
       const label = shortened(block.name, Math.max(room, 1));
       if (room >= Math.min(block.name.length, 8) && y2 - y1 > 15) box.append(s("text", { x: x1 + 6, y: Math.min((y1 + y2) / 2 + 4, y2 - 4) }, label));
       picture.append(hover(box, () => [block.name, block.type, `${bytes(block.bytes)} at offset ${bytes(block.offset)}${memory.arenas.length > 1 ? ` of arena ${block.arena}` : ""}`,
@@ -99,7 +99,7 @@ function roofline(page, nodes, limits) {
     }
     picture.append(
       s("text", { class: "tick middle", x: (left + width) / 2, y: height - 6 }, "operations per byte"),
-      s("text", { class: "tick", x: left + 6, y: top + 12 }, "flop/s"),
+      s("text", { class: "tick halo", x: left + 6, y: top + 12 }, "flop/s"),
       s("path", { class: "roof", d: `M${x(low)} ${y(limits.bytes_per_second * low)} L${x(ridge)} ${y(limits.flops_per_second)} L${x(high)} ${y(limits.flops_per_second)}` }),
     );
     for (const point of [...points].sort((a, b) => b.each.seconds - a.each.seconds)) {
@@ -112,7 +112,7 @@ function roofline(page, nodes, limits) {
     const lowest = y(limits.bytes_per_second * low);
     const slope = (Math.atan2(y(limits.flops_per_second) - lowest, x(ridge) - x(low)) * 180) / Math.PI;
     picture.append(
-      s("text", { class: "tick right halo", x: width - right - 4, y: y(limits.flops_per_second) - 20 }, rate(limits.flops_per_second, "flop/s")),
+      s("text", { class: "tick right halo", x: width - right - 4, y: Math.max(y(limits.flops_per_second) - 20, top + 12) }, rate(limits.flops_per_second, "flop/s")),
       s("text", { class: "tick halo", transform: `translate(${x(low) + 12} ${lowest - 14}) rotate(${slope})` }, rate(limits.bytes_per_second, "B/s")));
     holder.replaceChildren(picture);
   }
