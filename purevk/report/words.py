@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from purevk.ir import Dim, Graph, Guard, Value
 
@@ -35,10 +36,10 @@ def guard_in_words(guard: Guard) -> str:
 
 
 def _plain(size: object) -> str:
+    """A size, without brackets around all of it."""
     text = str(size)
-    inner = text[1:-1]
-    whole = text.startswith("(") and text.endswith(")") and not set("()") & set(inner)
-    return inner if whole else text
+    depths = accumulate((each == "(") - (each == ")") for each in text)
+    return text[1:-1] if text.startswith("(") and all(list(depths)[:-1]) else text
 
 
 def symbol_origins(graph: Graph, names: list[str]) -> dict[str, str]:

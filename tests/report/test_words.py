@@ -28,6 +28,8 @@ S, T = Dim.of(Symbol("s", 64)), Dim.of(Symbol("t", 64))
         (S % 4, "==", 0, False, "s is not a multiple of 4"),
         (S % 4, "==", 1, True, "s % 4 is 1"),
         (S // 2, ">", 1, True, "s // 2 is more than 1"),
+        ((S + 3) // 4, "<=", T // 2, True, "(s + 3) // 4 is at most t // 2"),
+        ((S // 2) * (T // 2), "==", 4, True, "(s // 2)*(t // 2) is 4"),
     ],
 )
 def test_guards_in_words(left: Size, op: str, right: Size, answer: bool, words: str) -> None:
