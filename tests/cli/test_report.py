@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from purevk.cli.commands import COMMANDS
 
 
 def contents_of(path: Path) -> dict[str, Any]:
@@ -77,6 +80,22 @@ def test_a_page_without_a_device(
     }
     assert all(kernel["spirv"] is None for kernel in found["kernels"])
     assert "s1 is 8" in [each["words"] for each in found["methods"][0]["guards"]]
+
+
+@pytest.mark.device
+def test_the_examples_of_the_help(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(data / "linear_relu.pte", "model.pte")
+    (command,) = [each for each in COMMANDS if each.name == "report"]
+    examples = [line.split()[1:] for line in command.epilog.splitlines()[1:]]
+    assert len(examples) == 4
+    for words in examples:
+        if "encoder.pte" not in words:
+            ran = cli(*words)
+            assert ran.code == 0, ran.err
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pte", "report.html", "model.html"}
 
 
 def test_what_is_refused(cli, data: Path, tmp_path: Path) -> None:

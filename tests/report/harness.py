@@ -183,7 +183,9 @@ class Browser:
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """An event of the mouse at a point of the window."""
-        held = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
+        held = (
+            {"button": "left", "clickCount": 1} if kind in ("mousePressed", "mouseReleased") else {}
+        )
         self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held, **more)
 
     def type(self, text: str) -> None:

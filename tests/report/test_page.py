@@ -325,8 +325,8 @@ def hostile(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", ["dynamic_views", "topk"])
-def test_hostile_names_stay_text(show: Callable[..., Browser], name: str) -> None:
+@pytest.mark.parametrize("name, width", [("two_methods", 390), ("topk", 1280)])
+def test_hostile_names_stay_text(show: Callable[..., Browser], name: str, width: int) -> None:
     made = contents_of(name)
     files, kernels = made["files"], made["kernels"]
     changed = hostile(made) | {"files": files, "kernels": kernels}
@@ -338,13 +338,19 @@ def test_hostile_names_stay_text(show: Callable[..., Browser], name: str) -> Non
         for segment in method["graph"]["segments"]:
             for node in segment["nodes"]:
                 node["path"] = [HOSTILE, "__proto__", HOSTILE]
-    browser = show(changed)
+    browser = show(changed, width=width)
     press(browser, "unfold all")
     browser.click(".node")
     browser.run("document.querySelector('#kernels tr.pick').click()")
     browser.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
     browser.settle()
     assert browser.problems == []
+    wide = browser.run(
+        "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1"
+        " && !e.closest('.scroll, .frame, .outline, .code, nav')).map(e => e.outerHTML.slice(0, 90))"
+    )
+    assert wide == []
+    assert browser.run("document.documentElement.scrollWidth") == width
     assert browser.run("document.querySelectorAll('img, iframe, body script, object').length") == 0
     shown = HOSTILE.replace("\ud800", "\ufffd")[:24]
     assert shown in browser.run("document.querySelector('h1').textContent")
@@ -377,6 +383,37 @@ def test_a_summary_is_escaped() -> None:
     assert "<img" not in text and "</script" not in text
     assert text.count("&lt;/script&gt;") == 3
     text.encode("utf-8")
+
+
+def test_the_mouse_moves_and_zooms_the_graph(show: Callable[..., Browser]) -> None:
+    browser = show(many(40))
+    browser.run("document.querySelector('.frame').scrollIntoView({block: 'center'})")
+    browser.settle()
+
+    def seen() -> list[float]:
+        found: list[float] = browser.run(
+            "document.querySelector('.canvas > g').getAttribute('transform').match(/-?[\\d.]+/g).map(Number)"
+        )
+        return found
+
+    x, y = browser.run(
+        "(b => [b.x + b.width / 2, b.y + 30])(document.querySelector('.node').getBoundingClientRect())"
+    )
+    scale, left, top = seen()
+    browser.mouse("mousePressed", x, y)
+    browser.mouse("mouseMoved", x + 20, y + 10)
+    browser.mouse("mouseMoved", x + 60, y + 40)
+    browser.mouse("mouseReleased", x + 60, y + 40)
+    browser.settle()
+    assert seen() == pytest.approx([scale, left + 60 / scale, top + 40 / scale])
+    assert browser.run("document.querySelectorAll('.node.selected').length") == 0
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-100, modifiers=2)  # with Ctrl
+    browser.settle()
+    assert seen()[0] > scale * 1.2
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=100)
+    browser.settle()
+    assert seen()[0] > scale * 1.2
+    assert browser.problems == []
 
 
 def test_the_graph_fills_the_window(show: Callable[..., Browser]) -> None:
