@@ -120,6 +120,10 @@ def test_the_page_fits_every_screen(show: Callable[..., Browser], width: int, da
         " e.getBoundingClientRect()).filter(b => b.right > innerWidth + 0.5 || b.left < -0.5).length"
     )
     assert wide == 0
+    browser.run("document.querySelector('#kernels tr.pick').click()")
+    browser.settle()
+    scrolled = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#kernels .scroll'))"
+    assert browser.run(scrolled) <= 0
 
 
 @pytest.mark.parametrize("name", ["branch", "dynamic_views", "gather", "linear_relu", "topk"])

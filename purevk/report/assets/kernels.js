@@ -89,7 +89,7 @@ function kernelTable(page) {
       opened = null;
       if (same) return;
     }
-    const below = h("tr", { class: "detail" }, h("td", { colspan: columns.length }, kernelDetail(page, row.kernel)));
+    const below = h("tr", { class: "detail" }, h("td", { colspan: [...line.cells].filter((cell) => cell.offsetWidth).length }, kernelDetail(page, row.kernel)));
     line.after(below);
     line.classList.add("opened");
     opened = { line, below };
