@@ -226,11 +226,11 @@ def test_search_selects_and_unfolds(show: Callable[..., Browser]) -> None:
     for segment in made["methods"][0]["graph"]["segments"]:
         for node in segment["nodes"]:
             if node["id"] == "n287":
-                node["label"] = "a needle"
+                node |= {"label": "a needle", "line": "model.py:12, in forward"}
     browser = show(made)
     press(browser, "fold all")
     browser.click(".search input")
-    browser.type("needle ADD")
+    browser.type("needle MODEL.py:12")
     assert browser.run("document.querySelector('.found').innerText").startswith("1 hit\n")
     browser.click(".found button")
     box = browser.run(
@@ -241,6 +241,7 @@ def test_search_selects_and_unfolds(show: Callable[..., Browser]) -> None:
     assert box is True
     panel = browser.run("document.querySelector('.panel').innerText")
     assert panel.startswith("a needle") and "layers.23.b" in panel
+    assert "model.py:12, in forward" in panel
     browser.click(".search input")
     browser.type(" nothing like it")
     assert browser.run("document.querySelector('.found').innerText") == "nothing found"

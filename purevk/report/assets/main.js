@@ -100,7 +100,7 @@ class Page {
     for (const segment of drawing.segments) {
       for (const node of segment.nodes) {
         const results = node.results.flatMap((each) => [each.name, each.type]);
-        yield [node.id, [node.label, node.operator, node.source, node.why || "", ...results, ...node.constants, WHERE[node.on]].join(" ").toLowerCase()];
+        yield [node.id, [node.label, node.operator, node.source, node.line || "", node.why || "", ...results, ...node.constants, WHERE[node.on]].join(" ").toLowerCase()];
       }
     }
   }
@@ -154,6 +154,7 @@ class Page {
       facts([
         ["module", node.path.join(".")],
         ["from", node.source],
+        ["code", node.line],
         ["operator", h("code", {}, node.operator)],
         ["computes", node.operators.length > 1 ? node.operators.join(" → ") : null],
         ["results", node.results.map((each) => h("div", {}, each.name, " ", h("code", {}, each.type)))],
