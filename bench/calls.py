@@ -144,8 +144,8 @@ class Purevk:
 
     def anatomy(self, row: Row, calls: int) -> None:
         """Fills in where the time of a call goes."""
-        from purevk.cli.dispatch_times import time_dispatches
         from purevk.cli.stopwatch import Stopwatch
+        from purevk.report.timings import time_dispatches
 
         executable = self.program.methods["forward"].executable
         row.dispatches = len(executable.plan.dispatches)

@@ -326,9 +326,9 @@ def anatomy(
     row: Row, program: Any, method: Any, arrays: list[Any], seconds: float, settle: float
 ) -> None:
     """Fills in where the time of a call of purevk goes."""
-    from purevk.cli.dispatch_times import table, time_dispatches
     from purevk.cli.stopwatch import Stopwatch
     from purevk.graph.limits import device_limits
+    from purevk.report.timings import table, time_dispatches
 
     row.dispatches = len(method.executable.plan.dispatches)
     end = time.perf_counter() + settle

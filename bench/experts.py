@@ -88,8 +88,8 @@ def time_purevk(
     context: Any, x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor
 ) -> tuple[float, list[str], float]:
     """Seconds on the device, the templates, and the error."""
-    from purevk.cli.dispatch_times import time_dispatches
     from purevk.program import Program
+    from purevk.report.timings import time_dispatches
     from tests.ops.harness import Recorder
 
     recorder = Recorder()

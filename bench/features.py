@@ -85,8 +85,8 @@ class Row:
 
 
 def measure(name: str, sample: Sample, contexts: list[Any], rounds: int) -> Row:
-    from purevk.cli.dispatch_times import time_dispatches
     from purevk.program.compile import compile as compile_program
+    from purevk.report.timings import time_dispatches
 
     module, args = sample
     programs = [compile_program(module, args, context=context) for context in contexts]

@@ -50,9 +50,9 @@ def error_of(made: Any, case: Any, given: numpy.ndarray) -> float:
 
 def time_purevk(context: Any, case: Any, given: list[numpy.ndarray]) -> tuple[float, int, float]:
     """Seconds on the device, dispatches, and the error."""
-    from purevk.cli.dispatch_times import time_dispatches
     from purevk.cli.operators.timing import build
     from purevk.program import Program
+    from purevk.report.timings import time_dispatches
 
     graph, _ = build(case)
     with Program(case.op, {"forward": lambda sizes: graph}, context) as program:

@@ -24,7 +24,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "Program": (
                 *("forward", "submit", "method", "inputs", "outputs", "state", "save_state"),
                 *("load_state", "reset_state", "save", "refresh", "submissions", "settle"),
-                *("graph", "device", "memory", "report", "close"),
+                *("graph", "device", "memory", "report", "report_html", "close"),
             ),
             "Method": (
                 "__call__",
@@ -49,7 +49,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
                 "describe",
                 "close",
             ),
-            "PlannedProgram": ("memory", "kernels", "graph", "costs", "report"),
+            "PlannedProgram": ("memory", "kernels", "graph", "costs", "report", "report_html"),
             "DeviceInfo": (),
         },
     ),

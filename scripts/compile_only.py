@@ -32,7 +32,6 @@ sys.path.insert(0, str(ROOT))
 
 from purevk import api, knobs  # noqa: E402
 from purevk.cache import default_cache  # noqa: E402
-from purevk.cli.lowered import lower  # noqa: E402
 from purevk.cli.operators.cases import Case, operator_cases  # noqa: E402
 from purevk.cli.operators.timing import build  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
@@ -42,6 +41,7 @@ from purevk.graph.kernels import KernelStore  # noqa: E402
 from purevk.ir import GuardLog  # noqa: E402
 from purevk.lower.lowering import KernelSpec  # noqa: E402
 from purevk.passes.pipeline import optimize  # noqa: E402
+from purevk.report.lowered import lower  # noqa: E402
 from purevk.schedule.plan import make_plan  # noqa: E402
 from purevk.tuning import DeviceTraits  # noqa: E402
 

@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh --demo   what the demo needs: purevk, torch, transformers and a small model
 #   scripts/setup.sh          and what exports, documentation and the tests' models need
-#   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val, glslc)
+#   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val, glslc, chromium)
 #
 # PYTHON names the interpreter to build the environment with. System packages come through apt, with sudo unless root.
 # pip's own variables hold, such as PIP_EXTRA_INDEX_URL for an index with a torch for the CPU only, which is smaller.
@@ -65,6 +65,10 @@ Linux)
             install_packages 'No validation layers found' vulkan-validationlayers
         command -v spirv-val >/dev/null || install_packages 'No spirv-val found' spirv-tools
         command -v glslc >/dev/null || install_packages 'No glslc found' glslc
+        # Tests of pages are skipped without one: Ubuntu has it as a snap only.
+        command -v chromium >/dev/null || command -v chromium-browser >/dev/null ||
+            command -v google-chrome >/dev/null || install_packages 'No browser found' chromium ||
+            say 'No chromium in the packages of this system'
     fi
     ;;
 esac

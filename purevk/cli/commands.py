@@ -118,6 +118,23 @@ def _add_rows(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, method=False)
+    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
+    parser.add_argument(
+        "--output",
+        "-o",
+        metavar="FILE.html",
+        default="report.html",
+        help="the page (default: report.html)",
+    )
+    add_inputs(parser)
+    group = parser.add_argument_group("measuring")
+    group.add_argument("--no-times", action="store_true", help="do not time the dispatches")
+    group.add_argument("--remeasure", action="store_true", help="measure the device's limits again")
+    add_device(parser, no_device=True)
+
+
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
@@ -260,6 +277,15 @@ COMMANDS = (
         description="Times every dispatch of a call, each alone, and compares it with the limits of the device.",
         epilog="examples:\n  purevk profile model.pte\n  purevk profile model.pte --trace trace.json\n"
         "  purevk profile encoder.pte --size s0=17 --by dispatch",
+    ),
+    Command(
+        "report",
+        "writes a page that shows the inside of a model in a browser",
+        _add_report,
+        description="Writes one HTML page, which needs no network: the graph by modules, where each node runs and"
+        " why,\nkernels with their GLSL and SPIR-V, times, memory over a call, and guards in words.",
+        epilog="examples:\n  purevk report model.pte\n  purevk report model.pte -o model.html --no-times\n"
+        "  purevk report encoder.pte --size s0=17\n  purevk report model.pte --no-device",
     ),
     Command(
         "tune",

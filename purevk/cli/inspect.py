@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any
 
 from purevk import pte
-from purevk.cli import lowered
 from purevk.cli.command import pick_method
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data, size
@@ -19,6 +18,7 @@ from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
 from purevk.program.specs import input_specs, output_specs
 from purevk.pte import program as P
+from purevk.report import lowered
 
 _MANY = 6  # delegates, above which they are not listed one by one
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cli.command import pick_method
-from purevk.cli.dispatch_times import Timing, least_seconds, table, time_dispatches
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
-from purevk.graph.limits import device_limits
+from purevk.report.timings import Timing, least_seconds, limits_for, table, time_dispatches
 
 _WARM_CALLS = 3
 _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and threads of a trace
@@ -72,14 +71,8 @@ def measure(
         timings = time_dispatches(method.executable, arrays)
     except DeviceError as error:
         return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}, []
-    limits = device_limits(context, args.remeasure)
+    limits = limits_for(context, timings, args.remeasure)
     rows = table(timings, args.by, limits)
-    above = any((row["limit_share"] or 0.0) > 1.0 for row in rows)
-    if above and not args.remeasure and context.device.kind == "cpu":
-        # The limits may be those of a machine that had other work. On a GPU, caches and matrix cores
-        # explain it.
-        limits = device_limits(context, again=True)
-        rows = table(timings, args.by, limits)
     profile = {
         "error": None,
         "by": args.by,

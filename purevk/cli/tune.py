@@ -13,7 +13,6 @@ import numpy as np
 
 from purevk import knobs
 from purevk.cli.command import pick_method
-from purevk.cli.dispatch_times import time_dispatches
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration
@@ -23,6 +22,7 @@ from purevk.generators import manual_seed
 from purevk.graph.context import Context
 from purevk.graph.limits import warm_up
 from purevk.graph.tuned import keep_answers
+from purevk.report.timings import time_dispatches
 from purevk.tuning import Choices, question
 
 _Kernel = TypeVar("_Kernel")

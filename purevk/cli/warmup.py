@@ -12,7 +12,6 @@ from typing import Any
 from purevk import knobs
 from purevk import progress as progress_bars
 from purevk.cache import default_cache
-from purevk.cli import lowered
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
 from purevk.errors import FileFormatError, GraphError, InputError
@@ -24,6 +23,7 @@ from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
 from purevk.program.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
+from purevk.report import lowered
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:

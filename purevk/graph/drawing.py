@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from purevk.ir import Graph, Node, Value, values_in
@@ -41,7 +41,9 @@ class GraphDrawing:
             constants alone; "gpu"; "cpu"; "host": control flow) and "nodes": "id", "operator",
             "label", "operators" (those of a fused chain), "source", "line" (in the user's code),
             "why" (of those on the CPU), "results" ("name", "type"), "constants" (those it reads, by
-            name), "kernels", "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each as here).
+            name), "kernels", "dispatches" (the positions of its kernels in the call, or in what runs
+            at load), "flops" and "bytes" (at the upper bounds of sizes), "graphs" (sub-graphs, each
+            as here).
             "edges": "from", "to" (ids), "value", "type".
         """
         return _Collector(self.plan, "", self.plan.graph).data()
@@ -102,7 +104,7 @@ class _Collector:
         for step, (first, last) in zip(self.plan.steps, self.plan.ranges):
             on = step.runs_on
             kernels = dict(
-                _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last])
+                _grouped(self.plan.nodes_of[first:last], self.plan.dispatches[first:last], first)
             )
             segments.append(
                 self._segment(
@@ -142,8 +144,9 @@ class _Collector:
     def _storage(self, value: Value) -> Value:
         return self.plan.assignment.storages.get(value, value)
 
-    def _node(self, node: Node, on: str, dispatches: list[Dispatch]) -> dict[str, Any]:
+    def _node(self, node: Node, on: str, placed: list[tuple[int, Dispatch]]) -> dict[str, Any]:
         name = self._id("n")
+        dispatches = [dispatch for _, dispatch in placed]
         reads = list(dict.fromkeys(node.inputs))
         constants = dict.fromkeys(
             s for s in map(self._storage, reads) if s in self.plan.graph.constants
@@ -171,6 +174,7 @@ class _Collector:
             "results": [{"name": value.name, "type": str(value.type)} for value in node.results],
             "constants": [value.name for value in constants],
             "kernels": [each.kernel.template for each in dispatches],
+            "dispatches": [position for position, _ in placed],
             "flops": sum(_dims.hint(each.flops) for each in dispatches),
             "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
             "graphs": [
@@ -198,10 +202,13 @@ class _Collector:
         }
 
 
-def _grouped(nodes: Any, dispatches: Any) -> dict[Node, list[Dispatch]]:
-    found: dict[Node, list[Dispatch]] = {}
-    for node, dispatch in zip(nodes, dispatches):
-        found.setdefault(node, []).append(dispatch)
+def _grouped(
+    nodes: Sequence[Node], dispatches: Sequence[Dispatch], first: int = 0
+) -> dict[Node, list[tuple[int, Dispatch]]]:
+    """The dispatches of each node with their positions, which count from `first` on."""
+    found: dict[Node, list[tuple[int, Dispatch]]] = {}
+    for position, (node, dispatch) in enumerate(zip(nodes, dispatches), first):
+        found.setdefault(node, []).append((position, dispatch))
     return found
 
 

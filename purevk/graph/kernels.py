@@ -157,6 +157,13 @@ class KernelStore:
         """The pipeline of a spec that was prepared and is held."""
         return self._pipelines[spec]
 
+    def spirv(self, specs: Iterable[KernelSpec]) -> dict[KernelSpec, bytes]:
+        """The SPIR-V of specs that were prepared, from the cache, or compiled again."""
+        with self._lock:
+            wanted = list(dict.fromkeys(specs))
+            modules = self._modules(wanted, None, True)
+            return {spec: modules.spirv[self.key(spec)] for spec in wanted}
+
     def _create(
         self,
         specs: list[KernelSpec],

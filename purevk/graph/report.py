@@ -10,7 +10,7 @@ from typing import Any
 from purevk.graph.limits import DeviceLimits
 from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
-from purevk.memory_planner import ALIGNMENT, Block
+from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan
 from purevk.memory_planner import plan as plan_memory
 from purevk.schedule.plan import Plan
 
@@ -49,9 +49,50 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
     """
     if plan.inner:
         return _nested_memory(plan, unified, max_arena)
-    weights = dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ())))
+    weights = resident_weights(plan)
     states = dict.fromkeys(plan.assignment.graph.states)
-    resident = set(weights) | set(states)
+    buffers = call_buffers(plan, unified, max_arena)
+    planned = buffers.temporaries
+    return {
+        "planned": planned.planned,
+        "naive": planned.naive,
+        "lower_bound": planned.lower_bound,
+        "inputs": sum(_aligned(plan.sizes[v]) for v in buffers.uploads),
+        "outputs": sum(_aligned(plan.sizes[v]) for v in buffers.downloads),
+        "weights": sum(_aligned(plan.sizes[v]) for v in weights),
+        "state": sum(_aligned(v.type.nbytes) for v in states),
+    }
+
+
+def resident_weights(plan: Plan) -> list[Value]:
+    """The constants of a plan that stay on the device, folded ones included. Those of its sub-graphs
+    are not among them."""
+    return list(dict.fromkeys((*plan.constants, *(plan.once_kept if plan.once else ()))))
+
+
+@dataclass(frozen=True)
+class CallBuffers:
+    """The buffers of a plan's calls. Those of its sub-graphs are not among them.
+
+    Attributes:
+        blocks: the intermediate tensors, with the first and the last dispatch that needs each.
+        temporaries: where they lie.
+        uploads, downloads: what the host writes and reads, in buffers of their own.
+    """
+
+    blocks: tuple[Block, ...]
+    temporaries: MemoryPlan
+    uploads: tuple[Value, ...]
+    downloads: tuple[Value, ...]
+
+
+def call_buffers(plan: Plan, unified: bool, max_arena: int | None = None) -> CallBuffers:
+    """Where the tensors of a call lie.
+
+    Args:
+        plan, unified, max_arena: as for `memory_data`.
+    """
+    resident = set(resident_weights(plan)) | set(plan.assignment.graph.states)
     uploads = dict.fromkeys(
         value for values in plan.uploads for value in values if value not in resident
     )
@@ -84,16 +125,12 @@ def memory_data(plan: Plan, unified: bool, max_arena: int | None = None) -> dict
         if value in first:
             last[value] = max(last[value], downloads[value])
     blocks = [Block(v, plan.sizes[v], first[v], last[v]) for v in first if v not in direct]
-    planned = plan_memory(blocks, max_arena=max_arena)
-    return {
-        "planned": planned.planned,
-        "naive": planned.naive,
-        "lower_bound": planned.lower_bound,
-        "inputs": sum(_aligned(plan.sizes[v]) for v in uploads),
-        "outputs": sum(_aligned(plan.sizes[v]) for v in (*direct, *copied)),
-        "weights": sum(_aligned(plan.sizes[v]) for v in weights),
-        "state": sum(_aligned(v.type.nbytes) for v in states),
-    }
+    return CallBuffers(
+        tuple(blocks),
+        plan_memory(blocks, max_arena=max_arena),
+        tuple(uploads),
+        (*direct, *copied),
+    )
 
 
 def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str, int]:
@@ -101,11 +138,7 @@ def _nested_memory(plan: Plan, unified: bool, max_arena: int | None) -> dict[str
     parts = [memory_data(replace(each, inner={}), unified, max_arena) for each in plan.nested()]
     total = {key: sum(part[key] for part in parts) for key in parts[0]}
     plans = list(plan.nested())
-    weights = {
-        value
-        for each in plans
-        for value in (*each.constants, *(each.once_kept if each.once else ()))
-    }
+    weights = {value for each in plans for value in resident_weights(each)}
     states = {value for each in plans for value in each.assignment.graph.states}
     total["weights"] = sum(_aligned(value.type.nbytes) for value in weights)
     total["state"] = sum(_aligned(value.type.nbytes) for value in states)

@@ -70,7 +70,9 @@ class _Function:
     def __repr__(self) -> str:
         if self.kind in ("min", "max"):
             return f"{self.kind}({self.left}, {self.right})"
-        return f"({self.left} {self.kind} {self.right})"
+        left = f"({self.left})" if _is_sum(self.left) else f"{self.left}"
+        right = f"{self.right}" if _is_atom(self.right) else f"({self.right})"
+        return f"({left} {self.kind} {right})"
 
 
 _Atom = Symbol | _Function
@@ -229,6 +231,17 @@ class Dim:
 
 
 Size = int | Dim
+
+
+def _is_sum(value: Size) -> bool:
+    return isinstance(value, Dim) and len(value.terms) > 1
+
+
+def _is_atom(value: Size) -> bool:
+    if not isinstance(value, Dim):
+        return value >= 0
+    ((atoms, factor), *others) = value.terms
+    return not others and factor == 1 and len(atoms) == 1
 
 
 def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:

@@ -149,6 +149,26 @@ class Method:
         variant, outputs = self._call(variant, given)
         return _update(variant.graph, inputs, outputs)
 
+    def serving(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Specialization, list[Any]]:
+        """The lowering that serves a call with these arguments, made now if there is none, and the
+        inputs as arrays of the host. Raises what `__call__` raises."""
+        return self._serving(*self._read(args, kwargs))
+
+    def serving_flat(self, inputs: Sequence[Any]) -> tuple[Specialization, list[Any]]:
+        """The same for a flat list of inputs, as `run_flat` takes it."""
+        given = self.variants[0].reader.read(inputs)
+        if isinstance(given, InputError):
+            raise given
+        return self._serving(self.variants[0], given)
+
+    def _serving(self, variant: Variant, given: Given) -> tuple[Specialization, list[Any]]:
+        with self.lock:
+            self.program.check_open()
+            _, (chosen, _) = self._choose(variant, given)
+        return chosen, given.on_host().arrays
+
     def submit(self, *args: Any, out: Any = None, **kwargs: Any) -> Future[Any]:
         """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
 

@@ -13,9 +13,10 @@ from purevk.graph.context import Context, default_context, typical_traits
 from purevk.graph.drawing import GraphDrawing
 from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
-from purevk.ir import Graph, GuardLog
+from purevk.ir import Graph, Guard, GuardLog
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_inputs
+from purevk.report.words import size_text
 from purevk.schedule.plan import Plan, make_plan
 
 
@@ -28,18 +29,20 @@ class PlannedProgram:
         device: name of the device that it was lowered for.
         plan: the execution plan.
         limits: of the device, if they are known.
+        guards: what sizes of calls have to keep; others would be lowered again.
     """
 
     def __init__(
-        self, name: str, device: str, plan: Plan, unified: bool, limits: DeviceLimits | None
+        self,
+        name: str,
+        device: str,
+        plan: Plan,
+        unified: bool,
+        limits: DeviceLimits | None,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.name, self.device, self.plan, self.limits, self._unified = (
-            name,
-            device,
-            plan,
-            limits,
-            unified,
-        )
+        self.name, self.device, self.plan, self.limits = name, device, plan, limits
+        self.guards, self._unified = tuple(guards), unified
 
     def forward(self, *inputs: Any) -> NoReturn:
         """Raises `UnsupportedProgramError`, because no weights are loaded."""
@@ -101,6 +104,17 @@ class PlannedProgram:
             "seconds": None if self.limits is None else sum(cost.seconds or 0.0 for cost in costs),
         }
 
+    def report_html(self) -> str:
+        """A page about the model, as `Program.report_html` makes it: without times, and without
+        what SPIR-V consists of."""
+        from purevk.report.contents import DeviceParts, MethodParts, contents
+        from purevk.report.page import page
+
+        graph = self.plan.graph
+        method = MethodParts(graph.name, graph, self.plan, self.guards, {})
+        device = DeviceParts(self.device, None, "", self._unified, None)
+        return page(contents(self.name, [method], device, {}))
+
     def __str__(self) -> str:
         found = self.report()
         memory, seconds = found["memory"], found["seconds"]
@@ -111,9 +125,9 @@ class PlannedProgram:
             f"{self.name}({found['inputs']}) on {self.device}",
             f"  {found['dispatches']} dispatches in {found['segments']} segments,"
             f" {sum(found['cpu_nodes'].values())} nodes on the CPU",
-            f"  weights {_size(memory['weights'])}, state {_size(memory['state'])},"
-            f" intermediate tensors {_size(memory['planned'])}",
-            f"  a call moves {_size(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
+            f"  weights {size_text(memory['weights'])}, state {size_text(memory['state'])},"
+            f" intermediate tensors {size_text(memory['planned'])}",
+            f"  a call moves {size_text(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
             + ("" if seconds is None else f": at least {seconds * 1e3:.3g} ms"),
         ]
         for name, costs in sorted(
@@ -121,7 +135,7 @@ class PlannedProgram:
         ):
             nbytes, flops = sum(cost.nbytes for cost in costs), sum(cost.flops for cost in costs)
             lines.append(
-                f"    {name:32} {len(costs):5} nodes {_size(nbytes):>10} {flops / 1e9:10.3g} Gflop"
+                f"    {name:32} {len(costs):5} nodes {size_text(nbytes):>10} {flops / 1e9:10.3g} Gflop"
             )
         return "\n".join(lines)
 
@@ -165,7 +179,7 @@ def plan(
         default_context() if device is None else device if isinstance(device, Context) else None
     )
     traits = typical_traits() if context is None else context.traits
-    with GuardLog():
+    with GuardLog() as log:
         if isinstance(model, (str, os.PathLike)):
             made = _plan_file(model, method, traits)
             name = os.path.basename(os.fspath(model))
@@ -175,9 +189,14 @@ def plan(
             )
             name = type(model).__name__
     if context is None:
-        return PlannedProgram(name, "a typical desktop GPU", made, False, limits)
+        return PlannedProgram(name, "a typical desktop GPU", made, False, limits, tuple(log.guards))
     return PlannedProgram(
-        name, context.device.name, made, context.device.is_unified, limits or device_limits(context)
+        name,
+        context.device.name,
+        made,
+        context.device.is_unified,
+        limits or device_limits(context),
+        tuple(log.guards),
     )
 
 
@@ -206,12 +225,3 @@ def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Gr
             move = lambda tensor: tensor.to("meta") if isinstance(tensor, torch.Tensor) else tensor  # noqa: E731
             example_inputs = torch.utils._pytree.tree_map(move, tuple(example_inputs))
     return read_exported(export(model, example_inputs, dynamic_shapes), planned_only=True)
-
-
-def _size(nbytes: int) -> str:
-    number = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.0f} B" if unit == "B" else f"{number:.4g} {unit}"

@@ -310,6 +310,30 @@ class Program:
             "control_flow": sum(len(plan.inner) for plan in plans),
         }
 
+    def report_html(self, *args: Any, method: str | None = None, **kwargs: Any) -> str:
+        """A page about the program: graphs, where nodes run and why, kernels with their GLSL, memory,
+        guards. It is one HTML document, which needs no network.
+
+        Args:
+            args, kwargs: of a call of the method. Each of its dispatches is timed then, and compared
+                with the limits of the device, which takes a few seconds. States and generators are
+                as before afterwards. If the dispatches cannot be timed, the page says why.
+            method: shown alone; None: all methods, and "forward" is the one that is timed.
+
+        Raises:
+            InputError: there is no such method, or it does not take the arguments.
+        """
+        from purevk.program.pages import program_page
+
+        self.check_open()
+        return program_page(self, method, args, kwargs)
+
+    def _repr_html_(self) -> str:
+        """The summary that notebooks show. `report_html` makes the page."""
+        from purevk.program.pages import program_summary
+
+        return program_summary(self, self._closed)
+
     def add_seconds(self, phase: str, start: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 

@@ -55,7 +55,7 @@ BELOW = {
 }
 BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
-PROGRAM = {"dynamo", "export", "integrations", "program", "runtime", "testing"}
+PROGRAM = {"dynamo", "export", "integrations", "program", "report", "runtime", "testing"}
 COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},
@@ -77,6 +77,7 @@ CIRCLES_OF_TYPES = [
     *CIRCLES,
     {
         "purevk.program.method",
+        "purevk.program.pages",
         "purevk.program.program",
         "purevk.program.state",
         "purevk.program.variant",

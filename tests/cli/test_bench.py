@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from purevk import api, fallback
-from purevk.cli import bench, profile
-from purevk.cli.dispatch_times import Timing, table
+from purevk.cli import bench
 from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.report import timings
+from purevk.report.timings import Timing, table
 
 
 @pytest.mark.parametrize("count, at", [(1, 0), (2, 1), (20, 18), (21, 19), (100, 94), (1000, 949)])
@@ -178,7 +179,7 @@ def test_limits_of_a_busy_machine_are_measured_again(
         asked.append(again)
         return DeviceLimits(1e15, 1e15) if again else DeviceLimits(1.0, 1.0)
 
-    monkeypatch.setattr(profile, "device_limits", measured)
+    monkeypatch.setattr(timings, "device_limits", measured)
     words = ("bench", data / "topk.pte", "--runs", "2", "--no-load", "--profile", "--json")
     rows = cli(*words).json["profile"]["rows"]
     assert asked == [False, True]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from purevk.cli import main
-from purevk.cli.dispatch_times import Timing
 from purevk.cli.profile import trace
 from purevk.cli.stopwatch import Span
+from purevk.report.timings import Timing
 
 DATA = Path(__file__).parents[1] / "data" / "pte"
 

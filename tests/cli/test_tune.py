@@ -12,11 +12,12 @@ import torch
 
 import purevk
 from purevk import api, knobs
-from purevk.cli import dispatch_times, tune
+from purevk.cli import tune
 from purevk.errors import PurevkError
 from purevk.graph.context import Context
 from purevk.graph.tuned import entry_name
 from purevk.lower.gpu_kernels import Problem, TileBounds, Vector
+from purevk.report import timings
 from purevk.tuning import question
 
 pytestmark = pytest.mark.device
@@ -72,12 +73,10 @@ def others_are_faster(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     """Times of dispatches are replaced: the default kernels take a second, all others 0.1."""
     default = kernels(path)
 
-    def timed(executable: Any, *args: Any) -> list[dispatch_times.Timing]:
+    def timed(executable: Any, *args: Any) -> list[timings.Timing]:
         made = [(each.kernel.template, each.kernel.macros) for each in executable.plan.dispatches]
         seconds = [1.0 if one == two else 0.1 for one, two in zip(made, default, strict=True)]
-        return [
-            dispatch_times.Timing("", template, s, 0, 0) for (template, _), s in zip(made, seconds)
-        ]
+        return [timings.Timing("", template, s, 0, 0) for (template, _), s in zip(made, seconds)]
 
     monkeypatch.setattr(tune, "time_dispatches", timed)
 
@@ -121,7 +120,7 @@ def test_what_is_slower_again_is_forgotten(
         tune,
         "time_dispatches",
         lambda executable, *args: [
-            dispatch_times.Timing("", "", 1.0, 0, 0) for _ in executable.plan.dispatches
+            timings.Timing("", "", 1.0, 0, 0) for _ in executable.plan.dispatches
         ],
     )
     assert cli("tune", path, "--candidates", "2", "--json").json["kept"] == 0

@@ -14,10 +14,10 @@ import torch
 import purevk
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
-from purevk.cli import lowered
 from purevk.frontends.files import open_file
 from purevk.graph.context import Context, typical_traits
 from purevk.program import coverage
+from purevk.report import lowered
 
 pytestmark = pytest.mark.device
 

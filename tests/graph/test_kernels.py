@@ -8,11 +8,11 @@ import pytest
 
 from purevk import api
 from purevk.cache import default_cache
-from purevk.cli.lowered import lower
 from purevk.errors import DeviceError
 from purevk.frontends.files import open_file
 from purevk.graph.context import traits_of
 from purevk.graph.kernels import KernelStore
+from purevk.report.lowered import lower
 from tests.harness import DATA
 
 

@@ -112,6 +112,14 @@ def test_ceil_div_and_align(tree: object, divisor: int, env: dict[Symbol, int]) 
     assert dims.evaluate(dims.align(_build(tree), divisor), env) == -(-value // divisor) * divisor
 
 
+@given(_trees(), ENVS)
+def test_the_text_means_the_same(tree: object, env: dict[Symbol, int]) -> None:
+    """Python computes from the text what purevk computes from the expression."""
+    made = _build(tree)
+    names = {"min": min, "max": max, **{symbol.name: value for symbol, value in env.items()}}
+    assert eval(str(made), names) == dims.evaluate(made, env)
+
+
 def test_an_exact_division_leaves_no_division() -> None:
     s = Dim.of(SYMBOLS[0])
     assert repr((384 * s) // 12) == "32*s0"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import progress
-from purevk.cli.dispatch_times import time_dispatches
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.operators.cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
@@ -22,6 +21,7 @@ from purevk.frontends.importer import Importer
 from purevk.graph.limits import DeviceLimits, device_limits, warm_up
 from purevk.ir import Graph, TensorType, Value, values_in
 from purevk.program import Program
+from purevk.report.timings import time_dispatches
 
 if TYPE_CHECKING:
     from purevk.graph.context import Context

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from purevk.cli.lowered import label_operator
+from purevk.graph.context import Context
 from purevk.graph.executable import Executable
-from purevk.graph.limits import DeviceLimits
+from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
@@ -87,6 +88,21 @@ def time_dispatches(
                 )
             )
     return timings
+
+
+def limits_for(context: Context, timings: Sequence[Timing], again: bool = False) -> DeviceLimits:
+    """The limits of a device, to compare timings with.
+
+    Args:
+        again: measure them also if they are known.
+    """
+    limits = device_limits(context, again)
+    above = any((row["limit_share"] or 0.0) > 1.0 for row in table(timings, "operator", limits))
+    if above and not again and context.device.kind == "cpu":
+        # The limits may be those of a machine that had other work. On a GPU, caches and matrix cores
+        # explain it.
+        limits = device_limits(context, again=True)
+    return limits
 
 
 def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:

@@ -1,0 +1,95 @@
+"""`purevk report`: writes a page about a model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from purevk.cli.inputs import make_inputs
+from purevk.cli.machine import Target, device_line
+from purevk.cli.output import Output, size
+from purevk.errors import InputError
+from purevk.frontends.files import open_file
+from purevk.report.contents import DeviceParts, MethodParts, contents
+from purevk.report.lowered import lower
+from purevk.report.page import page
+from purevk.whole_file import replacing
+
+
+def collect(args: argparse.Namespace) -> dict[str, Any]:
+    with Target(args) as target:
+        if target.context is None:
+            parts, text = _without_device(args, target)
+        else:
+            parts, text = _on_device(args, target)
+        encoded = text.encode()
+        try:
+            with replacing(Path(args.output)) as file:
+                file.write(encoded)
+        except OSError as error:
+            raise InputError(
+                f"the page cannot be written: {error.strerror}", where=args.output
+            ) from error
+        return {
+            "device": target.data(),
+            "methods": [each.name for each in parts],
+            "timed": [each.name for each in parts if each.timings is not None],
+            "why_untimed": {each.name: each.why_untimed for each in parts if each.why_untimed},
+            "output": args.output,
+            "bytes": len(encoded),
+        }
+
+
+def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodParts], str]:
+    with open_file(args.model, args.data) as opened:
+        names = _names(opened.methods, args.method, opened.name)
+        parts = []
+        for name in names:
+            made = lower(opened, name, target.traits)
+            parts.append(MethodParts(name, made.graph, made.plan, made.guards, {}))
+        device = DeviceParts("a typical desktop GPU", None, "", target.unified, None)
+        return parts, page(contents(os.path.basename(opened.name), parts, device, {}))
+
+
+def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodParts], str]:
+    import purevk
+    from purevk.program.pages import method_parts, page_of
+
+    assert target.context is not None
+    with purevk.load(args.model, args.data, context=target.context) as program:
+        names = _names(program.methods, args.method, program.name)
+        calls = {}
+        if not args.no_times:
+            for name in names:
+                method = program.method(name)
+                inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+                calls[name] = method.serving_flat(inputs)
+        parts = method_parts(program, names, calls)
+        return parts, page_of(program, parts, args.remeasure)
+
+
+def _names(known: Any, wanted: str | None, where: str) -> list[str]:
+    names = list(known)
+    if wanted is None:
+        return names
+    if wanted not in names:
+        raise InputError(
+            f"there is no method {wanted!r}", where=where, why=f"methods: {', '.join(names)}"
+        )
+    return [wanted]
+
+
+# -- for people ----------------------------------------------------------------------------------
+def show(data: dict[str, Any], out: Output) -> None:
+    out.pairs(
+        [
+            ("device", device_line(data["device"])),
+            ("methods", ", ".join(data["methods"])),
+            ("page", f"{data['output']} ({size(data['bytes'])}; open it in a browser)"),
+        ],
+        indent=0,
+    )
+    for name, why in data["why_untimed"].items():
+        out.line(f"{name} was not timed: {why}", "yellow")

@@ -1,0 +1,146 @@
+"""What programs show in a browser: a page, and a summary in notebooks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from purevk import generators
+from purevk.graph.context import Context
+from purevk.graph.limits import DeviceLimits
+from purevk.graph.unbacked import Replan
+from purevk.ir import Value
+from purevk.program.variant import Specialization
+from purevk.report.contents import DeviceParts, MethodParts, contents
+from purevk.report.page import page, summary_html
+from purevk.report.timings import limits_for, time_dispatches
+from purevk.report.words import size_text
+
+if TYPE_CHECKING:
+    from purevk.program.program import Program
+
+_CALLS = 5
+
+
+def program_page(
+    program: Program, method: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """The page of `Program.report_html`."""
+    names = list(program.methods) if method is None else [program.method(method).name]
+    calls = {}
+    if args or kwargs:
+        timed = method or "forward"
+        calls[timed] = program.method(timed).serving(args, kwargs)
+    return page_of(program, method_parts(program, names, calls))
+
+
+def method_parts(
+    program: Program,
+    names: Sequence[str],
+    calls: Mapping[str, tuple[Specialization, Sequence[Any]]],
+) -> list[MethodParts]:
+    """Methods of a program, for a page.
+
+    Args:
+        program: what has them.
+        names: of the methods.
+        calls: what serves a call of a method, and the inputs, to time its dispatches with.
+    """
+    parts = []
+    for name in names:
+        chosen, arrays = calls.get(name, (program.method(name).specializations[0], None))
+        parts.append(_parts(program, name, chosen, arrays))
+    return parts
+
+
+def page_of(program: Program, parts: Sequence[MethodParts], remeasure: bool = False) -> str:
+    """The page of methods of a program.
+
+    Args:
+        remeasure: whether to measure the limits of the device also if they are known. If no method
+            was timed, the page has none.
+    """
+    context = program.context
+    timings = [timing for each in parts for timing in each.timings or ()]
+    limits = limits_for(context, timings, remeasure) if timings else None
+    specs = dict.fromkeys(spec for each in parts for spec in each.plan.kernels)
+    device = device_parts(context, limits)
+    return page(contents(program.name, parts, device, context.kernels.spirv(specs)))
+
+
+def device_parts(context: Context, limits: DeviceLimits | None = None) -> DeviceParts:
+    """The device of a context."""
+    device = context.device
+    return DeviceParts(
+        name=device.name,
+        kind=device.kind,
+        driver=device.driver,
+        unified=device.is_unified,
+        max_arena=device.limits.max_buffer_memory,
+        limits=limits,
+    )
+
+
+def _parts(
+    program: Program, name: str, chosen: Specialization, arrays: Sequence[Any] | None
+) -> MethodParts:
+    executable = chosen.executable
+    untimed = MethodParts(name, chosen.graph, executable.plan, chosen.guards, {})
+    if arrays is None:
+        return untimed
+    if not program.context.device.features.timestamp:
+        return replace(untimed, why_untimed="the device has no timestamps")
+    env = chosen.environment(arrays)
+    tensors = {
+        value: np.ascontiguousarray(array)
+        for value, array in zip(chosen.graph.inputs, arrays)
+        if isinstance(value, Value)
+    }
+    with program.held():
+        states = dict(program.state)
+        drawn = generators.states(executable.generators)
+        try:
+            timings = time_dispatches(executable, arrays)
+            calls = []
+            for _ in range(_CALLS):
+                start = time.perf_counter()
+                executable.run(tensors, dict(env))
+                calls.append(time.perf_counter() - start)
+        except Replan:
+            return replace(
+                untimed, why_untimed="a size that follows from data needs another lowering"
+            )
+        finally:
+            generators.restore(drawn)
+            program.state.update(states)
+    return replace(
+        untimed,
+        sizes={symbol.name: value for symbol, value in env.items()},
+        timings=timings,
+        whole_call=statistics.median(calls),
+    )
+
+
+def program_summary(program: Program, closed: bool) -> str:
+    """A table of a program's methods, device and memory."""
+    title = f"Program {program.name}"
+    if closed:
+        return summary_html(title, [("state", "closed")])
+    found, memory = program.report(), program.memory
+    rows = [("device", str(found["device"]))]
+    for name, method in program.methods.items():
+        given, made = (", ".join(map(str, each)) for each in (method.inputs, method.outputs))
+        rows.append((f"method {name}", f"({given}) -> ({made})"))
+    rows += [
+        ("dispatches", str(found["dispatches"])),
+        ("segments on the GPU", str(found["segments"])),
+        ("nodes on the CPU", str(found["cpu_nodes"])),
+        ("weights", size_text(memory.weights)),
+        ("temporary", size_text(memory.planned)),
+    ]
+    return summary_html(title, rows)

@@ -1,0 +1,73 @@
+"""Guards, sizes and bytes in words."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+
+from purevk.ir import Dim, Graph, Guard, Value
+
+_TRUE = {
+    "==": "is",
+    "!=": "is not",
+    "<": "is less than",
+    "<=": "is at most",
+    ">": "is more than",
+    ">=": "is at least",
+}
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", "<=": ">", ">": "<="}
+_SWAPPED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_REMAINDER = re.compile(r"\((\w+) % (\d+)\)")
+
+
+def guard_in_words(guard: Guard) -> str:
+    """What a guard asks of the sizes of a call: "s0 is a multiple of 4"."""
+    left, op, right = guard.left, guard.op, guard.right
+    if not guard.answer:
+        op = _OPPOSITE[op]
+    if isinstance(left, int) and isinstance(right, Dim):
+        left, op, right = right, _SWAPPED[op], left
+    remainder = _REMAINDER.fullmatch(str(left))
+    if remainder and right == 0 and op in ("==", "!="):
+        return f"{remainder[1]} {_TRUE[op]} a multiple of {remainder[2]}"
+    if op == "==" and isinstance(right, Dim):
+        return f"{_plain(left)} equals {_plain(right)}"
+    return f"{_plain(left)} {_TRUE[op]} {_plain(right)}"
+
+
+def _plain(size: object) -> str:
+    """A size, without brackets around all of it."""
+    text = str(size)
+    depths = accumulate((each == "(") - (each == ")") for each in text)
+    return text[1:-1] if text.startswith("(") and all(list(depths)[:-1]) else text
+
+
+def symbol_origins(graph: Graph, names: list[str]) -> dict[str, str]:
+    """Where the value of each symbol comes from, in words: "dim 0 of x".
+
+    Args:
+        graph: the method.
+        names: of its inputs.
+    """
+    positions = {value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)}
+    found = {}
+    for symbol, source in graph.symbols.items():
+        if source.value is None:
+            found[symbol.name] = f"the integer {names[source.element]}"
+        elif source.value not in positions:
+            found[symbol.name] = f"known only during a call, from {source.value.name}"
+        elif source.dim is None:
+            found[symbol.name] = f"an element of {names[positions[source.value]]}"
+        else:
+            found[symbol.name] = f"dim {source.dim} of {names[positions[source.value]]}"
+    return found
+
+
+def size_text(nbytes: int) -> str:
+    """A number of bytes: "1.5 MiB"."""
+    number = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            break
+        number /= 1024
+    return f"{number:.0f} B" if unit == "B" else f"{number:.4g} {unit}"

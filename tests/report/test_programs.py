@@ -1,0 +1,161 @@
+"""What programs show in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import purevk
+from purevk import api
+from purevk.cache import Cache
+from purevk.graph.context import Context
+from purevk.graph.unbacked import Replan
+from purevk.program import pages
+from tests.harness import DATA
+
+pytestmark = pytest.mark.device
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    """A device with an empty cache of its own; everything on it must be gone when it is closed."""
+    with Context(api.open_device(), Cache(tmp_path / "cache")) as made:
+        yield made
+    assert made.device.live_objects() == {}
+
+
+def contents_of(text: str) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(data)
+
+
+def test_a_page_of_a_program(context: Context) -> None:
+    x = np.random.default_rng(3).standard_normal((2, 5), np.float32)
+    with purevk.load(DATA / "linear_relu.pte", context=context) as program:
+        (plain,) = contents_of(program.report_html())["methods"]
+        found = contents_of(program.report_html(x))
+    (timed,) = found["methods"]
+    assert not plain["timed"] and timed["timed"] and timed["whole_call"] > 0
+    assert found["device"]["name"] == context.device.name
+    assert all(kernel["spirv"] for kernel in found["kernels"])
+    assert timed["memory"]["weights"] == plain["memory"]["weights"] > 0
+
+
+def test_memory_is_that_of_the_program(context: Context) -> None:
+    for name in ("dynamic_views", "gather", "counter"):
+        with purevk.load(DATA / f"{name}.pte", context=context) as program:
+            (method,) = contents_of(program.report_html())["methods"]
+            memory = {key: method["memory"][key] for key in vars(program.memory)}
+            assert memory == vars(program.memory), name
+            (own,) = program.method("forward").executable.call_memories
+            offsets = {key.name: place for key, place in own.plan.offsets.items()}
+            assert offsets == {
+                each["name"]: (each["arena"], each["offset"]) for each in method["memory"]["blocks"]
+            }
+
+
+def test_states_are_as_before(context: Context) -> None:
+    with purevk.load(DATA / "counter.pte", context=context) as program:
+        inputs = [np.ones([int(s) for s in each.sizes], each.dtype) for each in program.inputs]
+        program(*inputs)
+        before = {name: array.copy() for name, array in program.state.items()}
+        assert any(array.any() for array in before.values())
+        (method,) = contents_of(program.report_html(*inputs))["methods"]
+        assert method["timed"]
+        assert {name: array.tolist() for name, array in program.state.items()} == {
+            name: array.tolist() for name, array in before.items()
+        }
+
+
+def test_generators_are_as_before() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Noise(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + torch.rand_like(x)
+
+    x = torch.zeros(8)
+    with purevk.compile(Noise(), (x,)) as program:
+        results = []
+        for times in (False, True):
+            torch.manual_seed(5)
+            first = program(x)
+            if times:
+                program.report_html(x)
+            results.append((first, program(x)))
+    assert all(torch.equal(*pair) for pair in zip(*results))
+
+
+def test_a_call_that_needs_another_lowering_is_not_timed(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replan(*args: Any) -> None:
+        raise Replan({}, False)
+
+    monkeypatch.setattr(pages, "time_dispatches", replan)
+    with purevk.load(DATA / "linear_relu.pte", context=context) as program:
+        (method,) = contents_of(program.report_html(np.ones((2, 5), np.float32)))["methods"]
+    assert not method["timed"] and "another lowering" in method["why_untimed"]
+
+
+def test_a_page_of_a_planned_program() -> None:
+    made = purevk.plan(DATA / "dynamic_views.pte", device="typical")
+    (method,) = contents_of(made.report_html())["methods"]
+    assert not method["timed"] and method["memory"]["planned"] == made.memory.planned
+    assert "s1 is 8" in [each["words"] for each in method["guards"]]
+    moved = [node["bytes"] for segment in method["graph"]["segments"] for node in segment["nodes"]]
+    assert moved == [cost.nbytes for cost in made.costs()]
+
+
+def test_sizes_of_the_call_are_those_of_the_page(context: Context) -> None:
+    with purevk.load(DATA / "dynamic_views.pte", context=context) as program:
+        found = contents_of(program.report_html(np.zeros((1, 3, 8), np.float32)))
+    assert found["methods"][0]["sizes"] == {"s0": 3, "s1": 8}
+
+
+def test_what_is_refused(context: Context) -> None:
+    with purevk.load(DATA / "linear_relu.pte", context=context) as program:
+        with pytest.raises(purevk.InputError, match="there is no method 'other'"):
+            program.report_html(method="other")
+        with pytest.raises(purevk.InputError):
+            program.report_html(np.zeros(3, np.float32))
+    with pytest.raises(purevk.PurevkError, match="closed"):
+        program.report_html()
+
+
+def test_the_summary_of_a_notebook(context: Context, tmp_path: Path) -> None:
+    path = tmp_path / "<img src=x>.pte"
+    path.write_bytes((DATA / "linear_relu.pte").read_bytes())
+    with purevk.load(path, context=context) as program:
+        text = program._repr_html_()
+        assert "float32[2, 5]" in text and "<th>dispatches</th><td>1</td>" in text
+        assert "&lt;img src=x&gt;.pte" in text and "<img" not in text
+        assert len(text) < 2000
+    assert "closed" in program._repr_html_()
+
+
+@pytest.mark.slow
+@pytest.mark.export
+def test_a_page_of_mobilenet_is_small() -> None:
+    torch = pytest.importorskip("torch")
+    from tests.models.zoo import import_torchvision
+
+    model = import_torchvision().models.mobilenet_v2().eval()
+    x = torch.randn(1, 3, 224, 224)
+    with purevk.compile(model, (x,)) as program:
+        text = program.report_html(x)
+    assert len(text.encode()) < 2 << 20
+    (method,) = contents_of(text)["methods"]
+    paths = {
+        tuple(node["path"])
+        for segment in method["graph"]["segments"]
+        if segment["on"] == "gpu"
+        for node in segment["nodes"]
+    }
+    assert ("features", "3") in paths and ("features", "7", "conv", "1") in paths
