@@ -18,6 +18,7 @@ from purevk.graph.context import Context
 from purevk.graph.unbacked import Replan
 from purevk.program import pages
 from tests.harness import DATA
+from tests.models.zoo import CASES
 
 pytestmark = pytest.mark.device
 
@@ -143,13 +144,9 @@ def test_the_summary_of_a_notebook(context: Context, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.export
 def test_a_page_of_mobilenet_is_small() -> None:
-    torch = pytest.importorskip("torch")
-    from tests.models.zoo import import_torchvision
-
-    model = import_torchvision().models.mobilenet_v2().eval()
-    x = torch.randn(1, 3, 224, 224)
-    with purevk.compile(model, (x,)) as program:
-        text = program.report_html(x)
+    built = CASES["mobilenet_v2"].build()
+    with purevk.compile(built.module, built.inputs) as program:
+        text = program.report_html(*built.inputs)
     assert len(text.encode()) < 2 << 20
     (method,) = contents_of(text)["methods"]
     paths = {
