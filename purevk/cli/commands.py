@@ -18,7 +18,14 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node-table",
         action="store_true",
-        help="list all nodes in the order in which they run, with their kernels",
+        help="list all nodes in the order in which they run, with their kernels, and their lines in the"
+        " user's code where the file knows them",
+    )
+    parser.add_argument(
+        "--etrecord",
+        metavar="FILE",
+        help="the ETRecord that executorch wrote for a .pte file: it knows modules and lines (for"
+        " the node table)",
     )
     parser.add_argument(
         "--format",
@@ -98,6 +105,11 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE.json",
         help="write a trace of a call, for ui.perfetto.dev or chrome://tracing",
+    )
+    parser.add_argument(
+        "--etdump",
+        metavar="FILE",
+        help="write the times of a .pte file's nodes for executorch's Inspector (needs executorch)",
     )
     _add_rows(parser)
     add_device(parser)
@@ -276,6 +288,7 @@ COMMANDS = (
         _add_profile,
         description="Times every dispatch of a call, each alone, and compares it with the limits of the device.",
         epilog="examples:\n  purevk profile model.pte\n  purevk profile model.pte --trace trace.json\n"
+        "  purevk profile model.pte --etdump model.etdump\n"
         "  purevk profile encoder.pte --size s0=17 --by dispatch",
     ),
     Command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from purevk import pte
@@ -133,8 +134,15 @@ def _method(
         "memory": report.memory_data(run, target.unified, limit),
         "kernels": report.kernels_data(run),
     }
-    if args.node_table:
-        data["node_table"] = lowered.node_rows(run)
+    if args.node_table or args.etrecord is not None:
+        data["node_table"] = rows = lowered.node_rows(run)
+        if args.etrecord is not None:
+            from purevk.report.etdump import delegate_calls, lines_of, read_etrecord
+
+            known = read_etrecord(Path(args.etrecord), name)
+            calls = delegate_calls(args.model, args.data, name)
+            for row in rows:
+                row["line"] = lines_of(row["source"], calls, known)
     if args.graph:
         from purevk.ir.printer import to_text
 
@@ -337,6 +345,7 @@ def _show_cpu(nodes: list[dict[str, Any]], out: Output, torch_installed: bool) -
 
 
 def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
+    with_lines = any(row["line"] for row in rows)
     out.table(
         [
             ("#", "r"),
@@ -345,6 +354,7 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
             ("result", "c"),
             ("kernels", "c"),
             ("source", "c"),
+            *([("line", "c")] if with_lines else []),
         ],
         [
             [
@@ -358,6 +368,7 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
                 or row["why"]
                 or "none: a view",
                 row["source"],
+                *([row["line"]] if with_lines else []),
             ]
             for n, row in enumerate(rows)
         ],

@@ -44,6 +44,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "call_seconds": call.end - call.start,
             "profile": profile,
             "trace": None,
+            "etdump": None,
         }
         if args.trace is not None:
             if profile["error"] is not None:
@@ -58,7 +59,29 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                     f"the trace cannot be written: {error.strerror}", where=args.trace
                 ) from error
             data["trace"] = args.trace
+        if args.etdump is not None:
+            _write_etdump(args, name, timings, data)
         return data
+
+
+def _write_etdump(
+    args: argparse.Namespace, method: str, timings: Sequence[Timing], data: dict[str, Any]
+) -> None:
+    """Writes the times for executorch's Inspector."""
+    from purevk.report.etdump import delegate_calls, etdump
+
+    error = data["profile"]["error"]
+    if error is not None:
+        raise InputError("there are no times", where=args.etdump, why=error["what"])
+    calls = delegate_calls(args.model, args.data, method)
+    made = etdump(timings, calls, method, data["call_seconds"])
+    try:
+        Path(args.etdump).write_bytes(made)
+    except OSError as failed:
+        raise InputError(
+            f"the ETDump cannot be written: {failed.strerror}", where=args.etdump
+        ) from failed
+    data["etdump"] = args.etdump
 
 
 def measure(
@@ -157,6 +180,8 @@ def show(data: dict[str, Any], out: Output) -> None:
     show_profile(data["profile"], out)
     if data["trace"] is not None:
         out.line(f"trace: {data['trace']} (open it at ui.perfetto.dev or chrome://tracing)")
+    if data["etdump"] is not None:
+        out.line(f"ETDump: {data['etdump']} (executorch.devtools.Inspector(etdump_path=...))")
 
 
 def show_profile(profile: dict[str, Any], out: Output) -> None:

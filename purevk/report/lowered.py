@@ -119,7 +119,15 @@ def host_data(node: Node) -> dict[str, Any]:
     }
 
 
-def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
+def node_rows(plan: Plan) -> list[dict[str, Any]]:
+    """What runs, in order, as `_rows`, with the "line" of each node in the user's code."""
+    rows = _rows(plan)
+    for row in rows:
+        row["line"] = plan.graph.lines_of(row["source"])
+    return rows
+
+
+def _rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
     """What runs, in order, one row each. "on" is "load" (once, from constants alone), "gpu", "cpu"
     or "host" (control flow, seeds). The rows of its sub-graphs follow, with a larger "depth"."""
     rows: list[dict[str, Any]] = [
@@ -153,7 +161,7 @@ def node_rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
                         "depth": depth + 1,
                     }
                 )
-                rows += node_rows(inner, depth + 2)
+                rows += _rows(inner, depth + 2)
             continue
         if not step.on_device:
             data = host_data(step.nodes[0])
