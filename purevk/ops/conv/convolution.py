@@ -47,6 +47,7 @@ from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import Kernel, Operator, Order, Rewrite, register
 
 NAME = "purevk.conv2d"
+_FEW_CHANNELS = 4  # up to which windows side by side become channels
 COLUMNS_FIRST = (3, 0, 1, 2)  # a weight [kh, kw, in, out] whose input channels are dense
 
 
@@ -68,12 +69,52 @@ def _expand_convolution(builder: Builder, node: Node) -> Value:
         sizes = (*sizes[:2], 1, sizes[2])
     if tuple(sizes) != tuple(x.type.dims):
         x = builder.emit("aten.view.default", x, sizes)
-    dense = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
     groups = node.int("groups")
+    if groups == 1 and _are_patches(sizes, weight, stride, padding, dilation):
+        x, weight = _patches_as_channels(builder, x, weight)
+        stride = (1, 1)
+    dense = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
     result = builder.emit(NAME, x, dense, bias, stride, padding, dilation, groups, None, ())
     if result.type.dims != node.result.type.dims:
         result = builder.emit("aten.view.default", result, node.result.type.dims)
     return result
+
+
+def _are_patches(
+    sizes: Sequence[Size],
+    weight: Value,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> bool:
+    """Whether a window reads each pixel once, of few channels: the first layer of a vision
+    transformer."""
+    window = tuple(weight.type.dims[2:])
+    return (
+        tuple(stride) == window
+        and not any(padding)
+        and all(each == 1 for each in dilation)
+        and weight.type.dims[1] <= _FEW_CHANNELS
+        and window[0] > 1
+        and all(isinstance(size, int) and size % each == 0 for size, each in zip(sizes[2:], window))
+    )
+
+
+def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Value, Value]:
+    """The input with the pixels of each window as channels of one pixel, and the weight of the 1 x 1
+    convolution that computes the same. A window of 3 channels reads a few bytes at a time; this reads
+    rows, after one copy of the image."""
+    batch, channels, height, width = x.type.dims
+    out, _, kh, kw = weight.type.dims
+    grid = (batch, channels, height // kh, kh, width // kw, kw)
+    split = builder.emit("aten.view.default", x, grid)
+    turned = builder.emit("aten.permute.default", split, (0, 2, 4, 1, 3, 5))
+    rows = builder.emit("purevk.copy", turned)
+    merged = builder.emit(
+        "aten.view.default", rows, (batch, height // kh, width // kw, channels * kh * kw)
+    )
+    image = builder.emit("aten.permute.default", merged, (0, 3, 1, 2))
+    return image, builder.emit("aten.view.default", weight, (out, channels * kh * kw, 1, 1))
 
 
 register(
