@@ -64,7 +64,7 @@ class StagedProgram:
         self._room = threading.Semaphore(len(contexts) + 1)
         self._order = threading.Lock()
         read = {name: _read(opened, name) for name in opened.methods}
-        shares = [free_bytes(context) for context in contexts]
+        shares = [max(free_bytes(context), 1) for context in contexts]
         cuts = choose_cuts({name: each.graph for name, each in read.items()}, shares, self.name)
         graphs = {name: cut(each.graph, cuts[name]) for name, each in read.items()}
         self.programs: tuple[Program, ...] = ()
