@@ -77,8 +77,13 @@ def choose_context(device: Context | int | str | bytes | None, context: Context 
     if isinstance(device, Context):
         return device
     if isinstance(device, bool) or not isinstance(device, (int, str)):
+        several = isinstance(device, (list, tuple))
         raise InputError(
-            f"device={device!r}", why="an index, a part of a name, or a Context is accepted"
+            f"device={device!r}",
+            why="an index, a part of a name, or a Context is accepted",
+            next="save the program, and load it on several devices: purevk.load(file, device=[0, 1])"
+            if several
+            else "",
         )
     api.check_fork()
     with _lock:
