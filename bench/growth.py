@@ -7,8 +7,9 @@
 
 A GPU computes in half precision, with a CUDA graph of eager torch beside it; a software device in
 float32, with torch on the CPU beside it. Contenders take turns, and every output is compared with
-eager torch in float32. In halves, twice the error of torch in halves is accepted. A size is left out if it does not fit the memory of the device or the time that is left; the
-tables say which, and why.
+eager torch in float32. In halves, twice the error of torch in halves is accepted. A size is left
+out if it does not fit the memory of the device or the time that is left; the tables say which, and
+why.
 
 `--out` also writes the figures as JSON, and `--from` makes the page of such a file again.
 """
