@@ -298,7 +298,7 @@ class GraphView {
     },
       s("rect", { width: item.w, height: item.h, rx: node ? 7 : item.h / 2 }),
       node && s("path", { class: "stripe", d: `M7 0.5 H5 V${item.h - 0.5} H7 a6.5 6.5 0 0 1 -6.5 -6.5 V7 a6.5 6.5 0 0 1 6.5 -6.5 z`, fill: this.page.colourOf(node) }),
-      s("text", { class: "title", x: node ? 15 : item.w / 2, y: node ? 21 : 17 }, shortened(item.title, 27)),
+      s("text", { class: "title", x: node ? 15 : item.w / 2, y: node ? 21 : 17 }, shortened(item.title, 21)),
       s("text", { class: "below", x: node ? 15 : item.w / 2, y: node ? 38 : 31 }, shortened(item.below, 29)));
     const cost = node ? this.page.cost(node) : 0;
     if (cost) {
