@@ -25,6 +25,7 @@ from purevk.ir import dims as _dims
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
+_RESIDENT = 2  # workgroups of `WorkgroupCoopmat` of a multiprocessor, by their registers
 
 
 class TileBounds(NamedTuple):
@@ -96,16 +97,23 @@ def ceil(a: int, b: int) -> int:
 
 
 def _load(
-    traits: DeviceTraits, groups: int, threads: int, shared: int, most: int = 1 << 30
+    traits: DeviceTraits,
+    groups: int,
+    threads: int,
+    shared: int,
+    most: int = 1 << 30,
+    fullest: float = 0.0,
 ) -> tuple[int, float]:
     """Times that the device is filled, and workgroups a core in all. A core has room for `most`
-    workgroups or fewer."""
+    workgroups or fewer. `fullest` is the part of the cores' work that counts as that of the core with
+    the most workgroups."""
     cores, profile = traits.processors, traits.profile
     shared_memory = profile.shared_memory_ratio * traits.max_shared_memory
     resident = max(
         1, min(most, profile.max_invocations_per_core // threads, shared_memory // max(shared, 1))
     )
-    return ceil(groups, cores * resident), max(1.0, groups / cores)
+    load = max(1.0, groups / cores)
+    return ceil(groups, cores * resident), load + fullest * (ceil(groups, cores) - load)
 
 
 class _TileChoice(GpuChoice):
@@ -150,14 +158,15 @@ class _TileChoice(GpuChoice):
         )
 
     def _schedule(
-        self, traits: DeviceTraits, problem: Problem, most: int = 1 << 30
+        self, traits: DeviceTraits, problem: Problem, most: int = 1 << 30, fullest: float = 0.0
     ) -> tuple[int, int, float]:
-        """Steps along K, and how often and how much a multiprocessor is filled with workgroups, for
-        `most` of which it has room."""
+        """Steps along K, and how often and how much a multiprocessor is filled with workgroups; `most`
+        and `fullest` as in `_load`."""
         tiles = ceil(problem.m, self.tile_m) * ceil(problem.n, self.tile_n)
         groups = tiles * problem.batches * self.splits
         steps = ceil(ceil(problem.k, self.splits), self.tile_k)
-        return steps, *_load(traits, groups, self.threads, self.shared(problem.transposed), most)
+        shared = self.shared(problem.transposed)
+        return steps, *_load(traits, groups, self.threads, shared, most, fullest)
 
     def _loads(self, problem: Problem) -> int:
         """Loads of both tiles for one element of a vec4 along K."""
@@ -301,14 +310,16 @@ class Coopmat(_TileChoice):
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
-        costs = traits.profile.matmul.coopmat
+        matmul = traits.profile.matmul
+        costs = matmul.window_coopmat if problem.window else matmul.coopmat
         registers = min(costs.registers + self.sub_m * self.sub_n / self.subgroup, 255)
         most = max(int(costs.register_file / registers) // self.threads, 1)
-        steps, rounds, load = self._schedule(traits, problem, most)
+        steps, rounds, load = self._schedule(traits, problem, most, costs.fullest)
         multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
+        reads = 16 / self.sub_m + 16 / self.sub_n
         work = (
             costs.load * self._loads(problem) * self.tile_k / self.width
-            + costs.product * multiplications
+            + costs.product * (1 + costs.shared_read * reads) * multiplications
         )
         latency = costs.latency + (
             costs.window * self.tile_m * self.tile_k / self.width / self.threads
@@ -378,7 +389,7 @@ class WorkgroupCoopmat(_TileChoice):
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.workgroup_coopmat
-        steps, rounds, load = self._schedule(traits, problem)
+        steps, rounds, load = self._schedule(traits, problem, _RESIDENT, costs.fullest)
         products = self.tile_m * self.tile_n * self.tile_k / 4096
         work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
         return (

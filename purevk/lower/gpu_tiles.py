@@ -37,7 +37,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     ):
         tiles.append(Tiled(*sizes.tiled_few))
     if problem.half and traits.coopmat_shape is not None:
-        for each in sizes.coopmat:
+        for each in (*sizes.coopmat, *(() if problem.window else sizes.coopmat_more)):
             narrow = Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size)
             wide = replace(narrow, width=8)
             tiles.append(wide if wide.fits(traits, problem) else narrow)

@@ -43,10 +43,13 @@ class CoopmatCosts(NamedTuple):
         window: as that of `TiledCosts`.
         load: for a multiprocessor to load a vector of 4 or 8 elements.
         product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
+        shared_read: part of `product` that each fragment read from shared memory for it adds.
         store: to store a fragment of 16 x 16.
         result: for the device to store an element.
         registers: those that an invocation has beside its sums (a number, not microseconds).
         register_file: registers of a multiprocessor (a number).
+        fullest: part of the work that takes as long as the multiprocessor with the most workgroups;
+            the rest is shared evenly (a number).
     """
 
     start: float
@@ -55,10 +58,12 @@ class CoopmatCosts(NamedTuple):
     window: float
     load: float
     product: float
+    shared_read: float
     store: float
     result: float
     registers: int
     register_file: int
+    fullest: float
 
 
 class WorkgroupCoopmatCosts(NamedTuple):
@@ -70,6 +75,7 @@ class WorkgroupCoopmatCosts(NamedTuple):
         load: for a multiprocessor to load a vector of 4 elements.
         product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
         store: to store a fragment of 16 x 16.
+        fullest: as that of `CoopmatCosts`.
     """
 
     start: float
@@ -77,6 +83,7 @@ class WorkgroupCoopmatCosts(NamedTuple):
     load: float
     product: float
     store: float
+    fullest: float
 
 
 class VectorCosts(NamedTuple):
@@ -106,6 +113,7 @@ class MatmulCosts(NamedTuple):
     Attributes:
         tiled: tiles in shared memory.
         coopmat: tiles on matrix cores.
+        window_coopmat: the same for convolutions whose window is read element by element.
         workgroup_coopmat: the same, staged by the driver.
         vector: few rows.
         split_start: microseconds to start the dispatch that adds up the parts of a split K.
@@ -114,10 +122,43 @@ class MatmulCosts(NamedTuple):
 
     tiled: TiledCosts
     coopmat: CoopmatCosts
+    window_coopmat: CoopmatCosts
     workgroup_coopmat: WorkgroupCoopmatCosts
     vector: VectorCosts
     split_start: float
     split_element: float
+
+
+class AttentionCosts(NamedTuple):
+    """Microseconds of attention on matrix cores (`attention_coopmat.comp`).
+
+    Attributes:
+        start: to start the dispatch.
+        group: for a multiprocessor to start and end a workgroup.
+        latency: to wait for memory and barriers, per step over the keys.
+        step: of a step that does not depend on how many workgroups a multiprocessor has, per 64
+            keys and 16 queries of a subgroup.
+        product: for a multiprocessor to multiply 16 queries by 16 keys of 64 columns, both times.
+        softmax: for the softmax of 16 queries over 64 keys.
+        read: for a subgroup to read 16 keys of 64 columns from shared memory.
+        stage: for a workgroup to store them there.
+        registers: of an invocation, for each that its fragments and loads need, and beside those
+            (numbers, not microseconds).
+        register_file: registers of a multiprocessor (a number).
+        fullest: as that of `CoopmatCosts`.
+    """
+
+    start: float
+    group: float
+    latency: float
+    step: float
+    product: float
+    softmax: float
+    read: float
+    stage: float
+    registers: tuple[float, float]
+    register_file: int
+    fullest: float
 
 
 class RegisterCosts(NamedTuple):

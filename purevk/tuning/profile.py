@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from purevk.tuning.costs import MatmulCosts, RegisterCosts
+from purevk.tuning.costs import AttentionCosts, MatmulCosts, RegisterCosts
 from purevk.tuning.tiles import TileSizes
 
 
@@ -81,6 +81,7 @@ class DeviceProfile:
             worth it to use matrix cores.
 
         matmul: cost model of the matmul and convolution kernels with shared memory.
+        attention: cost model of attention on matrix cores.
         registers: cost model of the kernels without.
         tiles: the tiles that these and other kernels may take.
     """
@@ -133,6 +134,7 @@ class DeviceProfile:
     max_direct_flops: int
 
     matmul: MatmulCosts
+    attention: AttentionCosts
     registers: RegisterCosts
     tiles: TileSizes
 

@@ -41,6 +41,15 @@ class WorkgroupSizes(NamedTuple):
     least_steps: int
 
 
+class AttentionSizes(NamedTuple):
+    """A workgroup of `attention_coopmat.comp`: each of `subgroups` takes `fragments` times 16
+    queries, over `keys` keys a step."""
+
+    fragments: int
+    subgroups: int
+    keys: int
+
+
 class VectorSizes(NamedTuple):
     """A workgroup of the vector kernel: `lanes` invocations for neighbouring columns, `slices` for
     parts of k."""
@@ -98,7 +107,9 @@ class TileSizes(NamedTuple):
         tiled_long: more of them with longer code, for matmuls alone, whose addresses are simple.
         tiled_few: a longer step, which waits less often, for few workgroups.
         coopmat: the same on matrix cores.
+        coopmat_more: more of them, for matmuls alone.
         workgroup_coopmat: the same, staged by the driver.
+        attention: attention on matrix cores.
         vector: the vector kernel where B is dense along n.
         vector_rows: the same for 16 rows of A.
         vector_transposed: the vector kernel where B is dense along k.
@@ -124,7 +135,9 @@ class TileSizes(NamedTuple):
     tiled_long: tuple[TiledSizes, ...]
     tiled_few: TiledSizes
     coopmat: tuple[CoopmatSizes, ...]
+    coopmat_more: tuple[CoopmatSizes, ...]
     workgroup_coopmat: tuple[WorkgroupSizes, ...]
+    attention: tuple[AttentionSizes, ...]
     vector: tuple[VectorSizes, ...]
     vector_rows: tuple[VectorSizes, ...]
     vector_transposed: tuple[VectorSizes, ...]

@@ -16,7 +16,8 @@
 // with zeros to multiples of 16 columns. More macros:
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   SUBS  subgroups per workgroup (4)
-//   KEYS  keys per step (32), a multiple of 16 and of 8 * SUBS
+//   KEYS  keys per step (32), a multiple of 16; times the columns of a padded head, of k and of v, a
+//     multiple of 128 * SUBS
 //   VEC8_KV  with COOPMAT, 1: k and v are read 8 halves at a time. HEAD_DIM, VALUE_DIM and the strides
 //     and offsets of k and v are multiples of 8, and KEYS times the columns of a padded head is a
 //     multiple of 256 * SUBS.
@@ -195,7 +196,7 @@ void main() {
             seen[m][h] = keys_of(row0 + 16 * m + SUM_ROW(lane, 2 * h));
         }
     }
-    while (next < keys) {
+    ROLL while (next < keys) {
         int t0 = next;
         barrier();
         put();
@@ -212,11 +213,11 @@ void main() {
         }
         bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 >= shown.x && t0 + KEYS <= shown.y;
         UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
-            float unit = intBitsToFloat(scale_bits) * UNIT;
-            UNROLL for (int j = 0; j < KEYS8; j++) {
-                if (plain) {
-                    UNROLL for (int i = 0; i < 4; i++) scores[m][j][i] *= unit;
-                } else {
+            float unit = intBitsToFloat(scale_bits) * UNIT, factor = 1.0;
+            if (plain && unit > 0.0) {
+                factor = unit;  // scores are multiplied where they are used
+            } else {
+                UNROLL for (int j = 0; j < KEYS8; j++) {
                     UNROLL for (int i = 0; i < 4; i++) {
                         int s = row0 + 16 * m + SUM_ROW(lane, i), t = t0 + 8 * j + SUM_COLUMN(lane, i);
                         scores[m][j][i] = masked_score(scores[m][j][i], base_mask, s, t, seen[m][i / 2]) * UNIT;
@@ -225,8 +226,9 @@ void main() {
             }
             float shrink[2], base[2];
             UNROLL for (int h = 0; h < 2; h++) {
-                float top = highest[m][h];
-                UNROLL for (int j = 0; j < KEYS8; j++) top = max(top, max(scores[m][j][2 * h], scores[m][j][2 * h + 1]));
+                float top = max(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
+                UNROLL for (int j = 1; j < KEYS8; j++) top = max(top, max(scores[m][j][2 * h], scores[m][j][2 * h + 1]));
+                top = max(highest[m][h], top * factor);
                 top = max(top, subgroupShuffleXor(top, 1u));
                 top = max(top, subgroupShuffleXor(top, 2u));
                 base[h] = top == UNSEEN ? 0.0 : top;
@@ -235,7 +237,7 @@ void main() {
                 total[m][h] *= shrink[h];
                 UNROLL for (int j = 0; j < KEYS8; j++) {
                     UNROLL for (int e = 0; e < 2; e++) {
-                        float p = POWER(scores[m][j][2 * h + e] - base[h]);
+                        float p = POWER(fma(scores[m][j][2 * h + e], factor, -base[h]));
                         scores[m][j][2 * h + e] = p;
                         total[m][h] += p;
                     }

@@ -132,8 +132,63 @@ class Coopmat:
         widths = [int(call.macros[name]) for name in ("HEAD_DIM", "VALUE_DIM")]
         starts = [call.params[f"{x}_{axis}"] for x in "kv" for axis in ("batch", "head", "row")]
         starts += [call.params["offset_k"], call.params["offset_v"]]
-        even = all(self.keys * _padded(each, 0) % (256 * self.subgroups) == 0 for each in widths)
-        return even and gcd8(*widths, *starts)
+        return self._loads_evenly(8, *widths) and gcd8(*widths, *starts)
+
+    def _loads_evenly(self, elements: int, *widths: int) -> bool:
+        """Whether all invocations load equally many vectors of so many elements in a step."""
+        local = 32 * self.subgroups
+        return all(self.keys * _padded(width) // elements % local == 0 for width in widths)
+
+    def fits(self, traits: DeviceTraits, width: int, value_width: int) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        padded = _padded(width, value_width)
+        return (
+            32 * self.subgroups <= traits.max_invocations
+            and 2 * self.keys * (padded + 16) + _STEP_BYTES <= traits.max_shared_memory
+            and (self.fragments == 1 or padded <= _NARROW)
+            and self._loads_evenly(4, width, value_width)
+        )
+
+    def cost(
+        self,
+        traits: DeviceTraits,
+        groups: int,
+        queries: int,
+        keys: int,
+        width: int,
+        value_width: int,
+    ) -> float:
+        """Microseconds for `groups` heads of all batches, about."""
+        costs, profile = traits.profile.attention, traits.profile
+        padded, columns = _padded(width, value_width), _padded(width, value_width) / 128
+        # Of keys and values on their way to shared memory; of queries, sums and scores.
+        needed = self.keys * padded / (64 * self.subgroups)
+        needed += self.fragments * (_padded(width) / 4 + _padded(value_width) / 2 + self.keys / 2)
+        registers = min(costs.registers[0] * needed + costs.registers[1], 255)
+        local, shared = 32 * self.subgroups, 2 * self.keys * (padded + 16) + _STEP_BYTES
+        resident = max(
+            1,
+            min(
+                profile.max_invocations_per_core // local,
+                profile.shared_memory_ratio * traits.max_shared_memory // shared,
+                int(costs.register_file / registers) // local,
+            ),
+        )
+        workgroups = -(-queries // (16 * self.fragments * self.subgroups)) * groups
+        cores = traits.processors
+        load = max(workgroups / cores, 1.0)
+        load += costs.fullest * (-(-workgroups // cores) - load)
+        fragments = self.keys / 16
+        work = (
+            self.subgroups * self.fragments * fragments * costs.product * columns
+            + self.subgroups * self.fragments * self.keys / 64 * costs.softmax
+            + fragments * columns * (self.subgroups * costs.read + costs.stage)
+        )
+        wait = costs.latency + costs.step * self.fragments * self.keys / 64
+        rounds = -(-workgroups // (cores * resident))
+        return (
+            costs.start + -(-keys // self.keys) * (rounds * wait + load * work) + costs.group * load
+        )
 
 
 @dataclass(frozen=True)
@@ -229,7 +284,7 @@ def _candidates(
 ) -> Iterator[Choice]:
     """Kernels of the same template: with other tiles, or other parts of the keys."""
     yield default
-    widest, padded = max(width, value_width), _padded(width, value_width)
+    widest = max(width, value_width)
     if isinstance(default, Simple):
         most = max(1, min(128 // widest, 4)) if default.subgroup_size > 1 else 1
         yield from (replace(default, queries=n) for n in range(1, most + 1))
@@ -237,11 +292,7 @@ def _candidates(
         most = max(keys // 16, 1)
         yield from (replace(default, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
     elif isinstance(default, Coopmat):
-        for fragments, subgroups in ((2, 4), (1, 8), (1, 4), (1, 2)):
-            for step in (64, 32):
-                fits = 2 * step * (padded + 16) <= traits.max_shared_memory
-                if fits and (fragments == 1 or padded <= _NARROW) and step % (8 * subgroups) == 0:
-                    yield Coopmat(fragments, subgroups, step)
+        yield from _coopmats(traits, width, value_width)
     elif isinstance(default, Tiled):
         for rows in (64, 32, 16, 8):
             for step in (64, 32, 16):
@@ -293,7 +344,9 @@ def _choose(
         )
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
     if half:
-        coopmat = _coopmat(traits, _dims.upper(queries), groups, width, value_width)
+        coopmat = _coopmat(
+            traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width
+        )
         if coopmat is not None:
             return coopmat
     # More queries read keys fewer times, fewer make more workgroups.
@@ -321,34 +374,30 @@ def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:
 
 
 def _coopmat(
-    traits: DeviceTraits, queries: int, groups: int, width: int, value_width: int
+    traits: DeviceTraits, queries: int, keys: int, groups: int, width: int, value_width: int
 ) -> Coopmat | None:
-    """The kernel on matrix cores, if the device has them and fragments of these widths fit into
-    registers."""
+    """The cheapest kernel on matrix cores, if the device has them and fragments of these widths fit
+    into registers."""
     if not traits.coopmat_16x8x16 or not traits.has("subgroup_shuffle"):
         return None
     if max(width, value_width) > 128 or not traits.fragment_order():
         return None
-    padded = _padded(width, value_width)
-    narrow = padded <= _NARROW
-    keys = 64 if 2 * 64 * (padded + 16) + _STEP_BYTES <= traits.max_shared_memory else 32
-    # Many rows share what is read of keys and values, as long as every multiprocessor has work.
-    cores = traits.processors
-    for fragments, subgroups, groups_wanted in (
-        (2, 4, 4 * cores if narrow else None),
-        (1, 8, None if narrow else 2 * cores),
-        (1, 4, cores // 4),
-        (1, 2, 0),
-    ):
-        rows = 16 * fragments * subgroups
-        if groups_wanted is not None and -(-queries // rows) * groups >= groups_wanted:
-            break
-    return Coopmat(fragments, subgroups, keys)
+    sizes = groups, queries, keys, width, value_width
+    found = _coopmats(traits, width, value_width)
+    return min(found, key=lambda each: each.cost(traits, *sizes), default=None)
 
 
-def _padded(width: int, value_width: int) -> int:
-    """Columns of the fragments of keys and values."""
-    return sum(-(-each // 16) * 16 for each in (width, value_width))
+def _coopmats(traits: DeviceTraits, width: int, value_width: int) -> Iterator[Coopmat]:
+    """The kernels on matrix cores that fit."""
+    for sizes in traits.profile.tiles.attention:
+        choice = Coopmat(*sizes)
+        if choice.fits(traits, width, value_width):
+            yield choice
+
+
+def _padded(*widths: int) -> int:
+    """Columns of the fragments of keys, of values, or of both."""
+    return sum(-(-each // 16) * 16 for each in widths)
 
 
 def _tile_bytes(queries: int, keys: int, width: int) -> int:

@@ -108,6 +108,20 @@ def test_heads_are_padded_to_fragments(size, values):
     check(size, "steps", values=values)
 
 
+@pytest.mark.parametrize(
+    "tile", [(1, 3, 48), (1, 6, 48), (2, 2, 32)], ids=lambda tile: "x".join(map(str, tile))
+)
+def test_tiles_of_fragments(tile):
+    more = dict(zip(("FRAGMENTS_M", "SUBS", "KEYS"), tile))
+    check((1, 1, 1, 19, 53, 16), "steps", more=more)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_that_are_not_positive(kind, factor):
+    check(SIZES[0], kind, factor=factor)
+
+
 @pytest.mark.parametrize("queries", [2, 3])
 def test_several_queries_per_invocation(queries):
     check(SIZES[0], "subgroup", more={"RQ": queries, "WY": 2}, causal=1)
@@ -196,6 +210,7 @@ def check(
     bounded=True,
     unread=slice(0, 0),
     limits=None,
+    factor=1.0,
     more=None,
 ):
     batch, q_heads, k_heads, queries, keys, head = size
@@ -214,7 +229,7 @@ def check(
         held_mask = rng.standard_normal((batch, 1, queries, keys)).astype(np.float32)
         held_mask[..., 1] = -np.inf
         held_mask = (rng.random(held_mask.shape) > 0.3).astype(np.uint8) if mask == 2 else held_mask
-    scale = float(np.float32(1 / np.sqrt(head)))
+    scale = float(np.float32(factor / np.sqrt(head)))
     want = attend(q, k, v, scale, held_mask, causal, functions, limits)
     k[:, :, unread] = v[:, :, unread] = np.nan
 

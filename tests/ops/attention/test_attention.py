@@ -144,14 +144,34 @@ def test_the_choice_of_matrix_cores():
                 made = choose(traits, 2, 16, queries, queries, width, value_width, True)
                 assert isinstance(made, Coopmat) == (max(width, value_width) <= 128)
                 if isinstance(made, Coopmat):
-                    padded = sum(-(-each // 16) * 16 for each in (width, value_width))
-                    assert made.keys % (8 * made.subgroups) == 0
-                    assert 2 * made.keys * (padded + 16) <= traits.max_shared_memory
-                    assert made.fragments * padded <= 256
+                    heads = [-(-each // 16) * 16 for each in (width, value_width)]
+                    assert made.keys % 16 == 0
+                    assert all(made.keys * each % (128 * made.subgroups) == 0 for each in heads)
+                    assert 2 * made.keys * (sum(heads) + 16) <= traits.max_shared_memory
+                    assert made.fragments * sum(heads) <= 256
     assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
     assert not isinstance(
         choose(replace(traits, coopmat_16x8x16=False), 2, 16, 100, 100, 64, 64, True), Coopmat
     )
+
+
+def test_fragments_fill_the_multiprocessors():
+    """Few heads are split among workgroups; many tokens share what is read of keys."""
+    traits = DeviceTraits(
+        frozenset({"subgroup_shuffle"}),
+        32,
+        132,
+        max_shared_memory=49152,
+        max_invocations=1024,
+        coopmat_16x8x16=True,
+        fragment_order=lambda: True,
+    )
+    few = choose(traits, 1, 12, 1024, 1024, 64, 64, True)
+    many = choose(traits, 8, 32, 4096, 4096, 64, 64, True)
+    assert isinstance(few, Coopmat) and isinstance(many, Coopmat)
+    rows = 16 * few.fragments * few.subgroups
+    assert 12 * -(-1024 // rows) >= 0.9 * 132
+    assert many.fragments == 2
 
 
 @pytest.mark.parametrize("shared", [16384, 32768, 49152])
