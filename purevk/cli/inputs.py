@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk import fallback
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
@@ -195,6 +196,14 @@ def _as_torch(array: np.ndarray, dtype: DType) -> Any:
     if array.dtype == dtype.numpy:  # the bits
         return torch.from_numpy(array).view(dtype.to_torch())
     return torch.from_numpy(array).to(dtype.to_torch())
+
+
+def as_elements(given: Any) -> Any:
+    """An input of a call as the numpy array whose bytes the device gets (bfloat16 as the bits, in
+    uint16); integers and None stay."""
+    if isinstance(given, (int, float, bool, np.ndarray)) or given is None:
+        return given
+    return fallback.to_numpy(given)
 
 
 def as_array(output: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cli.command import pick_method
-from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.inputs import as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
@@ -56,7 +56,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 Path(args.trace).write_text(json.dumps(made), encoding="utf-8")
             except OSError as error:
                 raise InputError(
-                    f"the trace cannot be written: {error.strerror}", where=args.trace
+                    f"the trace cannot be written: {error.strerror}",
+                    where=args.trace,
+                    next="check the folder and its permissions",
                 ) from error
             data["trace"] = args.trace
         if args.etdump is not None:
@@ -79,7 +81,9 @@ def _write_etdump(
         Path(args.etdump).write_bytes(made)
     except OSError as failed:
         raise InputError(
-            f"the ETDump cannot be written: {failed.strerror}", where=args.etdump
+            f"the ETDump cannot be written: {failed.strerror}",
+            where=args.etdump,
+            next="check the folder and its permissions",
         ) from failed
     data["etdump"] = args.etdump
 
@@ -90,7 +94,7 @@ def measure(
     """Times every dispatch of a method: the rows of a profile, as `table` makes them, and the
     timings. "error" says why there are none."""
     try:
-        arrays = [as_array(each) for each in inputs]
+        arrays = [as_elements(each) for each in inputs]
         timings = time_dispatches(method.executable, arrays)
     except DeviceError as error:
         return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}, []
@@ -226,7 +230,8 @@ def show_profile(profile: dict[str, Any], out: Output) -> None:
         f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
         f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."
         " of limit: the shortest time that the limits allow, divided by the time taken (above 100%:"
-        " data came from caches); m: memory-bound, a: compute-bound",
+        " data came from caches, the kernel used matrix cores, or the device was busy when its limits"
+        " were measured: --remeasure); m: memory-bound, a: compute-bound",
         "dim",
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from purevk import knobs
 from purevk.cli.command import pick_method
-from purevk.cli.inputs import as_array, make_inputs
+from purevk.cli.inputs import as_array, as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration
 from purevk.dtypes import DType
@@ -28,6 +27,7 @@ from purevk.tuning import Choices, question
 _Kernel = TypeVar("_Kernel")
 _GAIN = 0.95  # a kernel that takes more than this part of the default's time is not worth it
 _SETTLE = 0.1  # seconds of work on a GPU before what counts
+_WARM_UP = 0.5  # of other work before that: its clocks have fallen while kernels were made
 _LIMITS = {False: 1e-3, True: 5e-2}
 """How far results may be off, relative to the largest element: in float32, and with halves."""
 
@@ -84,10 +84,10 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         asked, times, skipped, failed = _measure(context, args)
         rows, chosen = [], {}
         for name, candidates in asked.items():
-            medians = {text: statistics.median(found) for text, found in times[name].items()}
+            least = {text: min(found) for text, found in times[name].items()}
             default = candidates[0]
-            best = min(medians, key=medians.__getitem__)
-            if medians[best] > _GAIN * medians[default]:
+            best = min(least, key=least.__getitem__)
+            if least[best] > _GAIN * least[default]:
                 best = default
             chosen[name] = None if best == default else best
             rows.append(
@@ -95,9 +95,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                     "problem": name,
                     "candidates": len(candidates),
                     "default": default,
-                    "default_seconds": medians[default],
+                    "default_seconds": least[default],
                     "best": best,
-                    "best_seconds": medians[best],
+                    "best_seconds": least[best],
                 }
             )
         data: dict[str, Any] = {
@@ -120,18 +120,18 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
 def _measure(
     context: Context, args: argparse.Namespace
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, list[float]]], list[str], list[str]]:
-    """Runs the model with the first candidate of each problem, with the second ones, and so on.
+    """Runs the model with the first candidate of each problem, with the second ones, and so on, and
+    with the first ones again, which no candidate must beat only because the device was busy.
 
     Returns:
         The candidates of each problem; the seconds of each candidate; the problems without times:
         their nodes ask several questions, or do not run in a call; and the errors of rounds, whose
         candidates have no times.
     """
-    asked: dict[str, list[str]] = {}
     times: dict[str, dict[str, list[float]]] = {}
     failed: list[str] = []
-    number = rounds = 0
-    while number <= rounds:
+
+    def measure(number: int) -> dict[str, list[str]]:
         trial = Trial(number, args.candidates)
         try:
             made = _run(context, trial, args)
@@ -139,11 +139,7 @@ def _measure(
             if not number or context.lost:
                 raise
             failed.append(f"{type(error).__name__}: {error.what}")
-            number += 1
-            continue
-        if not number:
-            asked = trial.asked
-            rounds = max((len(found) for found in asked.values()), default=1) - 1
+            return {}
         totals: dict[str, float] = {}
         for node, seconds in made.seconds:
             names = trial.by_node.get(node, set())
@@ -151,10 +147,17 @@ def _measure(
                 (name,) = names
                 totals[name] = totals.get(name, 0.0) + seconds
         for name, seconds in totals.items():
-            if name in asked:
-                taken = asked[name][number if number < len(asked[name]) else 0]
+            found = (asked or trial.asked).get(name)
+            if found:
+                taken = found[number if number < len(found) else 0]
                 times.setdefault(name, {}).setdefault(taken, []).append(seconds)
-        number += 1
+        return trial.asked
+
+    asked: dict[str, list[str]] = {}
+    asked = measure(0)
+    most = max((len(found) for found in asked.values()), default=1)
+    for number in (*range(1, most), 0) if most > 1 else ():
+        measure(number)
     timed = {name: found for name, found in asked.items() if found[0] in times.get(name, ())}
     return timed, times, [name for name in asked if name not in timed], failed
 
@@ -173,8 +176,11 @@ def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
             manual_seed(args.seed)
             made = method.run_flat(inputs)
             outputs = made if isinstance(made, tuple) else (made,)
-            arrays = [as_array(each) for each in inputs]
-            settle = 0.0 if context.device.kind == "cpu" else _SETTLE
+            arrays = [as_elements(each) for each in inputs]
+            settle = 0.0
+            if context.device.kind != "cpu":
+                warm_up(context, _WARM_UP)
+                settle = _SETTLE
             timings = time_dispatches(method.executable, arrays, args.runs, settle)
             plan = method.executable.plan
             seconds = [

@@ -95,6 +95,23 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.device
+@pytest.mark.parametrize("command", ["profile", "bench --runs 1 --profile", "tune --candidates 2"])
+def test_inputs_that_numpy_has_no_dtype_for(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path / "cache"))
+    path, module = tmp_path / "model.pt2", torch.nn.Linear(8, 8).bfloat16()
+    torch.export.save(torch.export.export(module, (torch.rand(2, 8).bfloat16(),)), path)
+    name, *options = command.split()
+    assert main([name, str(path), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.device
 def test_a_trace_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "no folder" / "trace.json"
     assert main(["profile", str(DATA / "linear_relu.pte"), "--trace", str(path)]) == 1
