@@ -2,9 +2,9 @@
 # make lint             the formatter, the linter and the type checker, without changes
 # make test             the whole test suite on lavapipe, as test-full; ARGS go to pytest
 # make test-unit        the tests that need no device
-# make test-fast        what takes minutes of the test suite
+# make test-fast        what takes less than half a second each
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
-# make test-validation  the fast tests under the Vulkan validation layer
+# make test-validation  all but slow tests under the Vulkan validation layer
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
 # make docs             the documentation site, in build/site; ARGS go to mkdocs
 # make wheels           the wheels of this platform, in dist/, tried with each Python; ARGS go to scripts/wheels.sh
@@ -20,7 +20,7 @@ test: test-full
 test-unit test-fast test-traits test-full: test-%:
 	@scripts/test.sh $* $(ARGS)
 test-validation:
-	@scripts/test.sh fast --validation $(ARGS)
+	@scripts/test.sh full --validation -m 'not slow and not sweep' $(ARGS)
 test-matrix:
 	@scripts/setup.sh --test
 	@.venv/bin/python scripts/matrix.py $(ARGS)

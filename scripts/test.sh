@@ -6,8 +6,7 @@
 # The tiers:
 #   lint    ruff format, ruff check and mypy; changes nothing
 #   unit    tests that need no device; no Vulkan driver is visible to them
-#   fast    what takes minutes: without exports of large models, and with the first case alone of each operator's and
-#           kernel's test
+#   fast    two minutes: what takes less than half a second, and of each operator's and kernel's test the first case
 #   traits  the fast tests of operators, models and programs on lavapipe taken for a GPU, with the kernels and tiles of GPUs
 #   full    everything, on lavapipe (the default)
 #
@@ -48,7 +47,7 @@ unit)
     options=(-m 'not device and not slow and not sweep')
     export VK_DRIVER_FILES=/dev/null VK_ICD_FILENAMES=/dev/null
     ;;
-fast) options=(-m 'not slow and not sweep') ;;
+fast) options=(-m 'not slow and not sweep and not long') ;;
 traits)
     options=(-m 'not slow and not sweep' tests/ops tests/models tests/program)
     export PUREVK_TEST_TRAITS=gpu

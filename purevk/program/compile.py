@@ -3,16 +3,84 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
+from purevk.program.loading import check_devices, load
 from purevk.program.program import Program
 
+if TYPE_CHECKING:
+    from purevk.program.devices.replicas import Replicas
+    from purevk.program.devices.stages import StagedProgram
+    from purevk.program.loading import Devices
+
 _log = logging.getLogger("purevk")
+
+
+@overload
+def compile(
+    model: Any,
+    example_inputs: Any = ...,
+    dynamic_shapes: Any = ...,
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    context: Context | None = ...,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    compile: str = ...,
+    device: Context | int | str | None = ...,
+) -> Program: ...
+
+
+@overload
+def compile(
+    model: Any,
+    example_inputs: Any = ...,
+    dynamic_shapes: Any = ...,
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    compile: str = ...,
+    device: Devices,
+    split: Literal["batch"],
+) -> Replicas: ...
+
+
+@overload
+def compile(
+    model: Any,
+    example_inputs: Any = ...,
+    dynamic_shapes: Any = ...,
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    compile: str = ...,
+    device: Devices,
+    split: Literal["layers"],
+) -> StagedProgram: ...
+
+
+@overload
+def compile(
+    model: Any,
+    example_inputs: Any = ...,
+    dynamic_shapes: Any = ...,
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    progress: Callable[[str, int, int], None] | None = ...,
+    bounds: str = ...,
+    compile: str = ...,
+    device: Devices,
+    split: str | None = ...,
+) -> Replicas | StagedProgram: ...
 
 
 def compile(
@@ -25,8 +93,9 @@ def compile(
     progress: Callable[[str, int, int], None] | None = None,
     bounds: str = "exported",
     compile: str = "allowed",
-    device: Context | int | str | None = None,
-) -> Program:
+    device: Context | int | str | Sequence[Context | int | str] | None = None,
+    split: str | None = None,
+) -> Program | Replicas | StagedProgram:
     """Makes modules of torch ready to run on a Vulkan device.
 
     Args:
@@ -45,7 +114,10 @@ def compile(
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
         compile: "allowed" or "never", as for `purevk.load`.
         device: device to run on: its index, a part of its name, or a context; None: the best one,
-            or that of PUREVK_DEVICE. `purevk.devices()` lists them.
+            or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices uses all of
+            them, as for `purevk.load`. The model goes through a temporary file then: what changes in
+            the module afterwards has no effect, and it is not exported again for other calls.
+        split: what several devices share, as for `purevk.load`.
 
     Returns:
         A program with the method "forward", or with those of the mapping. A method that was made
@@ -60,6 +132,7 @@ def compile(
     from purevk.frontends.torch.weights import Weights
 
     check_fork()
+    check_devices(device, context, split)
     if isinstance(model, Mapping):
         if kwargs:
             raise InputError(
@@ -80,6 +153,9 @@ def compile(
         name: _source(name, each, inputs, shapes, kwargs or {}, mutable)
         for name, (each, inputs, shapes) in given.items()
     }
+    if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
+        options = {"progress": progress, "bounds": bounds, "compile": compile}
+        return _on_several(label, sources, device, split, options)
     return Program(
         label,
         sources,
@@ -89,6 +165,24 @@ def compile(
         weight_watch=Weights(list(sources.values())),
         compile=compile,
     )
+
+
+def _on_several(
+    label: str,
+    sources: Mapping[str, Any],
+    devices: Sequence[Context | int | str],
+    split: str | None,
+    options: Mapping[str, Any],
+) -> Replicas | StagedProgram:
+    """The program on several devices, which read its weights from a file."""
+    from purevk import __version__
+    from purevk.frontends.saved import write_program
+
+    with tempfile.TemporaryDirectory(prefix="purevk-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / f"{label}.pvk"
+        methods = {name: getattr(each, "for_file", each) for name, each in sources.items()}
+        write_program(path, label, methods, f"purevk {__version__}")
+        return load(path, device=[*devices], split=split, check=False, **options)
 
 
 def _source(

@@ -139,15 +139,10 @@ def load(
 
     check_fork()
     data_files = tuple(data_files)
+    check_devices(device, context, split)
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
-        if context is not None:
-            raise InputError("both device and context are given", next="leave one of them out")
         options = {"progress": progress, "bounds": bounds, "check": check, "compile": compile}
         return _load_on_several(file, data_files, _contexts(device), split, options)
-    if split is not None:
-        raise InputError(
-            f"split={split!r} goes with several devices", next="name them: device=[0, 1]"
-        )
     opened = open_file(file, data_files, check)
     try:
         sources = {name: FileSource(opened, name) for name in opened.methods}
@@ -171,6 +166,21 @@ def load(
     return program
 
 
+def check_devices(
+    device: Context | int | str | Sequence[Context | int | str] | None,
+    context: Context | None,
+    split: str | None,
+) -> None:
+    """Raises InputError if these arguments do not go together."""
+    if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
+        if context is not None:
+            raise InputError("both device and context are given", next="leave one of them out")
+    elif split is not None:
+        raise InputError(
+            f"split={split!r} goes with several devices", next="name them: device=[0, 1]"
+        )
+
+
 def _contexts(devices: Sequence[Context | int | str]) -> list[Context]:
     """A context on each device.
 
@@ -188,6 +198,7 @@ def _contexts(devices: Sequence[Context | int | str]) -> list[Context]:
             raise InputError(
                 f"device={list(devices)!r} names a device twice",
                 why=f"{context.device.name} takes one part",
+                next="name each device once; purevk.devices() lists them",
             )
         made.append(context)
     return made

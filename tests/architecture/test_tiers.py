@@ -58,6 +58,16 @@ def test_every_skip_has_a_reason() -> None:
     assert [each for path in FILES for each in _skips_without_reason(path)] == []
 
 
+def test_the_list_of_long_tests_is_not_stale() -> None:
+    names = (ROOT / "tests" / "long.txt").read_text(encoding="utf-8").splitlines()
+    assert names == sorted(set(names)) and 100 < len(names) < 600
+    for name in names:
+        path, _, rest = name.partition("::")
+        function = rest.partition("[")[0].rpartition("::")[2]
+        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        assert re.search(rf"def {function}\(", text), name
+
+
 def test_the_recipes_name_files_that_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     files = dict(re.findall(r"^\[(\w+)\]: (\S+)$", text, re.MULTILINE))

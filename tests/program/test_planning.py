@@ -102,6 +102,7 @@ def test_cost() -> None:
         assert report["flops"] == sum(cost.flops for cost in costs)
     assert planned.report()["flops"] == planned.report(**{name: 16})["flops"]
     assert "Gflop" in str(planned) and "at least" in str(planned)
+    assert " in 1 segment, 0 nodes on the CPU" in str(planned) and " 1 nodes" not in str(planned)
     with pytest.raises(InputError, match="no size is named"):
         planned.costs(other=3)
 

@@ -144,3 +144,25 @@ def test_part_sizes() -> None:
     assert part_sizes(7, 3, 3) == [4, 3]
     assert part_sizes(0, 2, 1) == [0]
     assert np.sum(part_sizes(100, 7, 2)) == 100
+
+
+# -- without a file ------------------------------------------------------------------------------
+@pytest.mark.parametrize("split", ["batch", "layers"])
+def test_a_module_is_compiled_on_several_devices(contexts: list[Context], split: str) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    x, batch = torch.randn(9, 6), torch.export.Dim("batch", min=1, max=64)
+    with purevk.compile(
+        module.eval(), (x,), ({0: batch},), device=contexts, split=split
+    ) as program:
+        assert len(program.programs) == 2
+        torch.testing.assert_close(program.forward(x), module(x))
+        torch.testing.assert_close(program.forward(x[:2]), module(x[:2]))
+
+
+def test_what_does_not_go_together_when_compiling(contexts: list[Context]) -> None:
+    module, x = torch.nn.Linear(6, 4), torch.randn(3, 6)
+    with pytest.raises(purevk.InputError, match="both device and context"):
+        purevk.compile(module, (x,), context=contexts[0], device=contexts)  # type: ignore[call-overload]
+    with pytest.raises(purevk.InputError, match="goes with several devices"):
+        purevk.compile(module, (x,), device=contexts[0], split="batch")  # type: ignore[call-overload]
