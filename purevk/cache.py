@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -419,22 +419,24 @@ WARM_UP = (
     "run `purevk warmup` with the model, the same device and the same PUREVK_CACHE_DIR; or allow"
     ' compiling: unset PUREVK_ASSERT_CACHED, and load without compile="never"'
 )
-_SHOWN = 4  # missing kernels in a message
+_SHOWN = 4  # templates of missing kernels in a message, and lines of a difference
 _MACRO = 60  # characters of a macro in a message
 
 
 def _describe_missing(keys: Sequence[CacheKey], cache: Cache) -> str:
-    """The templates and macros of keys that are not in the cache, and how the first of them differs
-    from the nearest entry."""
-    lines = []
-    for key in keys[:_SHOWN]:
-        macros = ", ".join(
-            f"{name}={text if len(text) <= _MACRO else text[:_MACRO] + '...'}"
-            for name, text in key.macros
-        )
-        lines.append(f"{key.template} ({macros or 'no macros'})")
-    if len(keys) > _SHOWN:
-        lines.append(f"and {len(keys) - _SHOWN} more")
+    """The first key that is not in the cache with its macros, the templates of the others, and how the
+    first differs from the nearest entry."""
+    first, *others = keys
+    macros = ", ".join(
+        f"{name}={text if len(text) <= _MACRO else text[:_MACRO] + '...'}"
+        for name, text in first.macros
+        if not name.startswith("PUSH_")  # only which parameters are push constants
+    )
+    lines = [f"{first.template} ({macros or 'no macros'})"]
+    counts = Counter(key.template for key in others)
+    lines += [f"{count} of {template}" for template, count in counts.most_common(_SHOWN)]
+    if len(counts) > _SHOWN:
+        lines.append(f"and others of {len(counts) - _SHOWN} templates")
     nearest = " / ".join(cache.explain_miss(keys[0]).splitlines()[:_SHOWN])
     return "; ".join(lines) + f"; {keys[0].template}: {nearest}"
 

@@ -260,6 +260,32 @@ ALL: tuple[Knob, ...] = tuple(
 )
 
 
+_OTHERS = ("PUREVK_TEST_", "PUREVK_REPOSITORY")  # what tests and builds of purevk read
+_warned: set[str] = set()
+
+
+def warn_of_unknown() -> None:
+    """Warns of variables that begin as those of purevk do, but are none of them: a misspelt one has no
+    effect. Once for each."""
+    known = [knob.name for knob in ALL]
+    for name in sorted(os.environ):
+        if not name.startswith("PUREVK_") or name.startswith(_OTHERS):
+            continue
+        if name in known or name in _warned:
+            continue
+        _warned.add(name)
+        import difflib
+
+        ends = {each.removeprefix("PUREVK_"): each for each in known}
+        near = difflib.get_close_matches(name.removeprefix("PUREVK_"), ends, 1)
+        warnings.warn(
+            f"{name} is no variable of purevk, and has no effect"
+            + (f"; is {ends[near[0]]} meant?" if near else "; docs/knobs.md has all of them"),
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 _OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR
 
 

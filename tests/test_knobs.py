@@ -1,0 +1,69 @@
+"""The table of environment variables, and what purevk says of others."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from purevk import knobs
+from purevk.errors import PurevkError
+from tests.harness import DATA, python
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knobs, "_warned", set())
+
+
+def test_a_misspelt_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_CACHE_DIRS", "/x")
+    with pytest.warns(
+        RuntimeWarning, match="PUREVK_CACHE_DIRS is no .*; is PUREVK_CACHE_DIR meant"
+    ):
+        knobs.warn_of_unknown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        knobs.warn_of_unknown()
+
+
+def test_another_variable_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_ZZZ", "1")
+    with pytest.warns(RuntimeWarning, match=r"PUREVK_ZZZ is no variable .*; docs/knobs\.md"):
+        knobs.warn_of_unknown()
+
+
+@pytest.mark.parametrize("name", ["PUREVK_DEVICE", "PUREVK_TEST_TRAITS", "OTHER_DEVICE"])
+def test_variables_of_purevk_and_of_others_are_not_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for knob in knobs.ALL:
+        monkeypatch.setenv(knob.name, "1")
+    monkeypatch.setenv(name, "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        knobs.warn_of_unknown()
+
+
+def test_a_variable_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_VERIFY", "perhaps")
+    with pytest.raises(PurevkError, match="PUREVK_VERIFY='perhaps' cannot be read") as caught:
+        knobs.VERIFY()
+    assert "1 or 0" in caught.value.why and "docs/knobs.md" in caught.value.next
+
+
+OPEN = """
+import json, sys, warnings
+import purevk
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    purevk.load(sys.argv[1]).close()
+print(json.dumps([[str(each.message), each.category.__name__] for each in caught]))
+"""
+
+
+@pytest.mark.device
+def test_opening_a_device_names_it() -> None:
+    found = python(OPEN, DATA / "linear_relu.pte", PUREVK_DEVISE="llvmpipe")
+    ((text, kind),) = [each for each in found if "PUREVK_" in each[0]]
+    assert "is PUREVK_DEVICE meant?" in text and kind == "RuntimeWarning"
