@@ -30,7 +30,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 file.write(encoded)
         except OSError as error:
             raise InputError(
-                f"the page cannot be written: {error.strerror}", where=args.output
+                f"the page cannot be written: {error.strerror}",
+                where=args.output,
+                next="check the folder and its permissions",
             ) from error
         return {
             "device": target.data(),

@@ -14,7 +14,7 @@ from purevk import generators
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits
 from purevk.graph.unbacked import Replan
-from purevk.ir import Value
+from purevk.ir import Node, Value
 from purevk.program.variant import Specialization
 from purevk.report.contents import DeviceParts, MethodParts, contents
 from purevk.report.page import page, summary_html
@@ -107,6 +107,8 @@ def _parts(
         try:
             timings = time_dispatches(executable, arrays)
             calls = []
+            hosted: dict[Node, float] = {}
+            executable.host_seconds = hosted
             for _ in range(_CALLS):
                 start = time.perf_counter()
                 executable.run(tensors, dict(env))
@@ -116,12 +118,14 @@ def _parts(
                 untimed, why_untimed="a size that follows from data needs another lowering"
             )
         finally:
+            executable.host_seconds = None
             generators.restore(drawn)
             program.state.update(states)
     return replace(
         untimed,
         sizes={symbol.name: value for symbol, value in env.items()},
         timings=timings,
+        host_seconds=hosted,
         whole_call=statistics.median(calls),
     )
 

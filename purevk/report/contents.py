@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -13,7 +13,7 @@ from purevk.graph.drawing import GraphDrawing
 from purevk.graph.kernels import GLSL_FOLDER
 from purevk.graph.limits import DeviceLimits
 from purevk.graph.report import call_buffers, memory_data, resident_weights
-from purevk.ir import Graph, Guard, Value
+from purevk.ir import Graph, Guard, Node, Value
 from purevk.ir import dims as _dims
 from purevk.ir.dims import Symbol
 from purevk.lower.lowering import Dispatch, KernelSpec
@@ -45,6 +45,7 @@ class MethodParts:
         timings: of the dispatches of a call, in order; None: they were not timed.
         whole_call: seconds of a call with these inputs.
         why_untimed: why there are no timings, if somebody asked for them.
+        host_seconds: of the nodes of a call that run on the CPU.
     """
 
     name: str
@@ -55,6 +56,7 @@ class MethodParts:
     timings: Sequence[Timing] | None = None
     whole_call: float | None = None
     why_untimed: str = ""
+    host_seconds: Mapping[Node, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
     _name_ends(drawing, parts.graph, inputs, outputs)
     _add_dispatches(drawing, plan, values, kernels)
     if parts.timings is not None:
-        _add_times(drawing, parts.timings)
+        _add_times(drawing, parts.timings, plan, parts.host_seconds)
     return {
         "name": parts.name,
         "inputs": [_argument(each) for each in inputs],
@@ -195,6 +197,7 @@ def _add_dispatches(
             ]
             node["bytes"] = sum(each["bytes"] for each in node["dispatches"])
             node["flops"] = sum(each["flops"] for each in node["dispatches"])
+            node["seconds"] = None
             del node["kernels"]
             if node["graphs"]:
                 for part, sub_plan in zip(node["graphs"], next(inner)):
@@ -214,12 +217,18 @@ def _dispatch(
     }
 
 
-def _add_times(drawing: dict[str, Any], timings: Sequence[Timing]) -> None:
-    for segment in drawing["segments"]:
-        if segment["on"] == "load":
-            continue
-        for node in segment["nodes"]:
-            for each in node["dispatches"]:
+def _add_times(
+    drawing: dict[str, Any],
+    timings: Sequence[Timing],
+    plan: Plan,
+    host_seconds: Mapping[Node, float],
+) -> None:
+    """Gives dispatches, and nodes on the CPU, their times."""
+    segments = [each for each in drawing["segments"] if each["on"] != "load"]
+    for segment, step in zip(segments, plan.steps, strict=True):
+        for drawn, node in zip(segment["nodes"], step.nodes, strict=True):
+            drawn["seconds"] = host_seconds.get(node)
+            for each in drawn["dispatches"]:
                 each["seconds"] = timings[each["step"]].seconds
 
 

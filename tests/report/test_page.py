@@ -39,7 +39,7 @@ def many(count: int) -> dict[str, Any]:
         node |= {"id": f"n{n}", "path": ["layers", str(n // 12), "ab"[n % 12 // 6]]}
         node["dispatches"][0] |= {"step": n, "seconds": source.random() * 1e-3}
         if n % 10 == 9:
-            node |= {"dispatches": [], "why": "no kernel", "bytes": 0, "flops": 0}
+            node |= {"dispatches": [], "why": "no kernel", "bytes": 0, "flops": 0, "seconds": 2e-3}
         nodes.append(node)
         for back in {1, source.choice((1, 2, 5, 40))}:
             if n >= back:
@@ -273,12 +273,40 @@ def test_a_kernel_shows_its_glsl(show: Callable[..., Browser]) -> None:
     assert browser.problems == []
 
 
+def test_each_dispatch_of_a_node_is_a_part_of_the_bar(show: Callable[..., Browser]) -> None:
+    made = contents_of("linear_relu")
+    (node,) = [
+        node
+        for segment in made["methods"][0]["graph"]["segments"]
+        if segment["on"] == "gpu"
+        for node in segment["nodes"]
+    ]
+    one = node["dispatches"][0]
+    kernel = copy.deepcopy(made["kernels"][one["kernel"]]) | {"template": "elementwise/copy.comp"}
+    other = copy.deepcopy(one) | {"kernel": len(made["kernels"])}
+    made["kernels"].append(kernel)
+    one["bytes"], other["bytes"], node["bytes"] = 3000, 1000, 4000
+    node["dispatches"].append(other)
+    browser = show(made)
+    colours = "[...document.querySelectorAll('%s')].map(e => e.style.background)"
+    parts = browser.run(colours % "#time .strip i")
+    assert len(parts) == 2 and set(parts) == set(browser.run(colours % "#time .legend i"))
+    widths = browser.run(
+        "[...document.querySelectorAll('#time .strip i')].map(e => e.getBoundingClientRect().width)"
+    )
+    assert widths[0] == pytest.approx(3 * widths[1], rel=0.02)
+    assert browser.problems == []
+
+
 def test_where_nodes_run_and_why(show: Callable[..., Browser]) -> None:
     browser = show(many(30))
     text = browser.run("document.getElementById('where').innerText")
     assert "on the CPU" in text and "no kernel" in text
     assert browser.run("document.querySelector('.tile.warn b').innerText") == "3 nodes"
     assert browser.run("document.querySelectorAll('.node.on-cpu').length") == 3
+    times = browser.run("document.getElementById('time').innerText")
+    assert "on the CPU" in times and "2 ms" in times  # each of the three
+    assert "operators on the CPU 6 ms" in browser.run("document.querySelector('.tile').innerText")
     press(browser, "fold all")
     assert browser.run("document.querySelectorAll('.module.on-cpu').length") == 1
 

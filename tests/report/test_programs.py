@@ -16,6 +16,7 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
 from purevk.graph.unbacked import Replan
+from purevk.passes import placement
 from purevk.program import pages
 from tests.harness import DATA
 from tests.models.zoo import CASES
@@ -46,6 +47,29 @@ def test_a_page_of_a_program(context: Context) -> None:
     assert found["device"]["name"] == context.device.name
     assert all(kernel["spirv"] for kernel in found["kernels"])
     assert timed["memory"]["weights"] == plain["memory"]["weights"] > 0
+
+
+def test_nodes_on_the_cpu_have_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    refusal = placement.refusal
+
+    def refuse(node: Any, traits: Any) -> str | None:
+        return "by the test" if node.op.startswith("aten.topk") else refusal(node, traits)
+
+    monkeypatch.setattr(placement, "refusal", refuse)
+
+    class Best(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return (x * 2).topk(3).values + 1
+
+    x = torch.rand(4, 50)
+    with purevk.compile(Best(), (x,)) as program:
+        found = contents_of(program.report_html(x))
+        (plain,) = contents_of(program.report_html())["methods"]
+    segments = [each for each in found["methods"][0]["graph"]["segments"] if each["on"] != "load"]
+    times = {each["on"]: [node["seconds"] for node in each["nodes"]] for each in segments}
+    assert times["gpu"] == [None] and 0 < times["cpu"][0] < found["methods"][0]["whole_call"]
+    assert not any(node["seconds"] for each in plain["graph"]["segments"] for node in each["nodes"])
 
 
 def test_memory_is_that_of_the_program(context: Context) -> None:

@@ -51,9 +51,8 @@ class Page {
     const costs = new Map();
     for (const node of this.nodes.values()) {
       for (const each of node.dispatches) {
-        const name = family(this.kernels[each.kernel].template);
-        const cost = node.on === "load" ? 0 : this.unit === "time" ? each.seconds || 0 : each.bytes;
-        costs.set(name, (costs.get(name) || 0) + cost);
+        const name = this.familyOf(each);
+        costs.set(name, (costs.get(name) || 0) + (node.on === "load" ? 0 : this.costOf(each)));
       }
     }
     this.families = [...costs].sort((a, b) => b[1] - a[1]);
@@ -64,11 +63,15 @@ class Page {
     if (node.on === "cpu") return "var(--cpu)";
     if (node.on === "host") return "var(--host)";
     const last = [...node.dispatches].sort((a, b) => b.bytes - a.bytes)[0];
-    return last ? this.colours.get(family(this.kernels[last.kernel].template)) : "var(--muted)";
+    return last ? this.colours.get(this.familyOf(last)) : "var(--muted)";
   }
 
+  // Of one dispatch: the family of its template, and what it costs.
+  familyOf(each) { return family(this.kernels[each.kernel].template); }
+  costOf(each) { return this.unit === "time" ? each.seconds || 0 : each.bytes; }
+
   node(id) { return this.nodes.get(id); }
-  time(node) { return total(node.dispatches, (each) => each.seconds || 0); }
+  time(node) { return (node.seconds || 0) + total(node.dispatches, (each) => each.seconds || 0); }
   cost(node) { return node.on === "load" ? 0 : this.unit === "time" ? this.time(node) : node.bytes; }
   least(each) {
     const { bytes_per_second: memory, flops_per_second: work } = this.limits;
@@ -76,7 +79,7 @@ class Page {
   }
   limitOf(node) {
     const time = this.time(node);
-    if (!this.limits || !time) return null;
+    if (!this.limits || !time || !node.dispatches.length) return null;
     const bound = node.bytes / this.limits.bytes_per_second >= node.flops / this.limits.flops_per_second ? "memory" : "arithmetic";
     return { share: total(node.dispatches, (each) => this.least(each)) / time, bound };
   }
@@ -203,10 +206,12 @@ class Page {
     const once = total(all.filter((node) => node.on === "load"), (node) => node.dispatches.length);
     const cpu = all.filter((node) => node.on === "cpu").length;
     const least = this.limits ? total(this.ordered, (node) => total(node.dispatches, (each) => this.least(each))) : 0;
+    const hosted = total(this.ordered, (node) => node.seconds || 0);
+    const kernels = this.whole - hosted;
     const tile = (name, value, more, warn) => h("div", { class: `tile${warn ? " warn" : ""}` }, h("span", {}, name), h("b", {}, value), h("small", {}, more));
     return h("section", { class: "tiles", "aria-label": "summary" },
-      this.method.timed && tile("a call", seconds(this.method.whole_call || this.whole), `kernels ${seconds(this.whole)}, each alone`),
-      this.limits && tile("of the limit", percent(least / this.whole), `${rate(this.limits.bytes_per_second, "B/s")}, ${rate(this.limits.flops_per_second, "flop/s")}`),
+      this.method.timed && tile("a call", seconds(this.method.whole_call || this.whole), `kernels ${seconds(kernels)}, each alone${hosted ? `; operators on the CPU ${seconds(hosted)}` : ""}`),
+      this.limits && kernels > 0 && tile("of the limit", percent(least / kernels), `${rate(this.limits.bytes_per_second, "B/s")}, ${rate(this.limits.flops_per_second, "flop/s")}`),
       tile("work", operations(total(this.ordered, (node) => node.flops)), `${bytes(total(this.ordered, (node) => node.bytes))} moved`),
       tile("dispatches", dispatches, `${count(on("gpu").length, "segment")} on the GPU${once ? `, ${once} more at load` : ""}`),
       tile("on the CPU", count(cpu, "node"), cpu ? "copied there and back" : "all runs on the GPU", cpu),
@@ -231,24 +236,26 @@ class Page {
       { name: "nodes", number: true, wide: true, of: (row) => row.nodes.length },
       { name: timed ? "time" : "bytes", number: true, of: (row) => row.cost, show: (row) => (timed ? seconds(row.cost) : bytes(row.cost)) },
       { name: "share", number: true, of: (row) => row.cost, show: (row) => [bar(row.cost / this.whole, this.colourOf(row.nodes[0])), h("span", { class: "beside" }, percent(row.cost / this.whole))] },
-      ...(timed && this.limits ? [{ name: "of limit", number: true, of: (row) => row.least / row.cost, show: (row) => percent(row.least / row.cost) }] : []),
+      ...(timed && this.limits ? [{ name: "of limit", number: true, of: (row) => row.least / row.cost, show: (row) => (row.least ? percent(row.least / row.cost) : "") }] : []),
       { name: "work", number: true, wide: true, of: (row) => row.flops, show: (row) => (row.flops ? operations(row.flops) : "") },
     ], rows, { order: 2, most: 12, pick: (row) => this.select([...row.nodes].sort((a, b) => this.cost(b) - this.cost(a))[0].id, true) });
     const slowest = table([
       { name: timed ? "slowest nodes" : "nodes that move most", kind: "name", of: (node) => node.label, show: (node) => [node.label, h("small", { class: "path" }, node.path.join("."))] },
       { name: timed ? "time" : "bytes", number: true, of: (node) => this.cost(node), show: (node) => (timed ? seconds : bytes)(this.cost(node)) },
-      ...(timed && this.limits ? [{ name: "of limit", number: true, of: (node) => this.limitOf(node).share, show: (node) => percent(this.limitOf(node).share) }] : []),
+      ...(timed && this.limits ? [{ name: "of limit", number: true, of: (node) => (this.limitOf(node) || { share: 0 }).share, show: (node) => (this.limitOf(node) ? percent(this.limitOf(node).share) : "") }] : []),
     ], this.ordered.filter((node) => this.cost(node)).sort((a, b) => this.cost(b) - this.cost(a)).slice(0, 6), { pick: (node) => this.select(node.id, true) });
+    const hosted = timed ? total(this.ordered, (node) => node.seconds || 0) : 0;
     const roof = this.limits ? roofline(this, this.ordered, this.limits) : null;
     return h("section", { id: "time" },
       h("h2", {}, timed ? "Where the time goes" : "Where the bytes go"),
       h("p", { class: "quiet" }, timed
-        ? "The dispatches of a call in order, each timed alone. Click one to see it in the graph."
+        ? "The dispatches of a call in order, each timed alone, and the operators on the CPU. Click one to see it in the graph."
         : `The dispatches of a call in order, as wide as they move bytes. They were not timed${this.method.why_untimed && ": "}${this.method.why_untimed}. Click one to see it in the graph.`),
       strip(this, this.ordered),
-      legend(this.families.filter(([, cost]) => cost).map(([name, cost]) => [name, this.colours.get(name), percent(cost / this.whole)])),
+      legend([...this.families.filter(([, cost]) => cost).map(([name, cost]) => [name, this.colours.get(name), percent(cost / this.whole)]),
+        ...(hosted ? [["on the CPU", "var(--cpu)", percent(hosted / this.whole)]] : [])]),
       h("div", { class: "pair" }, h("div", {}, list, roof && h("br"), roof && slowest), !roof && slowest,
-        roof && h("figure", {}, roof, h("figcaption", {}, "Dispatches below the limits measured on this device. Those on the slope are memory-bound; the size of a dot is its time. A dot above the line had its data in caches."))));
+        roof && h("figure", {}, roof, h("figcaption", {}, "Dispatches below the limits measured on this device. Those on the slope are memory-bound; the size of a dot is its time. A dot above the line had its data in caches, used matrix cores, or the device was busy when its limits were measured (purevk report --remeasure)."))));
   }
 
   graphSection() {

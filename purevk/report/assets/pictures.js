@@ -1,11 +1,13 @@
 // Pictures of a call: dispatches in time, tensors in memory, kernels below the roofline.
 
-// Each dispatch a part of a bar, as wide as it takes time (or moves bytes).
+// Each dispatch a part of a bar, as wide as it takes time (or moves bytes), and each node without one.
 function strip(page, nodes) {
-  const parts = nodes.filter((node) => page.cost(node) > 0);
-  return h("div", { class: "strip", role: "img", "aria-label": "dispatches of a call in order" }, parts.map((node) =>
+  const parts = nodes.filter((node) => page.cost(node) > 0).flatMap((node) => (node.dispatches.length
+    ? node.dispatches.map((each) => ({ node, cost: page.costOf(each), colour: page.colours.get(page.familyOf(each)) }))
+    : [{ node, cost: page.cost(node), colour: page.colourOf(node) }]));
+  return h("div", { class: "strip", role: "img", "aria-label": "dispatches of a call in order" }, parts.filter(({ cost }) => cost).map(({ node, cost, colour }) =>
     hover(h("i", {
-      style: { flexGrow: page.cost(node) / page.whole, background: page.colourOf(node) },
+      style: { flexGrow: cost / page.whole, background: colour },
       onclick: () => page.select(node.id, true),
     }), () => page.lines(node))));
 }
