@@ -32,7 +32,12 @@ def replacing(path: Path, mode: int = 0o666, durable: bool = False) -> Iterator[
     """
     temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    file = open(os.open(temporary, flags, mode), "wb")
+    try:
+        descriptor = os.open(temporary, flags, mode)
+    except OSError as error:
+        error.filename = os.fspath(path)  # the user knows no temporary file
+        raise
+    file = open(descriptor, "wb")
     try:
         with file:
             yield file

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from api_page import api_parts  # noqa: E402
+from error_page import error_parts  # noqa: E402
 
 from purevk import knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
@@ -64,7 +65,8 @@ def knobs_page() -> str:
         "Environment variables",
         _prose(
             "purevk reads a variable when it uses it, so you may set it at any time. `1`, `true`,"
-            " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no."
+            " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no. A"
+            " `RuntimeWarning` names a `PUREVK_` variable that is not in this table."
         ),
         "```sh\nPUREVK_DEVICE=llvmpipe PUREVK_VERIFY=1 purevk run model.pte\n```",
         _table(
@@ -674,8 +676,22 @@ def api_page() -> str:
     return _page("Python API", *api_parts(_prose))
 
 
+def errors_page() -> str:
+    """All error texts, as Markdown."""
+    return _page(
+        "Error texts",
+        _prose(
+            "What each error class says, from the source. `…` stands for names and numbers; of two"
+            " texts with ` / ` between them, an error has one. The texts that you are most likely to"
+            " meet are in [Troubleshooting](../help/troubleshooting.md), with their cures."
+        ),
+        *error_parts(),
+    )
+
+
 PAGES = {
     "docs/reference/api.md": api_page,
+    "docs/reference/errors.md": errors_page,
     "docs/knobs.md": knobs_page,
     "docs/ops.md": ops_page,
     "docs/reference/op_samples.md": samples_page,

@@ -334,7 +334,7 @@ class Instance:
         fitting = _fitting(devices, chosen)
         if fitting:
             return min(fitting, key=lambda device: (_RANK[device.kind], device.index))
-        raise _no_device(devices, chosen, knobs.DEVICE.name if selector is None else "selector")
+        raise _no_device(devices, chosen, knobs.DEVICE.name if selector is None else "device")
 
     def check(self) -> None:
         """Raises ValidationError if the validation layer said something since the last call."""

@@ -137,8 +137,10 @@ def _drivers() -> list[Check]:
         try:
             json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"]
             sound.append(file.name.removesuffix(".json"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            broken.append(f"{file}: {error}")
+        except OSError as error:
+            broken.append(f"{file}: {error.strerror or error}")
+        except (ValueError, KeyError, TypeError):
+            broken.append(f"{file} is no file of a driver: JSON with ICD.library_path is expected")
     if not sound:
         return [
             Check(

@@ -69,7 +69,12 @@ def _write(path: str, outputs: list[Any]) -> None:
     try:
         np.savez(path, **named)
     except (OSError, zipfile.LargeZipFile) as error:
-        raise PurevkError("the outputs cannot be written", where=path, why=str(error)) from None
+        raise PurevkError(
+            "the outputs cannot be written",
+            where=path,
+            why=str(error),
+            next="check the folder and its permissions",
+        ) from None
 
 
 def show(data: dict[str, Any], out: Output) -> None:

@@ -83,7 +83,7 @@ def choose_context(device: Context | int | str | bytes | None, context: Context 
             why="an index, a part of a name, or a Context is accepted",
             next="save the program, and load it on several devices: purevk.load(file, device=[0, 1])"
             if several
-            else "",
+            else "purevk.devices() lists the devices; leave device out for the best one",
         )
     api.check_fork()
     with _lock:

@@ -285,7 +285,15 @@ class InputReader:
                 next=f"convert it: x.astype(numpy.{wanted}) or x.to(torch.{wanted})",
             )
         if array.ndim != expected.rank:
-            raise InputError(f"{expected.name} has rank {array.ndim}", where=self.where, why=why)
+            missing = expected.rank - array.ndim
+            raise InputError(
+                f"{expected.name} has rank {array.ndim}",
+                where=self.where,
+                why=why,
+                next="add the batch dim: x[None]"
+                if missing == 1
+                else "reshape it, or export the model for inputs of this rank",
+            )
         dim = next(dim for dim, size in expected.fixed if array.shape[dim] != size)
         return SizeConstraintError(
             f"{expected.name} has size {array.shape[dim]} along dim {dim}",
@@ -429,7 +437,9 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
                 f"out {position} cannot take the result",
                 where=where,
                 why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
-                f"{'a writable' if writable else 'a read-only'} {each.dtype} was given",
+                f"{'a writable' if writable else 'a read-only'} {str(each.dtype).removeprefix('torch.')}"
+                " was given",
+                next="pass memory of the dtype of the result, or leave out= out",
             )
         arrays.append(array)
     return [*arrays, *(None for _ in graph.updates)]

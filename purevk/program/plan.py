@@ -123,8 +123,8 @@ class PlannedProgram:
             groups.setdefault(cost.operator, []).append(cost)
         lines = [
             f"{self.name}({found['inputs']}) on {self.device}",
-            f"  {found['dispatches']} dispatches in {found['segments']} segments,"
-            f" {sum(found['cpu_nodes'].values())} nodes on the CPU",
+            f"  {_counted(found['dispatches'], 'dispatch', 'es')} in {_counted(found['segments'], 'segment')},"
+            f" {_counted(sum(found['cpu_nodes'].values()), 'node')} on the CPU",
             f"  weights {size_text(memory['weights'])}, state {size_text(memory['state'])},"
             f" intermediate tensors {size_text(memory['planned'])}",
             f"  a call moves {size_text(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
@@ -135,12 +135,16 @@ class PlannedProgram:
         ):
             nbytes, flops = sum(cost.nbytes for cost in costs), sum(cost.flops for cost in costs)
             lines.append(
-                f"    {name:32} {len(costs):5} nodes {size_text(nbytes):>10} {flops / 1e9:10.3g} Gflop"
+                f"    {name:32} {_counted(len(costs), 'node'):>11} {size_text(nbytes):>10} {flops / 1e9:10.3g} Gflop"
             )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<PlannedProgram {self.name} for {self.device}: {len(self.plan.dispatches)} dispatches>"
+
+
+def _counted(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 def plan(

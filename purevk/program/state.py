@@ -63,9 +63,8 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def _found(self, name: str) -> list[_Place]:
         places = self._places()
         if name not in places:
-            raise KeyError(
-                f"there is no state {name!r} in {self._owner.name}; there are {', '.join(map(repr, places))}"
-            )
+            known = f"there are {', '.join(map(repr, places))}" if places else "it has no states"
+            raise KeyError(f"there is no state {name!r} in {self._owner.name}; {known}")
         return places[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -84,6 +84,19 @@ def test_no_driver(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert check.found == "no driver is installed" and check.fix
 
 
+def test_a_damaged_file_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VK_ICD_FILENAMES", raising=False)
+    path = tmp_path / "icd.json"
+    for content in ("", "[]", '{"ICD": {}}'):
+        path.write_text(content, encoding="utf-8")
+        monkeypatch.setenv("VK_DRIVER_FILES", str(path))
+        (check,) = doctor._drivers()
+        assert check.status == "missing"
+        assert (
+            check.found == f"{path} is no file of a driver: JSON with ICD.library_path is expected"
+        )
+
+
 def test_no_device(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_device(*args: object, **kwargs: object) -> None:
         raise DeviceError("No Vulkan driver on this machine", why="the loader found none")

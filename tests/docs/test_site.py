@@ -123,6 +123,18 @@ def test_every_error_has_an_entry() -> None:
     assert headings == errors
 
 
+def test_the_page_of_errors_has_what_errors_say() -> None:
+    found = _script("error_page").messages()
+    raised = {name for name in purevk.__all__ if name.endswith("Error")}
+    assert set(found) >= raised - {"ValidationError"} and sum(map(len, found.values())) > 400
+    with pytest.raises(purevk.InputError) as caught:
+        purevk.compile("model.py")
+    error = caught.value
+    (row,) = [each for each in found["InputError"] if each.what == "method … is made of …"]
+    assert row.why == error.why and row.next == error.next
+    assert all(each.what.strip("… ") for rows in found.values() for each in rows)
+
+
 @functools.cache
 def _texts() -> str:
     """All texts of the package's source, the parts of f-strings between their fields."""

@@ -4,6 +4,7 @@ and what next."""
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], str, str, str]] = {
         "float32[2,5] is expected",
         "the exported size",
     ),
+    "no_batch": ((X[0],), "input 0 has rank 1", "float32[2,5] is expected", "x[None]"),
+    "rank_3": ((X[None],), "input 0 has rank 3", "float32[2,5] is expected", "reshape it"),
     "object": ((object(),), "input 0 is object", "a numpy array or a torch tensor is expected", ""),
     "nothing": ((None,), "input 0 is None", "float32[2,5] is expected", ""),
 }
@@ -216,6 +219,80 @@ def test_no_such_device() -> None:
         "Voodoo 3" in raised["what"] + raised["why"]
         and "llvmpipe" in raised["what"] + raised["why"] + raised["next"]
     )
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_what_torch_cannot_export_names_another_way() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Solve(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.lstsq(x, x).solution
+
+    with pytest.raises(Exception, match="lstsq") as caught:
+        purevk.compile(Solve(), (torch.rand(4, 4),))
+    (note,) = caught.value.__notes__
+    assert "export Solve for the method 'forward'" in note and 'backend="purevk"' in note
+    assert f"at {__file__}:{Solve.forward.__code__.co_firstlineno + 1}." in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_a_branch_on_elements_names_its_line_and_torch_cond() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(Exception, match="data-dependent") as caught:
+        purevk.compile(Branch(), (torch.rand(2),))
+    (note,) = caught.value.__notes__
+    assert f"at {__file__}:{Branch.forward.__code__.co_firstlineno + 1}." in note
+    assert "torch.cond" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_missing_example_inputs_are_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="input") as caught:
+        purevk.compile(torch.nn.Linear(2, 3))
+    (note,) = caught.value.__notes__
+    assert "example inputs" in note and "torch.compile" not in note
+
+
+def test_torch_does_not_warn_of_what_purevk_does(caplog: pytest.LogCaptureFixture) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Loop(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            start = torch.tensor(0), x
+            return torch.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2), start)[1]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        looped = purevk.compile(Loop(), (torch.ones(2),))(torch.ones(2))
+        purevk.plan(Loop(), (torch.ones(2),), device="typical")
+    assert looped.tolist() == [8, 8]
+    assert not [str(each.message) for each in caught if "treespec" in str(each.message)]
+    assert not [str(each.message) for each in caught if "side effects" in str(each.message)]
+
+    batch = torch.export.Dim("batch", max=8)
+    program = purevk.compile(torch.nn.ReLU(), (torch.ones(3, 2),), [{0: batch}])
+    with caplog.at_level("WARNING"):
+        assert [program(torch.ones(rows, 2)).shape[0] for rows in (1, 2, 0)] == [1, 2, 0]
+    assert "specialized" not in caplog.text
+
+
+def test_a_state_of_a_program_without_states() -> None:
+    with pytest.raises(KeyError, match=r"no state 'cache' in .*; it has no states"):
+        purevk.load(LINEAR).state["cache"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "model.pvk"
+    with pytest.raises(FileNotFoundError) as caught:
+        purevk.load(LINEAR).save(path)
+    assert caught.value.filename == str(path)
 
 
 def test_a_variable_that_cannot_be_read() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.torch import higher_order
 from purevk.frontends.torch.caches import exportable
+from purevk.frontends.torch.effects import without_noise
 from purevk.ops import registry
 
 PYTHON = {
@@ -63,7 +64,7 @@ def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any =
 
     if isinstance(model, torch.export.ExportedProgram):
         return decompose(model)
-    with torch.no_grad(), exportable(model):
+    with without_noise(), torch.no_grad(), exportable(model):
         program = torch.export.export(
             model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
         )

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,21 @@ def watched(module: Any) -> Iterator[Effects]:
             del own["forward"]
         for each in effects.attributes:
             each.restore()
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Within, torch does not warn of what no user can change."""
+    with warnings.catch_warnings():
+        # torch.export copies a class of its own that it has deprecated.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        # `watched` takes notes while dynamo traces the body of a loop or branch.
+        warnings.filterwarnings(
+            "ignore",
+            r"(?s)While compiling, we found certain side effects.*"
+            r"\['___get_torch_function_mode_stack_at\(\d+\)\._effects'\]$",
+        )
+        yield
 
 
 class _Asking(TorchFunctionMode):

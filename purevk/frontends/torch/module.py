@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
+import os
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from purevk.frontends.torch.effects import (
     refuse_effects,
     refuse_other,
     watched,
+    without_noise,
 )
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
 from purevk.frontends.torch.signatures import signature_of, with_layouts
@@ -62,6 +67,49 @@ class ProgramSource:
         return tensors_of(self.program)
 
 
+def _explain(error: Exception, name: str, module: Any) -> None:
+    """Adds to an error of `torch.export` what was exported, the line of the user's code, and another
+    way. Python 3.10 has no notes."""
+    if not hasattr(error, "add_note"):
+        return
+    line = _user_line(error)
+    parts = [
+        f"torch.export could not export {type(module).__name__} for the method {name!r}"
+        f"{f', at {line}' if line else ''}.",
+        'torch.compile(module, backend="purevk") runs what torch can trace of a module, and the rest '
+        "in Python."
+        if line
+        else "Check the example inputs: one is needed for each argument of forward.",
+    ]
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        parts.insert(
+            1,
+            "The elements of a tensor decide there what Python does. An exported program needs "
+            "torch.where or torch.cond for that.",
+        )
+    error.add_note(" ".join(parts))
+
+
+def _user_line(error: Exception) -> str:
+    """The innermost line in the traceback that belongs neither to torch, nor to purevk, nor to
+    Python's library. Empty if there is none."""
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_of_the_user()):
+            found = f"{frame.filename}:{frame.lineno}"
+    return found
+
+
+@functools.cache
+def _not_of_the_user() -> tuple[str, ...]:
+    import torch
+
+    packages = [str(Path(__file__).parents[2]), os.path.dirname(torch.__file__)]
+    library = os.path.dirname(os.__file__)
+    modules = [each.path for each in os.scandir(library) if each.name != "site-packages"]
+    return tuple(os.path.join(each, "") for each in packages) + tuple(modules)
+
+
 class ModuleSource:
     """Graphs of a module, from one export.
 
@@ -71,7 +119,7 @@ class ModuleSource:
         dynamic_shapes: as for `torch.export.export`.
         mutable: see `ProgramSource`.
 
-    Raises what `torch.export.export` raises.
+    Raises what `torch.export.export` raises, with a note that says what to do next.
     """
 
     def __init__(
@@ -90,9 +138,14 @@ class ModuleSource:
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._example, self._shapes = (positional, named), dynamic_shapes
-        with _tracing, torch.no_grad(), exportable(module):
-            exported, effects = _export(module, positional, named, dynamic_shapes)
-            self.program = decompose(exported)
+        try:
+            with _tracing, without_noise(), torch.no_grad(), exportable(module):
+                exported, effects = _export(module, positional, named, dynamic_shapes)
+                self.program = decompose(exported)
+        except Exception as error:
+            if not isinstance(error, PurevkError):
+                _explain(error, name, module)
+            raise
         self.signature = with_layouts(
             signature_of(exported, module), exported, self.program, effects
         )
@@ -454,7 +507,9 @@ def _automatic(value: Any, spec: Any, auto: Any) -> Any:
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     if isinstance(value, torch.Tensor):
-        return {dim: auto for dim, _ in _dims_of(spec) if dim < value.dim()} or None
+        # torch.export takes sizes 0 and 1 as fixed, and warns if they are declared.
+        dims = [dim for dim, _ in _dims_of(spec) if dim < value.dim() and value.shape[dim] > 1]
+        return dict.fromkeys(dims, auto) or None
     leaves, nesting = tree_flatten(value)
     if len(leaves) == 1 and nesting.is_leaf():
         return None
