@@ -103,12 +103,11 @@ def with_ray(file: Path, count: int, workers: int, on_gpu: bool) -> tuple[float,
             .map_batches(
                 MapBatches,
                 fn_constructor_args=(str(file),),
-                fn_constructor_kwargs={"batch_sizes": (BATCH,)},
+                fn_constructor_kwargs={"batch_sizes": (BATCH,), "keep_inputs": False},
                 batch_size=BATCH,
                 compute=ray.data.ActorPoolStrategy(size=workers),
                 **({"num_gpus": 1} if on_gpu else {"num_cpus": 1}),
             )
-            .drop_columns(["input"])
         )
         start, done, times = time.perf_counter(), 0, [(0, 0.0)]
         for batch in results.iter_batches(batch_size=None, prefetch_batches=0):

@@ -62,6 +62,7 @@ def main() -> None:
         .map_batches(
             MapBatches,
             fn_constructor_args=(str(file),),
+            fn_constructor_kwargs={"keep_inputs": False},
             batch_size=256,
             compute=ray.data.ActorPoolStrategy(size=options.workers),
         )

@@ -24,13 +24,15 @@ def assigned_device() -> int | None:
 
 class MapBatches:
     """`dataset.map_batches(MapBatches, fn_constructor_args=("model.pte",), batch_size=32)` adds the
-    outputs as columns. The keywords are those of `Worker`."""
+    outputs as columns. With `keep_inputs=False` the columns of the inputs go, which Ray would copy to
+    its object store otherwise. The other keywords are those of `Worker`."""
 
-    def __init__(self, file: str, **options: Any) -> None:
+    def __init__(self, file: str, *, keep_inputs: bool = True, **options: Any) -> None:
+        self.keep_inputs = keep_inputs
         self.worker = Worker(file, **{"device": assigned_device(), **options})
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return self.worker.columns(batch)
+        return self.worker.columns(batch, keep_inputs=self.keep_inputs)
 
 
 @serve.deployment

@@ -109,10 +109,15 @@ class Worker:
                 self._seconds += seconds
                 self._latencies[bisect.bisect_left(LATENCY_BOUNDS, seconds)] += 1
 
-    def columns(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs a batch given by the names of inputs. Returns it with the outputs, by name."""
+    def columns(
+        self, batch: Mapping[str, np.ndarray], *, keep_inputs: bool = True
+    ) -> dict[str, np.ndarray]:
+        """Runs a batch given by the names of inputs. Returns it with the outputs, by name; without
+        the inputs if `keep_inputs` is False."""
         outputs = self.forward(*self.arguments(batch))
-        return {**batch, **self._named(outputs, len(next(iter(batch.values()))))}
+        found = self._named(outputs, len(next(iter(batch.values()))))
+        inputs = () if keep_inputs else [spec.name for spec in self.program.inputs]
+        return {**{name: each for name, each in batch.items() if name not in inputs}, **found}
 
     def arguments(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The inputs of a call, in order, from a batch given by their names."""

@@ -101,12 +101,18 @@ def test_ray_data(cluster: Any, model: Any, file: Path) -> None:
     dataset = cluster.data.from_items(
         [{"input": each, "key": at} for at, each in enumerate(x)], override_num_blocks=2
     )
-    rows = dataset.map_batches(
-        MapBatches, fn_constructor_args=(str(file),), batch_size=8, concurrency=1
-    ).take_all()
-    rows.sort(key=lambda row: row["key"])
-    (name,) = rows[0].keys() - {"input", "key"}
-    np.testing.assert_allclose([row[name] for row in rows], _expected(model, x), 1e-5, 1e-6)
+    for options in ({}, {"keep_inputs": False}):
+        rows = dataset.map_batches(
+            MapBatches,
+            fn_constructor_args=(str(file),),
+            fn_constructor_kwargs=options,
+            batch_size=8,
+            concurrency=1,
+        ).take_all()
+        rows.sort(key=lambda row: row["key"])
+        assert ("input" in rows[0]) is (not options)
+        (name,) = rows[0].keys() - {"input", "key"}
+        np.testing.assert_allclose([row[name] for row in rows], _expected(model, x), 1e-5, 1e-6)
 
 
 def test_ray_serve(cluster: Any, model: Any, file: Path) -> None:

@@ -61,6 +61,10 @@ def test_a_batch_is_split_as_eager_torch_has_it(worker: Worker, model: Any) -> N
     np.testing.assert_allclose([each[output] for each in found], expected, 1e-5, 1e-6)
     columns = worker.columns({name: x, "key": np.arange(7)})
     assert columns.keys() == {name, "key", output}
+    assert worker.columns({name: x, "key": np.arange(7)}, keep_inputs=False).keys() == {
+        "key",
+        output,
+    }
     np.testing.assert_allclose(columns[output], expected, 1e-5, 1e-6)
 
 
