@@ -16,7 +16,15 @@ from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
-from purevk.report.timings import Timing, least_seconds, limits_for, table, time_dispatches
+from purevk.report.timings import (
+    CallTimings,
+    Timing,
+    host_table,
+    least_seconds,
+    limits_for,
+    table,
+    time_call,
+)
 
 _WARM_CALLS = 3
 _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and threads of a trace
@@ -37,7 +45,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             method.run_flat(inputs)
             call = Span("call", start, time.perf_counter())
             spans = list(watch.spans)
-        profile, timings = measure(method, inputs, context, args)
+        profile, timed = measure(method, inputs, context, args)
         data: dict[str, Any] = {
             "device": device_data(context.device),
             "method": name,
@@ -51,7 +59,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 raise InputError(
                     "there is no trace", where=args.trace, why=profile["error"]["what"]
                 )
-            made = trace(context.device.name, f"{program.name}: {name}", call, spans, timings)
+            title = f"{program.name}: {name}"
+            made = trace(context.device.name, title, call, spans, timed.dispatches, timed.order)
             try:
                 Path(args.trace).write_text(json.dumps(made), encoding="utf-8")
             except OSError as error:
@@ -62,7 +71,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 ) from error
             data["trace"] = args.trace
         if args.etdump is not None:
-            _write_etdump(args, name, timings, data)
+            _write_etdump(args, name, timed.dispatches, data)
         return data
 
 
@@ -90,16 +99,17 @@ def _write_etdump(
 
 def measure(
     method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace
-) -> tuple[dict[str, Any], list[Timing]]:
-    """Times every dispatch of a method: the rows of a profile, as `table` makes them, and the
-    timings. "error" says why there are none."""
+) -> tuple[dict[str, Any], CallTimings]:
+    """Times every dispatch of a method: the rows of a profile, as `table` and `host_table` make them,
+    and the timings. "error" says why there are none."""
     try:
         arrays = [as_elements(each) for each in inputs]
-        timings = time_dispatches(method.executable, arrays)
+        timed = time_call(method.executable, arrays)
     except DeviceError as error:
-        return {"error": error_data(error), "limits": None, "rows": [], "by": args.by}, []
+        none = {"error": error_data(error), "limits": None, "rows": [], "on_cpu": [], "by": args.by}
+        return none, CallTimings([], [], [])
+    timings = timed.dispatches
     limits = limits_for(context, timings, args.remeasure)
-    rows = table(timings, args.by, limits)
     profile = {
         "error": None,
         "by": args.by,
@@ -108,18 +118,25 @@ def measure(
             "bytes_per_second": limits.bytes_per_second,
             "flops_per_second": limits.flops_per_second,
         },
-        "rows": rows,
+        "rows": table(timings, args.by, limits),
+        "on_cpu": host_table(timed.on_cpu),
     }
-    return profile, timings
+    return profile, timed
 
 
 def trace(
-    device: str, title: str, call: Span, spans: Sequence[Span], timings: Sequence[Timing]
+    device: str,
+    title: str,
+    call: Span,
+    spans: Sequence[Span],
+    timings: Sequence[Timing],
+    order: Sequence[int],
 ) -> dict[str, Any]:
     """A call in the Trace Event Format, which Perfetto and chrome://tracing show.
 
     The host's spans are those of one call. The kernels are timed one by one, in calls of their own:
     those of a segment follow one another from its submission on, and the queue's span is their sum.
+    `order` has the numbers of the segments as they are submitted, those in loops several times.
     """
     events: list[dict[str, Any]] = []
 
@@ -154,9 +171,12 @@ def trace(
     for span in spans:
         add(_HOST, _CALLS, span.name, span.start - call.start, span.end - span.start)
     submitted = [span.end - call.start for span in spans if span.name == "submit"]
+    segments = {
+        number: list(group) for number, group in groupby(timings, lambda each: each.segment)
+    }
     free = 0.0
-    for number, (segment, group) in enumerate(groupby(timings, lambda each: each.segment)):
-        members = list(group)
+    for number, segment in enumerate(order):
+        members = segments[segment]
         start = max(submitted[number] if number < len(submitted) else 0.0, free)
         seconds = sum(each.seconds for each in members)
         add(_DEVICE, _QUEUE, f"segment {segment}", start, seconds, dispatches=len(members))
@@ -226,6 +246,10 @@ def show_profile(profile: dict[str, Any], out: Output) -> None:
         rows = [[row[0], *row[2:]] for row in rows]
     names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
     out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
+    if profile["on_cpu"]:
+        rows = [[row["label"], row["calls"], duration(row["seconds"])] for row in profile["on_cpu"]]
+        columns = [("operator", "c"), ("calls", "r"), ("time", "r")]
+        out.table(columns, rows, title="on the CPU, without copies to it and back")
     out.line(
         f"limits measured on this device: {limits['bytes_per_second'] / 1e9:.1f} GB/s,"
         f" {limits['flops_per_second'] / 1e9:.0f} GFLOP/s (float32, without matrix cores)."

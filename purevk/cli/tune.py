@@ -182,11 +182,8 @@ def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
                 warm_up(context, _WARM_UP)
                 settle = _SETTLE
             timings = time_dispatches(method.executable, arrays, args.runs, settle)
-            plan = method.executable.plan
-            seconds = [
-                (node, timing.seconds) for node, timing in zip(plan.nodes_of, timings, strict=True)
-            ]
-            types = [value.type.dtype for node in plan.nodes_of for value in node.results]
+            seconds = [(each.node, each.total) for each in timings if each.node is not None]
+            types = [value.type.dtype for node, _ in seconds for value in node.results]
             halves = DType.float16 in types or DType.bfloat16 in types
             return Round([np.array(as_array(each)) for each in outputs], seconds, halves)
     finally:

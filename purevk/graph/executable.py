@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,19 @@ class _HostForm(NamedTuple):
     nbytes: int
 
 
+@dataclass
+class Observation:
+    """What ran in a call, in order.
+
+    Attributes:
+        submissions: segments: the executable, its number there, and the values of the symbols.
+        on_cpu: nodes on the CPU, with their seconds.
+    """
+
+    submissions: list[tuple[Executable, int, dict[Symbol, int]]] = field(default_factory=list)
+    on_cpu: list[tuple[Node, float]] = field(default_factory=list)
+
+
 class Executable:
     """An execution plan with its memory on a device.
 
@@ -48,7 +62,7 @@ class Executable:
 
     Attributes:
         generators: the numbers of those that a call draws seeds from.
-        host_seconds: set to a dict, it gets the seconds of each node on the CPU in the last call.
+        observation: gets what calls run, if there is one; set it by `observe`.
     """
 
     def __init__(
@@ -63,7 +77,7 @@ class Executable:
         self.context, self.plan = context, plan
         self.weights, self.states = weights, states
         self.seconds: dict[str, float] = {}
-        self.host_seconds: dict[Node, float] | None = None
+        self.observation: Observation | None = None
         self.closed = False
         self._graph: ComputeGraph | None = None
         self._external: dict[ExternalDevice, ExternalCalls] = {}
@@ -201,6 +215,11 @@ class Executable:
             for inner in step.inner:
                 yield from inner.nested()
 
+    def observe(self, observation: Observation | None) -> None:
+        """Has an observation note what calls run, sub-graphs included. None: no longer."""
+        for each in self.nested():
+            each.observation = observation
+
     # -- calls ------------------------------------------------------------------------------------
     def run(
         self,
@@ -257,7 +276,10 @@ class Executable:
                     _copy_in(memory.upload_view(value), array)
                 first, last = plan.ranges[number]
                 if first != last:
-                    submission = compute.submit(self._segment_of[number], env)
+                    segment = self._segment_of[number]
+                    if self.observation is not None:
+                        self.observation.submissions.append((self, segment, dict(env)))
+                    submission = compute.submit(segment, env)
                     try:
                         if meanwhile is not None:
                             meanwhile()
@@ -424,8 +446,8 @@ class Executable:
             self.plan.graph.trusted,
             str(reason),
         )
-        if self.host_seconds is not None:
-            self.host_seconds[node] = time.perf_counter() - start
+        if self.observation is not None:
+            self.observation.on_cpu.append((node, time.perf_counter() - start))
         host.update(zip(node.results, made))
 
     def _bind_unbacked(

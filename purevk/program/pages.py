@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ import numpy as np
 
 from purevk import generators
 from purevk.graph.context import Context
+from purevk.graph.executable import Observation
 from purevk.graph.limits import DeviceLimits
 from purevk.graph.unbacked import Replan
 from purevk.ir import Node, Value
@@ -107,26 +107,30 @@ def _parts(
         try:
             timings = time_dispatches(executable, arrays)
             calls = []
-            hosted: dict[Node, float] = {}
-            executable.host_seconds = hosted
             for _ in range(_CALLS):
+                observation = Observation()
+                executable.observe(observation)
                 start = time.perf_counter()
                 executable.run(tensors, dict(env))
-                calls.append(time.perf_counter() - start)
+                calls.append((time.perf_counter() - start, observation.on_cpu))
         except Replan:
             return replace(
                 untimed, why_untimed="a size that follows from data needs another lowering"
             )
         finally:
-            executable.host_seconds = None
+            executable.observe(None)
             generators.restore(drawn)
             program.state.update(states)
+    whole, on_cpu = sorted(calls, key=lambda call: call[0])[_CALLS // 2]
+    hosted: dict[Node, float] = {}
+    for node, seconds in on_cpu:
+        hosted[node] = hosted.get(node, 0.0) + seconds
     return replace(
         untimed,
         sizes={symbol.name: value for symbol, value in env.items()},
         timings=timings,
         host_seconds=hosted,
-        whole_call=statistics.median(calls),
+        whole_call=whole,
     )
 
 

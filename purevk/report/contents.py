@@ -42,10 +42,10 @@ class MethodParts:
         guards: those that calls must keep; others are lowered again.
         sizes: values of the symbols that counts of bytes and operations hold for. The others are at
             their upper bounds.
-        timings: of the dispatches of a call, in order; None: they were not timed.
+        timings: of the dispatches of a call; None: they were not timed.
         whole_call: seconds of a call with these inputs.
         why_untimed: why there are no timings, if somebody asked for them.
-        host_seconds: of the nodes of a call that run on the CPU.
+        host_seconds: of the nodes of a call that run on the CPU, all runs together.
     """
 
     name: str
@@ -124,7 +124,8 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
     _name_ends(drawing, parts.graph, inputs, outputs)
     _add_dispatches(drawing, plan, values, kernels)
     if parts.timings is not None:
-        _add_times(drawing, parts.timings, plan, parts.host_seconds)
+        timings = {id(each.dispatch): each for each in parts.timings}
+        _add_times(drawing, timings, plan, parts.host_seconds)
     return {
         "name": parts.name,
         "inputs": [_argument(each) for each in inputs],
@@ -214,22 +215,31 @@ def _dispatch(
         "bytes": _dims.evaluate(dispatch.nbytes, values),
         "flops": _dims.evaluate(dispatch.flops, values),
         "seconds": None,
+        "runs": 1,
     }
 
 
 def _add_times(
     drawing: dict[str, Any],
-    timings: Sequence[Timing],
+    timings: Mapping[int, Timing],
     plan: Plan,
     host_seconds: Mapping[Node, float],
 ) -> None:
-    """Gives dispatches, and nodes on the CPU, their times."""
+    """Gives dispatches, and nodes on the CPU, their times.
+
+    Args:
+        timings: by the `id` of the dispatch.
+    """
     segments = [each for each in drawing["segments"] if each["on"] != "load"]
     for segment, step in zip(segments, plan.steps, strict=True):
         for drawn, node in zip(segment["nodes"], step.nodes, strict=True):
             drawn["seconds"] = host_seconds.get(node)
             for each in drawn["dispatches"]:
-                each["seconds"] = timings[each["step"]].seconds
+                timing = timings.get(id(plan.dispatches[each["step"]]))
+                each["seconds"] = None if timing is None else timing.seconds
+                each["runs"] = 0 if timing is None else timing.runs
+            for part, inner in zip(drawn["graphs"], plan.inner.get(node, ()), strict=True):
+                _add_times(part, timings, inner, host_seconds)
 
 
 def module_path(source: str) -> list[str]:
@@ -249,11 +259,11 @@ def memory_picture(plan: Plan, unified: bool, max_arena: int | None = None) -> d
     """Where the tensors of a call lie, and when.
 
     Returns:
-        What `memory_data` gives, and of the method without its sub-graphs: "steps" (dispatches of a
-        call), "arenas" (bytes of each), "blocks" (intermediate tensors: "name", "type", "bytes",
-        "arena", "offset", and the "first" and the "last" step that needs them), "buffers" (what the
-        host writes and reads: "name", "type", "bytes", "role") and "weights" ("name", "type",
-        "bytes"; the largest ones).
+        What `memory_data` gives; "weight_count" and "weight_tensors" ("name", "type", "bytes"; the
+        largest ones); and of the method without its sub-graphs: "steps" (dispatches of a call),
+        "arenas" (bytes of each), "blocks" (intermediate tensors: "name", "type", "bytes", "arena",
+        "offset", and the "first" and the "last" step that needs them) and "buffers" (what the host
+        writes and reads: "name", "type", "bytes", "role").
     """
     buffers = call_buffers(plan, unified, max_arena)
     offsets = buffers.temporaries.offsets
@@ -270,7 +280,8 @@ def memory_picture(plan: Plan, unified: bool, max_arena: int | None = None) -> d
                 "last": block.last,
             }
         )
-    weights = sorted(resident_weights(plan), key=lambda value: -value.type.nbytes)
+    resident = dict.fromkeys(value for each in plan.nested() for value in resident_weights(each))
+    weights = sorted(resident, key=lambda value: -value.type.nbytes)
     return {
         **memory_data(plan, unified, max_arena),
         "steps": len(plan.dispatches),

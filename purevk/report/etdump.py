@@ -117,7 +117,7 @@ def etdump(
     while at < len(timings):  # a node may have several dispatches, one after the other
         label, seconds = timings[at].label, 0.0
         while at < len(timings) and timings[at].label == label:
-            seconds += timings[at].seconds
+            seconds += timings[at].total
             at += 1
         places = places_of(label_source(label), calls)
         name = label_operator(label)

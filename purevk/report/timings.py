@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from purevk.graph.context import Context
-from purevk.graph.executable import Executable
+from purevk.graph.executable import Executable, Observation
 from purevk.graph.limits import DeviceLimits, device_limits
-from purevk.ir import Value
+from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.lower.lowering import Dispatch
 from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
@@ -21,8 +22,16 @@ _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 
 @dataclass(frozen=True)
 class Timing:
-    """One dispatch: its label, template, seconds, bytes moved, arithmetic operations, and the number
-    of its segment."""
+    """One dispatch of a method or of a sub-graph.
+
+    Attributes:
+        label, template: of the dispatch.
+        seconds, nbytes, flops: of one run: its time, bytes moved, arithmetic operations.
+        segment: its number in the call.
+        runs: how often it ran in the call; that of a loop's body several times.
+        node: whose dispatch it is.
+        dispatch: as it is in the plan.
+    """
 
     label: str
     template: str
@@ -30,12 +39,44 @@ class Timing:
     nbytes: int
     flops: int
     segment: int = 0
+    runs: int = 1
+    node: Node | None = None
+    dispatch: Dispatch | None = None
+
+    @property
+    def total(self) -> float:
+        """Seconds of all runs."""
+        return self.seconds * self.runs
+
+
+class CallTimings(NamedTuple):
+    """What a call takes.
+
+    Attributes:
+        dispatches: of all segments that ran, those of a segment in order.
+        order: the numbers of the segments, as they were submitted.
+        on_cpu: the nodes on the CPU in order, with their seconds.
+    """
+
+    dispatches: list[Timing]
+    order: list[int]
+    on_cpu: list[tuple[Node, float]]
 
 
 def time_dispatches(
     executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
 ) -> list[Timing]:
+    """The dispatches of `time_call`."""
+    return time_call(executable, inputs, runs, settle).dispatches
+
+
+def time_call(
+    executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
+) -> CallTimings:
     """Times every dispatch of a call. Each waits for the one before, so that none overlap.
+
+    Runs two calls, and then each segment that took part in the second. A segment that ran with
+    several sizes, in a loop, is timed with the last ones.
 
     Args:
         executable: what runs the method within the exported bounds.
@@ -52,31 +93,24 @@ def time_dispatches(
     tensors = {
         value: array for value, array in zip(graph.inputs, inputs) if isinstance(value, Value)
     }
-    executable.run({value: np.ascontiguousarray(array) for value, array in tensors.items()}, env)
+    observation = Observation()
+    arrays = {value: np.ascontiguousarray(array) for value, array in tensors.items()}
+    executable.run(arrays, dict(env))  # with all that only a first call does
+    executable.observe(observation)
+    try:
+        executable.run(arrays, dict(env))
+    finally:
+        executable.observe(None)
+    sizes = {(one, number): inside for one, number, inside in observation.submissions}
+    numbers = {key: at for at, key in enumerate(sizes)}
+    order = [numbers[one, number] for one, number, _ in observation.submissions]
     timings: list[Timing] = []
-    for number, cut in enumerate(executable.graph.cuts):
-        dispatches = executable.graph.dispatches[cut.first : cut.last]
-        if not dispatches:
-            continue
-        times = executable.graph.profile(number, env, runs)
-        more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
-        if more > runs:
-            executable.graph.profile(number, env, more)
-            # A GPU that was idle takes its time to raise its clocks: nothing counts until times
-            # have stopped falling.
-            steady, rounds, most = (
-                0,
-                0,
-                1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS,
-            )
-            while steady < 2 and rounds < most:
-                before, times = (
-                    sum(times),
-                    executable.graph.profile(number, env, max(more // 3, runs)),
-                )
-                more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
-                steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
-        for dispatch, nanoseconds in zip(dispatches, times):
+    for (one, number), at in numbers.items():
+        env = sizes[one, number]
+        cut = one.graph.cuts[number]
+        times = _segment_times(one, number, env, runs, settle)
+        for position, nanoseconds in zip(range(cut.first, cut.last), times, strict=True):
+            dispatch = one.plan.dispatches[position]
             timings.append(
                 Timing(
                     dispatch.label,
@@ -84,10 +118,33 @@ def time_dispatches(
                     nanoseconds / 1e9,
                     _dims.evaluate(dispatch.nbytes, env),
                     _dims.evaluate(dispatch.flops, env),
-                    number,
+                    at,
+                    order.count(at),
+                    one.plan.nodes_of[position],
+                    dispatch,
                 )
             )
-    return timings
+    return CallTimings(timings, order, observation.on_cpu)
+
+
+def _segment_times(
+    executable: Executable, number: int, env: Mapping[Symbol, int], runs: int, settle: float
+) -> list[float]:
+    """Nanoseconds of each dispatch of a segment; `runs` and `settle` as for `time_call`."""
+    times = executable.graph.profile(number, env, runs)
+    more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
+    if more > runs:
+        executable.graph.profile(number, env, more)
+        # A GPU that was idle takes its time to raise its clocks: nothing counts until times have
+        # stopped falling.
+        steady, rounds = 0, 0
+        most = 1 if executable.context.device.kind == "cpu" else _MOST_ROUNDS
+        while steady < 2 and rounds < most:
+            before = sum(times)
+            times = executable.graph.profile(number, env, max(more // 3, runs))
+            more = min(int(settle * 1e9 / max(sum(times), 1e3)), _MOST_RUNS)
+            steady, rounds = (steady + 1 if sum(times) > 0.98 * before else 0), rounds + 1
+    return times
 
 
 def limits_for(context: Context, timings: Sequence[Timing], again: bool = False) -> DeviceLimits:
@@ -126,7 +183,7 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
     groups: dict[Any, list[Timing]] = {}
     for at, timing in enumerate(timings):
         groups.setdefault(keys(at, timing), []).append(timing)
-    total = sum(timing.seconds for timing in timings)
+    total = sum(timing.total for timing in timings)
     rows = []
     for key, group in groups.items():
         label = key[1] if isinstance(key, tuple) else key
@@ -135,16 +192,15 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
 
 
 def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits) -> dict[str, Any]:
-    seconds = sum(timing.seconds for timing in group)
-    nbytes, flops = sum(timing.nbytes for timing in group), sum(timing.flops for timing in group)
+    seconds = sum(timing.total for timing in group)
+    nbytes = sum(timing.nbytes * timing.runs for timing in group)
+    flops = sum(timing.flops * timing.runs for timing in group)
     memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
     # Each dispatch is either memory-bound or compute-bound.
-    least = sum(
-        max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second) for t in group
-    )
+    least = sum(_least(timing, limits) for timing in group)
     return {
         "label": label,
-        "calls": len(group),
+        "calls": sum(timing.runs for timing in group),
         "seconds": seconds,
         "share": seconds / total if total else 0.0,
         "bytes_per_second": nbytes / seconds if seconds and nbytes else None,
@@ -157,9 +213,28 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
 def least_seconds(timings: Sequence[Timing], limits: DeviceLimits) -> Mapping[str, float]:
     """ "roofline": the least time that the limits allow, summed over the dispatches."""
     return {
-        "measured": sum(t.seconds for t in timings),
-        "roofline": sum(
-            max(t.nbytes / limits.bytes_per_second, t.flops / limits.flops_per_second)
-            for t in timings
-        ),
+        "measured": sum(timing.total for timing in timings),
+        "roofline": sum(_least(timing, limits) for timing in timings),
     }
+
+
+def _least(timing: Timing, limits: DeviceLimits) -> float:
+    """The least seconds that the limits allow for all runs."""
+    memory, arithmetic = limits.bytes_per_second, limits.flops_per_second
+    return timing.runs * max(timing.nbytes / memory, timing.flops / arithmetic)
+
+
+def host_table(on_cpu: Sequence[tuple[Node, float]]) -> list[dict[str, Any]]:
+    """Operators on the CPU: "label", "calls", "seconds", the longest first.
+
+    Args:
+        on_cpu: of `time_call`.
+    """
+    groups: dict[str, list[float]] = {}
+    for node, seconds in on_cpu:
+        groups.setdefault(str(node.args[0]), []).append(seconds)
+    rows = [
+        {"label": name, "calls": len(found), "seconds": sum(found)}
+        for name, found in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])

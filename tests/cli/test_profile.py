@@ -44,7 +44,7 @@ def test_kernels_follow_one_another_from_their_submission_on() -> None:
     ]
     timings = [Timing("a", "a.comp", 0.1, 8, 1, 0), Timing("b", "b.comp", 0.05, 8, 1, 0)]
     timings += [Timing("c", "c.comp", 0.125, 8, 1, 2)]
-    made = trace("GPU", "model: forward", call, spans, timings)
+    made = trace("GPU", "model: forward", call, spans, timings, [0, 2])
     kernels = events(made, pid=2, tid=2)
     assert [(each["name"], round(each["ts"]), round(each["dur"])) for each in kernels] == [
         ("a", 200_000, 100_000),
@@ -85,6 +85,69 @@ def test_a_trace_has_the_kernels_of_the_profile(
         if each["name"] == "thread_name"
     }
     assert threads == {(1, 1): "call", (2, 1): "queue", (2, 2): "kernels"}
+
+
+def loop_of_five(path: Path) -> None:
+    """Saves a model with a loop that runs five times, and a softmax behind it."""
+    torch = pytest.importorskip("torch")
+    from torch._higher_order_ops.while_loop import while_loop
+
+    import purevk
+
+    class Loop(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16)
+
+        def forward(self, x: Any) -> Any:
+            _, found = while_loop(
+                lambda n, y: n < 5,
+                lambda n, y: (n + 1, self.linear(y)),
+                (torch.tensor(0), x),
+            )
+            return found.softmax(-1)
+
+    with purevk.compile(Loop().eval(), (torch.rand(4, 16),)) as program:
+        program.save(path)
+
+
+@pytest.mark.device
+def test_kernels_in_a_loop_count_as_often_as_they_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, path = tmp_path / "loop.pvk", tmp_path / "trace.json"
+    loop_of_five(file)
+    assert main(["profile", str(file), "--trace", str(path), "--json"]) == 0
+    profile = json.loads(capsys.readouterr().out)["profile"]
+    calls = {row["label"]: row["calls"] for row in profile["rows"]}
+    assert calls["purevk.matmul"] == 5 and calls["purevk.softmax"] == 1
+    assert calls["purevk.pointwise"] == 6 + 5  # the condition, and the counter in the body
+    made = json.loads(path.read_text(encoding="utf-8"))
+    kernels = events(made, pid=2, tid=2)
+    names = [each["name"].partition(" ")[0] for each in kernels]
+    assert names.count("purevk.matmul") == 5 and names[-1] == "purevk.softmax"
+    assert sum(each["dur"] for each in kernels) / 1e6 == pytest.approx(profile["measured"])
+    assert disjoint(kernels)
+
+
+@pytest.mark.device
+def test_operators_on_the_cpu_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Roots(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.eigvals(x + x).abs() + 1
+
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Roots(), (torch.rand(4, 4),)), path)
+    assert main(["profile", str(path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["profile"]["on_cpu"]
+    assert row["label"].startswith("aten.linalg_eig")
+    assert row["calls"] == 1 and row["seconds"] > 0
+    assert main(["profile", str(path)]) == 0
+    assert "on the CPU" in capsys.readouterr().out
 
 
 @pytest.mark.device

@@ -76,7 +76,10 @@ def others_are_faster(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     def timed(executable: Any, *args: Any) -> list[timings.Timing]:
         made = [(each.kernel.template, each.kernel.macros) for each in executable.plan.dispatches]
         seconds = [1.0 if one == two else 0.1 for one, two in zip(made, default, strict=True)]
-        return [timings.Timing("", template, s, 0, 0) for (template, _), s in zip(made, seconds)]
+        return [
+            timings.Timing("", template, s, 0, 0, node=node)
+            for (template, _), s, node in zip(made, seconds, executable.plan.nodes_of)
+        ]
 
     monkeypatch.setattr(tune, "time_dispatches", timed)
 
@@ -120,7 +123,7 @@ def test_what_is_slower_again_is_forgotten(
         tune,
         "time_dispatches",
         lambda executable, *args: [
-            timings.Timing("", "", 1.0, 0, 0) for _ in executable.plan.dispatches
+            timings.Timing("", "", 1.0, 0, 0, node=node) for node in executable.plan.nodes_of
         ],
     )
     assert cli("tune", path, "--candidates", "2", "--json").json["kept"] == 0

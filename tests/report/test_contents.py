@@ -90,7 +90,10 @@ def test_sizes_of_a_call_count() -> None:
 
 def test_times_stand_at_their_dispatches() -> None:
     (part,) = lowered("dynamic_views")
-    timings = [Timing("", "", 0.5**n, 1, 1) for n in range(len(part.plan.dispatches))]
+    timings = [
+        Timing("", "", 0.5**n, 1, 1, dispatch=dispatch)
+        for n, dispatch in enumerate(part.plan.dispatches)
+    ]
     timed = MethodParts(part.name, part.graph, part.plan, part.guards, {}, timings, 3.0)
     method = contents("", [timed], NO_DEVICE, {})["methods"][0]
     found = [each for _, node in nodes_of(method["graph"]) for each in node["dispatches"]]

@@ -117,6 +117,31 @@ def test_generators_are_as_before() -> None:
     assert all(torch.equal(*pair) for pair in zip(*results))
 
 
+def test_sub_graphs_have_times(context: Context) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.cond(x.sum() > 0, lambda x: x.cumsum(0), lambda x: x.cumsum(1), (x,))
+
+    module, x = Branch(), torch.ones(4, 4)
+    with purevk.compile(module, (x,), context=context) as program:
+        (method,) = contents_of(program.report_html(x))["methods"]
+    nodes = [node for segment in method["graph"]["segments"] for node in segment["nodes"]]
+    (branch,) = (node for node in nodes if node["graphs"])
+    taken, other = (
+        [
+            (each["runs"], each["seconds"])
+            for segment in graph["segments"]
+            for node in segment["nodes"]
+            for each in node["dispatches"]
+        ]
+        for graph in branch["graphs"]
+    )
+    assert taken and all(runs == 1 and seconds > 0 for runs, seconds in taken)
+    assert other and all(runs == 0 and seconds is None for runs, seconds in other)
+
+
 def test_a_call_that_needs_another_lowering_is_not_timed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,13 +58,12 @@ function kernelTable(page) {
   const rows = page.kernels.map((kernel, number) => {
     const uses = page.uses.get(number) || [];
     const calls = uses.filter((use) => use.node.on !== "load");
-    const time = total(calls, (use) => use.each.seconds || 0);
-    const moved = total(calls, (use) => use.each.bytes);
-    const work = total(calls, (use) => use.each.flops);
+    const time = total(calls, (use) => use.each.runs * (use.each.seconds || 0));
+    const moved = total(calls, (use) => use.each.runs * use.each.bytes);
     const least = page.limits ? total(calls, (use) => page.least(use.each)) : 0;
     return {
-      kernel, number, uses, calls: calls.length, once: uses.length - calls.length, time: time || null, moved, work,
-      share: time && least ? least / time : null, cost: total(calls, (use) => page.unit === "time" ? use.each.seconds || 0 : use.each.bytes),
+      kernel, number, uses, calls: calls.length, once: uses.length - calls.length, time: time || null, moved,
+      share: time && least ? least / time : null, cost: total(calls, (use) => page.costOf(use.each)),
       runs: [...new Set(uses.map((use) => use.node.label))],
     };
   }).filter((row) => row.uses.length);

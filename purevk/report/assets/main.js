@@ -19,6 +19,7 @@ class Page {
     this.makers = new Map();
     this.uses = new Map();
     this.ordered = [];
+    this.called = []; // with the nodes of sub-graphs
     this.collect(this.method.graph, true);
     this.unit = this.method.timed ? "time" : "bytes";
     this.limits = this.method.timed ? data.device.limits : null;
@@ -36,6 +37,7 @@ class Page {
         this.nodes.set(node.id, node);
         this.drawings.set(node.id, drawing);
         if (segment.on !== "load" && outer) this.ordered.push(node);
+        if (segment.on !== "load") this.called.push(node);
         for (const each of node.dispatches) {
           if (outer && segment.on !== "load") this.makers.set(each.step, node);
           if (!this.uses.has(each.kernel)) this.uses.set(each.kernel, []);
@@ -68,14 +70,21 @@ class Page {
 
   // Of one dispatch: the family of its template, and what it costs.
   familyOf(each) { return family(this.kernels[each.kernel].template); }
-  costOf(each) { return this.unit === "time" ? each.seconds || 0 : each.bytes; }
+  costOf(each) { return each.runs * (this.unit === "time" ? each.seconds || 0 : each.bytes); }
 
   node(id) { return this.nodes.get(id); }
-  time(node) { return (node.seconds || 0) + total(node.dispatches, (each) => each.seconds || 0); }
-  cost(node) { return node.on === "load" ? 0 : this.unit === "time" ? this.time(node) : node.bytes; }
+  // With what runs in its sub-graphs, in all their runs.
+  within(node, of) {
+    const inner = node.graphs.flatMap((graph) => graph.segments).filter((each) => each.on !== "load").flatMap((each) => each.nodes);
+    return of(node) + total(inner, (each) => this.within(each, of));
+  }
+  time(node) { return this.within(node, (one) => (one.seconds || 0) + total(one.dispatches, (each) => each.runs * (each.seconds || 0))); }
+  moved(node) { return this.within(node, (one) => total(one.dispatches, (each) => each.runs * each.bytes)); }
+  work(node) { return this.within(node, (one) => total(one.dispatches, (each) => each.runs * each.flops)); }
+  cost(node) { return node.on === "load" ? 0 : this.unit === "time" ? this.time(node) : this.moved(node); }
   least(each) {
     const { bytes_per_second: memory, flops_per_second: work } = this.limits;
-    return Math.max(each.bytes / memory, each.flops / work);
+    return each.runs * Math.max(each.bytes / memory, each.flops / work);
   }
   limitOf(node) {
     const time = this.time(node);
@@ -92,7 +101,7 @@ class Page {
       node.label, node.path.join("."), node.results.map((each) => each.type).join(", "),
       node.on === "gpu" ? null : WHERE[node.on], node.why,
       time ? `${seconds(time)}, ${percent(time / this.whole)} of the call` : null,
-      node.bytes ? `${bytes(node.bytes)} moved, ${operations(node.flops)}` : null,
+      this.moved(node) ? `${bytes(this.moved(node))} moved, ${operations(this.work(node))}` : null,
       limit ? `${percent(limit.share)} of what ${limit.bound} allows` : null,
     ];
   }
@@ -163,12 +172,12 @@ class Page {
         ["results", node.results.map((each) => h("div", {}, each.name, " ", h("code", {}, each.type)))],
         ...around,
         ["weights", this.weightsOf(node, drawing).map((name) => h("div", {}, name, " ", h("code", {}, known.has(name) ? known.get(name).type : "")))],
-        ["moves", node.bytes ? bytes(node.bytes) : null],
-        ["computes", node.flops ? operations(node.flops) : null],
+        ["moves", this.moved(node) ? bytes(this.moved(node)) : null],
+        ["computes", this.work(node) ? operations(this.work(node)) : null],
         ["sub-graphs", node.graphs.map((inner) => h("button", { type: "button", class: "link", onclick: () => this.graph.enter(inner) }, `${inner.name} (${count(total(inner.segments, (each) => each.nodes.length), "node")})`))],
         ["dispatches", node.dispatches.map((each) => h("div", { class: "dispatch" },
           h("button", { type: "button", class: "link", onclick: () => this.openKernel(each.kernel) }, `${stem(this.kernels[each.kernel].template)} #${each.kernel}`),
-          h("small", {}, ` grid ${each.grid.join(" × ")}${each.seconds ? `, ${seconds(each.seconds)}` : ""}`)))],
+          h("small", {}, ` grid ${each.grid.join(" × ")}${each.seconds ? `, ${seconds(each.seconds)}` : ""}${each.runs > 1 ? `, ${each.runs} runs` : ""}`)))],
       ]),
     ];
   }
@@ -205,18 +214,19 @@ class Page {
     const dispatches = total(all.filter((node) => node.on !== "load"), (node) => node.dispatches.length);
     const once = total(all.filter((node) => node.on === "load"), (node) => node.dispatches.length);
     const cpu = all.filter((node) => node.on === "cpu").length;
-    const least = this.limits ? total(this.ordered, (node) => total(node.dispatches, (each) => this.least(each))) : 0;
-    const hosted = total(this.ordered, (node) => node.seconds || 0);
+    const runs = total(this.called, (node) => total(node.dispatches, (each) => each.runs));
+    const least = this.limits ? total(this.called, (node) => total(node.dispatches, (each) => this.least(each))) : 0;
+    const hosted = total(this.called, (node) => node.seconds || 0);
     const kernels = this.whole - hosted;
     const tile = (name, value, more, warn) => h("div", { class: `tile${warn ? " warn" : ""}` }, h("span", {}, name), h("b", {}, value), h("small", {}, more));
     return h("section", { class: "tiles", "aria-label": "summary" },
       this.method.timed && tile("a call", seconds(this.method.whole_call || this.whole), `kernels ${seconds(kernels)}, each alone${hosted ? `; operators on the CPU ${seconds(hosted)}` : ""}`),
       this.limits && kernels > 0 && tile("of the limit", percent(least / kernels), `${rate(this.limits.bytes_per_second, "B/s")}, ${rate(this.limits.flops_per_second, "flop/s")}`),
-      tile("work", operations(total(this.ordered, (node) => node.flops)), `${bytes(total(this.ordered, (node) => node.bytes))} moved`),
-      tile("dispatches", dispatches, `${count(on("gpu").length, "segment")} on the GPU${once ? `, ${once} more at load` : ""}`),
+      tile("work", operations(total(this.ordered, (node) => this.work(node))), `${bytes(total(this.ordered, (node) => this.moved(node)))} moved`),
+      tile("dispatches", dispatches, `${count(on("gpu").length, "segment")} on the GPU${once ? `, ${once} more at load` : ""}${this.method.timed && runs !== dispatches ? `; ${runs} ran in the call` : ""}`),
       tile("on the CPU", count(cpu, "node"), cpu ? "copied there and back" : "all runs on the GPU", cpu),
       tile("weights", bytes(memory.weights), count(memory.weight_count, "tensor")),
-      tile("temporary", bytes(memory.planned), memory.naive > memory.planned ? `${bytes(memory.naive)} if each had its own` : `${count(memory.blocks.length, "tensor")}`));
+      tile("temporary", bytes(memory.planned), memory.naive > memory.planned ? `${bytes(memory.naive)} if each had its own` : memory.blocks.length ? count(memory.blocks.length, "tensor") : ""));
   }
 
   costs() {
@@ -227,8 +237,8 @@ class Page {
       groups.get(node.label).nodes.push(node);
     }
     const rows = [...groups.values()].map((row) => ({
-      ...row, cost: total(row.nodes, (node) => this.cost(node)), flops: total(row.nodes, (node) => node.flops), bytes: total(row.nodes, (node) => node.bytes),
-      least: this.limits ? total(row.nodes, (node) => total(node.dispatches, (each) => this.least(each))) : null,
+      ...row, cost: total(row.nodes, (node) => this.cost(node)), flops: total(row.nodes, (node) => this.work(node)),
+      least: this.limits ? total(row.nodes, (node) => this.within(node, (one) => total(one.dispatches, (each) => this.least(each)))) : null,
     }));
     const timed = this.unit === "time";
     const list = table([
@@ -244,14 +254,14 @@ class Page {
       { name: timed ? "time" : "bytes", number: true, of: (node) => this.cost(node), show: (node) => (timed ? seconds : bytes)(this.cost(node)) },
       ...(timed && this.limits ? [{ name: "of limit", number: true, of: (node) => (this.limitOf(node) || { share: 0 }).share, show: (node) => (this.limitOf(node) ? percent(this.limitOf(node).share) : "") }] : []),
     ], this.ordered.filter((node) => this.cost(node)).sort((a, b) => this.cost(b) - this.cost(a)).slice(0, 6), { pick: (node) => this.select(node.id, true) });
-    const hosted = timed ? total(this.ordered, (node) => node.seconds || 0) : 0;
-    const roof = this.limits ? roofline(this, this.ordered, this.limits) : null;
+    const hosted = timed ? total(this.called, (node) => node.seconds || 0) : 0;
+    const roof = this.limits ? roofline(this, this.called, this.limits) : null;
     return h("section", { id: "time" },
       h("h2", {}, timed ? "Where the time goes" : "Where the bytes go"),
       h("p", { class: "quiet" }, timed
         ? "The dispatches of a call in order, each timed alone, and the operators on the CPU. Click one to see it in the graph."
         : `The dispatches of a call in order, as wide as they move bytes. They were not timed${this.method.why_untimed && ": "}${this.method.why_untimed}. Click one to see it in the graph.`),
-      strip(this, this.ordered),
+      strip(this, this.called),
       legend([...this.families.filter(([, cost]) => cost).map(([name, cost]) => [name, this.colours.get(name), percent(cost / this.whole)]),
         ...(hosted ? [["on the CPU", "var(--cpu)", percent(hosted / this.whole)]] : [])]),
       h("div", { class: "pair" }, h("div", {}, list, roof && h("br"), roof && slowest), !roof && slowest,
@@ -275,6 +285,7 @@ class Page {
       h("div", { class: "strip thick" }, kinds.map(([name, size], at) => hover(h("i", { style: { flexGrow: size / whole, background: `var(--m${at})` } }), () => [name, bytes(size)]))),
       legend(kinds.map(([name, size], at) => [name, `var(--m${at})`, bytes(size)])),
       memory.blocks.length > 0 && h("h3", {}, "Temporary tensors over a call"),
+      this.ordered.some((node) => node.graphs.length) && h("p", { class: "quiet" }, "The numbers above count sub-graphs. Temporary tensors and what the host writes and reads are listed below without those of sub-graphs."),
       memory.blocks.length > 0 && h("p", { class: "quiet" }, `Each box is a tensor: from the first to the last dispatch that needs it, at its offset. ${bytes(memory.planned)} serve ${count(memory.blocks.length, "tensor")} of ${bytes(memory.naive)}; no plan can do with less than ${bytes(memory.lower_bound)}.`),
       memory.blocks.length ? memoryPicture(this, memory, this.makers) : null,
       h("details", {}, h("summary", {}, `${count(tensors.length, "tensor")} by size`),

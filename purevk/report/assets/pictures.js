@@ -1,8 +1,9 @@
 // Pictures of a call: dispatches in time, tensors in memory, kernels below the roofline.
 
 // Each dispatch a part of a bar, as wide as it takes time (or moves bytes), and each node without one.
+// Those of a loop have a part for all runs together.
 function strip(page, nodes) {
-  const parts = nodes.filter((node) => page.cost(node) > 0).flatMap((node) => (node.dispatches.length
+  const parts = nodes.filter((node) => page.cost(node) > 0 && !node.graphs.length).flatMap((node) => (node.dispatches.length
     ? node.dispatches.map((each) => ({ node, cost: page.costOf(each), colour: page.colours.get(page.familyOf(each)) }))
     : [{ node, cost: page.cost(node), colour: page.colourOf(node) }]));
   return h("div", { class: "strip", role: "img", "aria-label": "dispatches of a call in order" }, parts.filter(({ cost }) => cost).map(({ node, cost, colour }) =>
