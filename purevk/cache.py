@@ -9,6 +9,7 @@ written leaves the cache in memory.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -49,6 +50,8 @@ __all__ = [
     "default_cache",
     "load_or_compile",
 ]
+
+_log = logging.getLogger("purevk")
 
 _MEMORY_BYTES = 64 << 20
 
@@ -420,25 +423,22 @@ WARM_UP = (
     ' compiling: unset PUREVK_ASSERT_CACHED, and load without compile="never"'
 )
 _SHOWN = 4  # templates of missing kernels in a message, and lines of a difference
-_MACRO = 60  # characters of a macro in a message
 
 
 def _describe_missing(keys: Sequence[CacheKey], cache: Cache) -> str:
-    """The first key that is not in the cache with its macros, the templates of the others, and how the
-    first differs from the nearest entry."""
-    first, *others = keys
-    macros = ", ".join(
-        f"{name}={text if len(text) <= _MACRO else text[:_MACRO] + '...'}"
-        for name, text in first.macros
-        if not name.startswith("PUSH_")  # only which parameters are push constants
-    )
-    lines = [f"{first.template} ({macros or 'no macros'})"]
-    counts = Counter(key.template for key in others)
-    lines += [f"{count} of {template}" for template, count in counts.most_common(_SHOWN)]
+    """The templates of keys that are not in the cache, and how the first key differs from the nearest
+    entry."""
+    for key in keys:
+        _log.debug("not in the cache: %s, %s", key.template, dict(key.macros))
+    counts = Counter(key.template for key in keys)
+    lines = [
+        template if count == 1 else f"{count} of {template}"
+        for template, count in counts.most_common(_SHOWN)
+    ]
     if len(counts) > _SHOWN:
         lines.append(f"and others of {len(counts) - _SHOWN} templates")
     nearest = " / ".join(cache.explain_miss(keys[0]).splitlines()[:_SHOWN])
-    return "; ".join(lines) + f"; {keys[0].template}: {nearest}"
+    return "; ".join(lines) + f". {keys[0].template}: {nearest}"
 
 
 # -- compiling what is missing --------------------------------------------------------------------

@@ -197,7 +197,9 @@ class Program:
     def _check(self, name: str) -> None:
         if name not in self._metadata:
             raise InputError(
-                f"there is no method {name!r}", why=f"methods: {', '.join(sorted(self._metadata))}"
+                f"there is no method {name!r}",
+                why=f"methods: {', '.join(sorted(self._metadata))}",
+                next="name one of these",
             )
 
     def write_etdump_result_to_file(self, etdump_path: str, debug_buffer_path: str) -> None:

@@ -116,7 +116,7 @@ def driver(vendors: list[str]) -> list[str]:
 def shaderc() -> list[str]:
     """How to install a GLSL compiler."""
     _, name, version = distribution()
-    advice = ["pip install --force-reinstall purevk    (the platform wheel carries the library)"]
+    advice = ["install the wheel of purevk for this platform, which carries the library"]
     if sys.platform.startswith("linux"):
         if name == "debian" and version < 13:
             sudo = "" if os.geteuid() == 0 else "sudo "

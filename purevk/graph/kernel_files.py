@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from purevk import knobs
-from purevk.errors import InputError
+from purevk.errors import InputError, ShaderCompilerError
 from purevk.shaders.cache_entry import CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
@@ -77,7 +77,15 @@ def overridden(
             changed = replace(
                 job, source=text, name=f"{stem_of(key)}.comp", macros={}, include=None
             )
-            (code,) = shaderc.compile_many([changed], threads=1)
+            try:
+                (code,) = shaderc.compile_many([changed], threads=1)
+            except ShaderCompilerError as error:
+                raise ShaderCompilerError(
+                    error.what,
+                    where=str(folder / changed.name),
+                    why=f"{error.why} (lines are counted as in the template and what it includes)",
+                    next=f"correct the file, or remove it from the folder of {knobs.OVERRIDE.name}",
+                ) from None
         if code is not None:
             _log.warning(
                 "%s: %s is taken from %s", knobs.OVERRIDE.name, key.template, folder / stem_of(key)

@@ -7,8 +7,8 @@ from typing import Any
 import kserve
 import numpy as np
 from kserve.utils.numpy_codec import from_np_dtype
+from prometheus_client import REGISTRY
 
-from purevk.errors import InputError
 from purevk.integrations.worker import Worker
 from purevk.program.specs import ArgumentSpec
 
@@ -27,12 +27,10 @@ class ProgramModel(kserve.Model):
         self.load()
 
     def load(self) -> bool:
-        from prometheus_client import REGISTRY
-
         self.worker = Worker(self.file, **self.options)
         REGISTRY.register(self.worker)
         self.ready = True
-        return self.ready
+        return True
 
     def get_input_types(self) -> list[dict[str, Any]]:
         return [_metadata(spec) for spec in self.worker.program.inputs]
@@ -43,9 +41,9 @@ class ProgramModel(kserve.Model):
     async def predict(self, payload: Any, *_: Any, **__: Any) -> Any:
         try:
             given = {each.name: each.as_numpy() for each in payload.inputs}
-            arguments = self.worker.arguments(given)
+            arguments = self.worker.arguments(given, only=True)
             outputs = await asyncio.to_thread(self.worker.forward, *arguments)
-        except InputError as error:
+        except ValueError as error:  # InputError, or data that is not as long as its shape says
             raise kserve.errors.InvalidInput(str(error)) from error
         answers = []
         for spec, array in zip(self.worker.program.outputs, outputs, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Deployment:
 
     @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.01)
     async def run(self, samples: list[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
-        return self.worker.batch(samples)
+        return await asyncio.to_thread(self.worker.batch, samples)
 
     async def __call__(self, request: Request) -> Any:
         try:

@@ -27,9 +27,10 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         program = self.worker.program
-        tensors = [pb_utils.get_input_tensor_by_name(request, s.name) for s in program.inputs]
+        found = {s.name: pb_utils.get_input_tensor_by_name(request, s.name) for s in program.inputs}
+        given = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
         try:
-            outputs = self.worker.forward(*[tensor.as_numpy() for tensor in tensors])
+            outputs = self.worker.forward(*self.worker.arguments(given))
         except PurevkError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
         named = zip(program.outputs, outputs, strict=True)

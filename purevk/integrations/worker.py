@@ -119,11 +119,23 @@ class Worker:
         inputs = () if keep_inputs else [spec.name for spec in self.program.inputs]
         return {**{name: each for name, each in batch.items() if name not in inputs}, **found}
 
-    def arguments(self, batch: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The inputs of a call, in order, from a batch given by their names."""
+    def arguments(self, batch: Mapping[str, np.ndarray], *, only: bool = False) -> list[np.ndarray]:
+        """The inputs of a call, in order, from a batch given by their names. With `only`, the batch
+        must have no others."""
+        names = {spec.name for spec in self.program.inputs}
+        if only and batch.keys() - names:
+            raise InputError(
+                f"there is no input {', '.join(sorted(batch.keys() - names))}",
+                why=f"the inputs are {', '.join(sorted(names))}",
+                next="leave the others out",
+            )
         missing = [spec.name for spec in self.program.inputs if spec.name not in batch]
         if missing:
-            raise InputError(f"the batch has {sorted(batch)}, and lacks the inputs {missing}")
+            raise InputError(
+                f"the batch lacks the inputs {', '.join(missing)}",
+                why=f"it has {', '.join(map(str, sorted(batch)))}",
+                next="give each input of the program by its name, see Program.inputs",
+            )
         return [batch[spec.name] for spec in self.program.inputs]
 
     def sample(self, values: Any) -> list[np.ndarray]:

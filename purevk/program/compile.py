@@ -140,6 +140,15 @@ def compile(
                 where="purevk.compile",
                 next='name a method\'s example inputs in its tuple: {"name": (module, inputs)}',
             )
+        if not model or any(hasattr(each, "untyped_storage") for each in model.values()):
+            raise InputError(
+                "the mapping has tensors, as a state dict does" if model else "there is no method",
+                where="purevk.compile",
+                why="a module, an ExportedProgram, or a mapping of these by method is expected",
+                next="load the state dict into its module: module.load_state_dict(...)"
+                if model
+                else 'purevk.compile({"name": (module, inputs), ...})',
+            )
         given = {
             name: (*each, None, None)[:3] if isinstance(each, tuple) else (each, None, None)
             for name, each in model.items()

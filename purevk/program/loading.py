@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from purevk.program.devices.replicas import Replicas
     from purevk.program.devices.stages import StagedProgram
 
+    DataFiles: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     Devices: TypeAlias = (
         list[Context | int | str] | list[int] | list[str] | tuple[Context | int | str, ...]
     )
@@ -32,7 +33,7 @@ _log = logging.getLogger("purevk")
 @overload
 def load(
     file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = ...,
+    data_files: DataFiles = ...,
     *,
     context: Context | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
@@ -46,7 +47,7 @@ def load(
 @overload
 def load(
     file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = ...,
+    data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: str = ...,
@@ -60,7 +61,7 @@ def load(
 @overload
 def load(
     file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = ...,
+    data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: str = ...,
@@ -74,7 +75,7 @@ def load(
 @overload
 def load(
     file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = ...,
+    data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: str = ...,
@@ -87,7 +88,7 @@ def load(
 
 def load(
     file: str | os.PathLike[str] | bytes,
-    data_files: Iterable[str | os.PathLike[str]] = (),
+    data_files: DataFiles = (),
     *,
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -102,7 +103,7 @@ def load(
 
     Args:
         file: path, or the file's bytes.
-        data_files: .ptd files with weights that are not in the program.
+        data_files: .ptd files with weights that are not in the program, or one such file.
         context: device to run on, as a context; None: that of `device`. Only then, and if `file` is
             a path, the program can be pickled.
         progress: called with (phase, done, total) during long work; None: a progress bar on a
@@ -138,7 +139,9 @@ def load(
     from purevk.frontends.files import FileSource, open_file
 
     check_fork()
-    data_files = tuple(data_files)
+    data_files = (
+        (data_files,) if isinstance(data_files, (str, bytes, os.PathLike)) else tuple(data_files)
+    )
     check_devices(device, context, split)
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
         options = {"progress": progress, "bounds": bounds, "check": check, "compile": compile}
@@ -218,7 +221,11 @@ def _load_on_several(
     from purevk.program.devices.stages import StagedProgram
 
     if split not in (None, "batch", "layers"):
-        raise InputError(f"split={split!r}", why='"batch" or "layers" is accepted')
+        raise InputError(
+            f"split={split!r} is not known",
+            why='"batch" or "layers" is accepted',
+            next="leave split out: the batch is split where it can be, else the layers",
+        )
     opened = open_file(file, data_files, options["check"])
     try:
         if split is None:

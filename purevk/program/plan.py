@@ -178,7 +178,12 @@ def plan(
         InputError: `device` is no device.
     """
     if isinstance(device, str) and device != "typical":
-        raise InputError(f"device={device!r}", why='a Context, None or "typical" is accepted')
+        raise InputError(
+            f"there is no device={device!r} to plan for",
+            where="purevk.plan",
+            why='a Context, None or "typical" is accepted',
+            next="leave device out for a typical desktop GPU",
+        )
     context = (
         default_context() if device is None else device if isinstance(device, Context) else None
     )
@@ -213,6 +218,7 @@ def _plan_file(path: str | os.PathLike[str], method: str, traits: Any) -> Plan:
                 f"there is no method {method!r}",
                 where=opened.name,
                 why=f"methods: {', '.join(opened.methods)}",
+                next="name one of these",
             )
         return make_plan(optimize(opened.graph(method), traits), traits)
 

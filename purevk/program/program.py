@@ -75,11 +75,17 @@ class Program:
     ) -> None:
         if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
-                f"bounds={bounds!r}", where=name, why='"exported", "grow" or "strict" is accepted'
+                f"bounds={bounds!r} is not known",
+                where=name,
+                why='"exported", "grow" or "strict" is accepted',
+                next='leave bounds out for "exported"',
             )
         if compile not in ("allowed", "never"):
             raise InputError(
-                f"compile={compile!r}", where=name, why='"allowed" or "never" is accepted'
+                f"compile={compile!r} is not known",
+                where=name,
+                why='"allowed" or "never" is accepted',
+                next='leave compile out for "allowed"',
             )
         self.may_compile = compile == "allowed"
         self.weight_watch = weight_watch
@@ -192,6 +198,7 @@ class Program:
                 f"there is no method {name!r}",
                 where=self.name,
                 why=f"methods: {', '.join(self.methods)}",
+                next="name one of these",
             ) from None
 
     def reset_state(self) -> None:

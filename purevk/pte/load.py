@@ -127,7 +127,10 @@ def _advice(head: bytes) -> str:
     if head[4:8] == b"BP08":
         return "this is a bundled program: give the .pte file that it was made from"
     if head[:2] == b"PK":
-        return "this is a zip archive (torch.export or TorchScript): load it with torch and compile that"
+        return (
+            "this is a zip archive, but no whole .pt2 file of torch.export: copy it again if it should be"
+            " one; a TorchScript file has to be exported with torch.export"
+        )
     if head[4:6] == b"ET":
         return "this .pte file is of another generation: export it with ExecuTorch 0.7 or later"
     return "export the model with ExecuTorch's VulkanPartitioner"

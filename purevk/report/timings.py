@@ -10,7 +10,7 @@ import numpy as np
 
 from purevk.graph.context import Context
 from purevk.graph.executable import Executable, Observation
-from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.graph.limits import DeviceLimits, device_limits, raise_limits
 from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
@@ -18,6 +18,7 @@ from purevk.lower.lowering import Dispatch
 from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
+_CACHES = 32 << 20  # bytes that caches of a CPU hold, about
 
 
 @dataclass(frozen=True)
@@ -155,11 +156,18 @@ def limits_for(context: Context, timings: Sequence[Timing], again: bool = False)
     """
     limits = device_limits(context, again)
     above = any((row["limit_share"] or 0.0) > 1.0 for row in table(timings, "operator", limits))
-    if above and not again and context.device.kind == "cpu":
-        # The limits may be those of a machine that had other work. On a GPU, caches and matrix cores
-        # explain it.
+    if not above or context.device.kind != "cpu":
+        return limits  # on a GPU, caches and matrix cores explain it
+    # The limits may be those of a machine that had other work. What a kernel reached is possible:
+    # operations in any case, bytes if they are more than caches have.
+    if not again:
         limits = device_limits(context, again=True)
-    return limits
+    large = [each for each in timings if each.nbytes >= _CACHES and each.seconds]
+    reached = DeviceLimits(
+        max((each.nbytes / each.seconds for each in large), default=0.0),
+        max((each.flops / each.seconds for each in timings if each.seconds), default=0.0),
+    )
+    return raise_limits(context, limits, reached)
 
 
 def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:

@@ -98,10 +98,15 @@ class CacheKey:
         return "\n".join(lines)
 
 
+_MOST = 60  # characters of a macro in a message
+
+
 def _shown(value: str | None) -> str:
     if value is None:
         return "absent"
-    return value[:12] if _DIGEST.match(value) else repr(value)
+    if _DIGEST.match(value):
+        return value[:12]
+    return repr(value if len(value) <= _MOST else value[:_MOST] + "...")
 
 
 class Bundle:

@@ -57,6 +57,7 @@ def assert_close(
         rtol, atol: None: those of the dtype of `expected`, see `TOLERANCES`.
         scale: multiplies both. 10 to 100 suits whole models.
     """
+    __tracebackhide__ = True
     for path, have, want in _pairs(actual, expected, ""):
         _compare(path, have, want, rtol, atol, scale)
 

@@ -4,8 +4,9 @@
   use it are skipped, with the reason, where there is no such device.
 - The marker `@pytest.mark.purevk("float16", ...)` skips a test, with the reason, where there is no
   device or it lacks one of these features.
-- `--purevk-device` names the device, by index or by a part of its name. `--purevk-required` makes
-  errors of the skips for want of a device, for machines that should have one.
+- `--purevk-device` names the device, by index or by a part of its name. Tests fail if it is not
+  there. Without a name they are skipped where there is no device at all; `--purevk-required` makes
+  them fail then too, for machines that should have one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _require(config: pytest.Config) -> Context:
     context, reason = _device(config)
     if context is not None:
         return context
-    if config.getoption("--purevk-required"):
+    if config.getoption("--purevk-required") or config.getoption("--purevk-device") is not None:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 
@@ -78,8 +79,16 @@ def _purevk_marker(request: pytest.FixtureRequest) -> None:
     marks = list(request.node.iter_markers("purevk"))
     if not marks:
         return
-    context = _require(request.config)
+    from purevk.api.features import BY_NAME
+
     wanted = {name for mark in marks for name in mark.args}
+    unknown = sorted(wanted - BY_NAME.keys())
+    if unknown:
+        pytest.fail(
+            f"no feature is named {', '.join(unknown)}; the names are {', '.join(BY_NAME)}",
+            pytrace=False,
+        )
+    context = _require(request.config)
     missing = sorted(wanted - context.traits.features)
     if missing:
         pytest.skip(f"{context.device.name} lacks {', '.join(missing)}")

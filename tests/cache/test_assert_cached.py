@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def test_what_is_missing_is_named(model: Path, context: Context) -> None:
     error = caught.value
     assert "rows.pvk, method forward, exported bounds" in error.where
     assert str(context.cache) in error.where
-    shown = re.search(r"[a-z]+/[a-z0-9_]+\.comp \((.*?)\)", error.why)
-    assert shown and "=" in shown[1] and "PUSH_" not in error.why and len(error.why) < 1000
+    assert "=" not in error.why and len(error.why) < 300  # no macros
     assert "reduce/softmax.comp" in error.why and "no entry of" in error.why
     assert "purevk warmup" in error.next
     assert isinstance(error, ShaderCompilerError)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from purevk import api, fallback
+from purevk.cache import Cache
 from purevk.cli import bench
 from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
@@ -165,6 +166,20 @@ def test_a_process_that_fails_says_why(foreign: Path) -> None:
     )
     with pytest.raises(PurevkError, match="CoreMLBackend"):
         bench._loads(args)
+
+
+@pytest.mark.device
+def test_what_kernels_reach_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = DeviceLimits(1e9, 1e9)
+    monkeypatch.setattr(timings, "device_limits", lambda context, again=False: slow)
+    small = timings.Timing("a", "a.comp", 1e-3, 4 << 20, 8_000_000)  # 4 GB/s, from caches
+    large = timings.Timing("b", "b.comp", 1e-1, 300 << 20, 0)
+    with Context(api.open_device(), Cache(tmp_path)) as context:
+        found = timings.limits_for(context, [small, large])
+        if context.device.kind == "cpu":
+            assert found == DeviceLimits((300 << 20) / 1e-1, 8e9) == device_limits(context)
+        else:
+            assert found == slow
 
 
 @pytest.mark.device

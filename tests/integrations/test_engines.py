@@ -202,9 +202,15 @@ def test_kserve(model: Any, file: Path, tmp_path: Path) -> None:
         (output,) = described["outputs"]
         assert (output["datatype"], output["shape"]) == ("FP32", [-1, 3])
         asyncio.run(_ask_kserve(kserve, address, f"127.0.0.1:{grpc_port}", model, x))
-        body = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [0.0]}]}
-        code, answer = _ask(f"{address}/v2/models/model/infer", body)
-        assert code == 400 and b"lacks the inputs" in answer, answer
+        right = {"name": "input", "shape": [1, 5], "datatype": "FP32", "data": [0.0] * 5}
+        for inputs, words in (
+            ([{**right, "name": "x"}], b"there is no input x"),
+            ([right, {**right, "name": "x"}], b"there is no input x"),
+            ([], b"lacks the inputs input"),
+            ([{**right, "data": [0.0] * 4}], b"reshape"),
+        ):
+            code, answer = _ask(f"{address}/v2/models/model/infer", {"inputs": inputs})
+            assert code == 400 and words in answer, answer
         metrics = _ask(f"{address}/metrics")[1].decode()
         assert "purevk_calls_total 3.0" in metrics and "purevk_compiles_total" in metrics
     finally:

@@ -152,8 +152,14 @@ def test_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path, mod
         }
     )
     x, wrong = _samples(3), np.zeros((3, 4), np.float32)
-    good, bad = triton.execute([{"input": _Tensor("input", each)} for each in (x, wrong)])
+    good, bad, none = triton.execute(
+        [
+            *({"input": _Tensor("input", each)} for each in (x, wrong)),
+            {"other": _Tensor("other", x)},
+        ]
+    )
     triton.finalize()
     assert good.error is None and bad.error and not bad.output_tensors
+    assert "lacks the inputs input" in none.error and not none.output_tensors
     np.testing.assert_allclose(good.output_tensors[0].as_numpy(), _expected(model, x), 1e-5, 1e-6)
     assert triton.worker.stats.failures == 1

@@ -260,6 +260,53 @@ def test_missing_example_inputs_are_asked_for() -> None:
     assert "example inputs" in note and "torch.compile" not in note
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize(
+    "case, words",
+    [
+        ("range", "dynamic_shapes"),
+        ("keys", "dynamic_shapes"),
+        ("sizes", "module(*inputs)"),
+        ("meta", "meta device"),
+    ],
+)
+def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
+    torch = pytest.importorskip("torch")
+    batch = torch.export.Dim("batch", min=5, max=9)
+    shapes = {"range": ({0: batch},), "keys": {"y": {0: batch}}}.get(case)
+    module = torch.nn.Linear(
+        3 if case == "sizes" else 2, 3, device="meta" if case == "meta" else None
+    )
+    with pytest.raises(Exception) as caught:
+        purevk.compile(module, (torch.rand(2, 2),), shapes)
+    (note,) = caught.value.__notes__
+    assert words in note
+
+
+def test_a_state_dict_is_no_module() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="state dict") as caught:
+        purevk.compile(torch.nn.Linear(2, 3).state_dict(), (torch.rand(2),))
+    assert "load_state_dict" in caught.value.next
+    with pytest.raises(InputError, match="no method"):
+        purevk.compile({})
+
+
+@pytest.mark.device
+def test_example_inputs_may_be_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    module, x = torch.nn.Linear(2, 3), np.random.default_rng(0).random((4, 2), np.float32)
+    with purevk.compile(module, (x,)) as program:
+        torch.testing.assert_close(
+            torch.as_tensor(program(x)), module(torch.from_numpy(x)).detach()
+        )
+
+
+def test_one_data_file_needs_no_list(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="weights.ptd"):
+        purevk.load(DATA / "linear_relu.pte", str(tmp_path / "weights.ptd"))
+
+
 def test_torch_does_not_warn_of_what_purevk_does(caplog: pytest.LogCaptureFixture) -> None:
     torch = pytest.importorskip("torch")
 

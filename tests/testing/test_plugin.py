@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from purevk import knobs
 from purevk.graph.context import Context
 from tests.harness import ROOT
 
@@ -16,7 +17,7 @@ import numpy as np, pytest, purevk
 def test_marked():
     pass
 
-@pytest.mark.purevk("no_such_feature")
+@pytest.mark.purevk("float16")
 def test_lacking():
     raise AssertionError
 
@@ -31,24 +32,41 @@ QUIET = ("-p", "no:cacheprovider", "-rs")
 
 
 @pytest.mark.purevk
-def test_skips_what_a_feature_is_missing_for(pytester: pytest.Pytester) -> None:
+def test_skips_what_a_feature_is_missing_for(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(knobs.DISABLE.name, "float16")
     pytester.makepyfile(FILE)
-    result = pytester.runpytest_inprocess("-p", "purevk.testing.plugin", *QUIET)
+    result = pytester.runpytest_subprocess(*QUIET)
     result.assert_outcomes(passed=3, skipped=1)
-    result.stdout.fnmatch_lines(["*lacks no_such_feature*"])
+    result.stdout.fnmatch_lines(["*lacks float16*"])
 
 
-def test_skips_or_fails_where_there_is_no_device(pytester: pytest.Pytester) -> None:
+@pytest.mark.purevk
+def test_a_misspelt_feature_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(FILE.replace("float16", "flaot16"))
+    result = pytester.runpytest_inprocess("-p", "purevk.testing.plugin", *QUIET)
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*no feature is named flaot16; the names are *float16*"])
+
+
+def test_skips_where_there_is_no_device(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(knobs.VISIBLE_DEVICES.name, "no such device")
+    pytester.makepyfile(FILE)
+    result = pytester.runpytest_subprocess(*QUIET)
+    result.assert_outcomes(passed=1, skipped=3)
+    result = pytester.runpytest_subprocess(*QUIET, "--purevk-required")
+    result.assert_outcomes(passed=1, errors=3)
+
+
+def test_fails_without_the_device_that_was_named(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FILE)
     options = ("-p", "purevk.testing.plugin", *QUIET, "--purevk-device", "no such device")
     result = pytester.runpytest_inprocess(*options)
-    result.assert_outcomes(passed=1, skipped=3)
+    result.assert_outcomes(passed=1, errors=3)
     result.stdout.fnmatch_lines(["*no Vulkan device: No Vulkan device fits*no such device*"])
-    result = pytester.runpytest_inprocess(*options, "--purevk-required")
-    outcomes = result.parseoutcomes()
-    assert (
-        outcomes.get("passed") == 1 and outcomes.get("failed", 0) + outcomes.get("errors", 0) == 3
-    )
 
 
 def test_markers_are_listed(pytester: pytest.Pytester) -> None:

@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,41 @@ def _explain(error: Exception, name: str, module: Any) -> None:
     parts = [
         f"torch.export could not export {type(module).__name__} for the method {name!r}"
         f"{f', at {line}' if line else ''}.",
-        'torch.compile(module, backend="purevk") runs what torch can trace of a module, and the rest '
-        "in Python."
-        if line
-        else "Check the example inputs: one is needed for each argument of forward.",
+        *_cures(error, module, line),
     ]
-    if type(error).__name__ == "GuardOnDataDependentSymNode":
-        parts.insert(
-            1,
-            "The elements of a tensor decide there what Python does. An exported program needs "
-            "torch.where or torch.cond for that.",
-        )
     error.add_note(" ".join(parts))
+
+
+_COMPILE = (
+    'torch.compile(module, backend="purevk") runs what torch can trace of a module, and the rest in '
+    "Python."
+)
+
+
+def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
+    """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
+    kind, text = type(error).__name__, str(error)
+    if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
+        yield "Weights of the module are on the meta device: load them, or use purevk.plan."
+    elif kind == "GuardOnDataDependentSymNode":
+        yield (
+            "The elements of a tensor decide there what Python does. An exported program needs "
+            "torch.where or torch.cond for that."
+        )
+        yield _COMPILE
+    elif kind == "ConstraintViolationError" or (
+        kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text)
+    ):
+        yield (
+            "Check dynamic_shapes: its keys are the arguments of forward, the sizes of the example "
+            "inputs lie within the bounds, and the module must not fix a size that is dynamic."
+        )
+    elif isinstance(error, TypeError) and not line:
+        yield "Check the example inputs: one is needed for each argument of forward."
+    elif not line or type(error).__module__ == "builtins":
+        yield "Check first that the module itself runs: module(*inputs)."
+    else:
+        yield _COMPILE
 
 
 def _user_line(error: Exception) -> str:
@@ -133,7 +156,9 @@ class ModuleSource:
         declared: _Declared | None = None,
     ) -> None:
         import torch
+        from torch.utils._pytree import tree_map
 
+        args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
         self.name, self.module, self.mutable = name, module, mutable
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
@@ -427,14 +452,19 @@ def _distinct(value: Any) -> Any:
 def _as_torch(leaf: Any) -> Any:
     import torch
 
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else _from_numpy(leaf)
+
+
+def _from_numpy(leaf: Any) -> Any:
+    """An array of numpy as a tensor, and its scalars as Python's."""
+    import torch
+
     if isinstance(leaf, np.ndarray):
         foreign = DType.__members__.get(leaf.dtype.name)
         if foreign is not None and not foreign.has_numpy:
             return torch.from_numpy(leaf.view(foreign.numpy).copy()).view(foreign.to_torch())
         return _with_strides(leaf)
-    if isinstance(leaf, np.generic):
-        return leaf.item()
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
 
 
 def _with_strides(array: np.ndarray) -> Any:
