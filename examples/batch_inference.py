@@ -17,12 +17,20 @@ import time
 from pathlib import Path
 
 import numpy as np
-import ray
 import torch
 from classify_digits import TRAIN, digits, network, train
 
 import purevk
-from purevk.integrations.ray import MapBatches
+
+try:
+    import ray
+
+    from purevk.integrations.ray import MapBatches
+except ImportError as error:
+    raise SystemExit(
+        f"{error}: pip install 'ray[data]', or run this with build/engines/bin/python, which"
+        " `make test-engines` makes"
+    ) from None
 
 
 def main() -> None:

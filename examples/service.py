@@ -11,6 +11,7 @@ makes an environment with them, build/engines.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import socket
@@ -51,6 +52,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args()
+    if importlib.util.find_spec("kserve") is None:
+        sys.exit(
+            "kserve is not installed in this environment: pip install kserve, or run this with"
+            " build/engines/bin/python, which `make test-engines` makes"
+        )
     torch.manual_seed(0)
 
     images, labels = digits()
