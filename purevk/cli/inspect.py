@@ -20,6 +20,7 @@ from purevk.graph.drawing import GraphDrawing
 from purevk.program.specs import input_specs, output_specs
 from purevk.pte import program as P
 from purevk.report import lowered
+from purevk.report.words import guard_in_words
 
 _MANY = 6  # delegates, above which they are not listed one by one
 
@@ -125,7 +126,7 @@ def _method(
         "inputs": lowered.describe(input_specs(made.graph)),
         "outputs": lowered.describe(output_specs(made.graph)),
         "sizes": lowered.size_symbols(made.graph),
-        "guards": [str(guard) for guard in made.guards],
+        "guards": list(dict.fromkeys(map(guard_in_words, made.guards))),
         "nodes": len(made.graph.nodes),
         "dispatches": sum(len(each.dispatches) for each in run.nested()),
         "dispatches_at_load": sum(len(each.once) for each in run.nested()),

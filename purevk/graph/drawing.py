@@ -226,6 +226,11 @@ def _short(name: str) -> str:
     return parts[1] if len(parts) > 1 else name
 
 
+def operators_label(node: Node) -> str:
+    """What a node computes, in a few words."""
+    return _label([_short(str(node.args[0]))] if node.op == HOST else list(_operators(node)))
+
+
 def _label(operators: list[str]) -> str:
     if len(operators) <= _MANY:
         return " + ".join(operators)

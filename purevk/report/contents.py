@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 from purevk import __version__
-from purevk.graph.drawing import GraphDrawing
+from purevk.graph.drawing import GraphDrawing, operators_label
 from purevk.graph.kernels import GLSL_FOLDER
 from purevk.graph.limits import DeviceLimits
 from purevk.graph.report import call_buffers, memory_data, resident_weights
@@ -136,8 +137,11 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
         },
         "sizes": {symbol.name: values[symbol] for symbol in parts.graph.symbols},
         "guards": [
-            {"text": str(guard), "words": guard_in_words(guard)}
-            for guard in dict.fromkeys((*parts.guards, *parts.graph.constraints))
+            {"text": text, "words": words}
+            for words, text in {
+                guard_in_words(guard): str(guard)
+                for guard in (*parts.guards, *parts.graph.constraints)
+            }.items()
         ],
         "checks": [
             {"text": message, "words": guard_in_words(guard)}
@@ -147,7 +151,9 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
         "why_untimed": parts.why_untimed,
         "whole_call": parts.whole_call,
         "graph": drawing,
-        "memory": memory_picture(plan, device.unified, device.max_arena),
+        "memory": memory_picture(
+            plan, device.unified, device.max_arena, _ends_of(parts.graph, inputs)
+        ),
     }
 
 
@@ -165,6 +171,13 @@ def _name_ends(
         end["name"] = name
     for end, each in zip(drawing["outputs"], outputs):
         end["name"] = each["name"]
+
+
+def _ends_of(graph: Graph, inputs: Sequence[Mapping[str, Any]]) -> dict[Value, str]:
+    """The inputs of a graph by the names that calls use."""
+    return {
+        value: each["name"] for each, value in zip(inputs, graph.inputs) if isinstance(value, Value)
+    }
 
 
 def _argument(data: dict[str, Any]) -> dict[str, Any]:
@@ -255,25 +268,35 @@ def module_path(source: str) -> list[str]:
 
 
 # -- memory --------------------------------------------------------------------------------------
-def memory_picture(plan: Plan, unified: bool, max_arena: int | None = None) -> dict[str, Any]:
+def memory_picture(
+    plan: Plan,
+    unified: bool,
+    max_arena: int | None = None,
+    names: Mapping[Value, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Where the tensors of a call lie, and when.
+
+    Args:
+        names: those of inputs.
 
     Returns:
         What `memory_data` gives; "weight_count" and "weight_tensors" ("name", "type", "bytes"; the
         largest ones); and of the method without its sub-graphs: "steps" (dispatches of a call),
         "arenas" (bytes of each), "blocks" (intermediate tensors: "name", "type", "bytes", "arena",
         "offset", and the "first" and the "last" step that needs them) and "buffers" (what the host
-        writes and reads: "name", "type", "bytes", "role").
+        writes and reads: "name", "type", "bytes", "role"). Each tensor has a "label" too: the
+        parameter that it comes from, or the module and the operators that make it.
     """
     buffers = call_buffers(plan, unified, max_arena)
     offsets = buffers.temporaries.offsets
+    labels = _Labels(plan, names)
     blocks = []
     for block in buffers.blocks:
         assert isinstance(block.key, Value)  # as `call_buffers` makes them
         arena, offset = offsets[block.key]
         blocks.append(
             {
-                **_tensor(block.key, block.nbytes),
+                **_tensor(block.key, block.nbytes, labels),
                 "arena": arena,
                 "offset": offset,
                 "first": block.first,
@@ -288,17 +311,55 @@ def memory_picture(plan: Plan, unified: bool, max_arena: int | None = None) -> d
         "arenas": list(buffers.temporaries.arenas),
         "blocks": blocks,
         "buffers": [
-            {**_tensor(value, plan.sizes[value]), "role": role}
+            {**_tensor(value, plan.sizes[value], labels), "role": role}
             for role, values in (("written", buffers.uploads), ("read", buffers.downloads))
             for value in values
         ],
         "weight_count": len(weights),
-        "weight_tensors": [_tensor(value, value.type.nbytes) for value in weights[:_NAMED_WEIGHTS]],
+        "weight_tensors": [
+            _tensor(value, value.type.nbytes, labels) for value in weights[:_NAMED_WEIGHTS]
+        ],
     }
 
 
-def _tensor(value: Value, nbytes: int) -> dict[str, Any]:
-    return {"name": value.name, "type": str(value.type), "bytes": nbytes}
+def _tensor(value: Value, nbytes: int, labels: _Labels) -> dict[str, Any]:
+    return {
+        "name": value.name,
+        "label": labels.of(value),
+        "type": str(value.type),
+        "bytes": nbytes,
+    }
+
+
+class _Labels:
+    """What tensors are, in the words of the model: values of the optimized graph have numbers."""
+
+    def __init__(self, plan: Plan, names: Mapping[Value, str]) -> None:
+        self._names = names
+        self._made: dict[Value, Node] = {}
+        # The constants that each value is made of, if it is of constants alone.
+        self._roots: dict[Value, frozenset[Value]] = {}
+        for each in plan.nested():
+            self._roots |= {value: frozenset([value]) for value in each.graph.constants}
+            for node in each.graph.nodes:
+                self._made.update(dict.fromkeys(node.results, node))
+                if node.inputs and all(value in self._roots for value in node.inputs):
+                    found = frozenset().union(*(self._roots[value] for value in node.inputs))
+                    self._roots.update(dict.fromkeys(node.results, found))
+
+    def of(self, value: Value) -> str:
+        if value in self._names:
+            return self._names[value]
+        roots = self._roots.get(value)
+        if roots:
+            largest = max(roots, key=lambda each: (each.type.nbytes, each.name))
+            return largest.name if len(roots) == 1 else f"{largest.name}, folded"
+        node = self._made.get(value)
+        if node is None:
+            return value.name
+        path = ".".join(module_path(node.source))
+        operators = operators_label(node)
+        return f"{path}: {operators}" if path else operators
 
 
 # -- kernels -------------------------------------------------------------------------------------

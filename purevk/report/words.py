@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
-from purevk.ir import Dim, Graph, Guard, Value
+from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
 
 _TRUE = {
     "==": "is",
@@ -25,14 +25,40 @@ def guard_in_words(guard: Guard) -> str:
     left, op, right = guard.left, guard.op, guard.right
     if not guard.answer:
         op = _OPPOSITE[op]
+    left, right = _without_common_factors(left, right)
     if isinstance(left, int) and isinstance(right, Dim):
         left, op, right = right, _SWAPPED[op], left
+    elif op in ("==", "!=") and isinstance(right, Dim):
+        left, right = sorted((left, right), key=lambda size: (len(str(size)), str(size)))
     remainder = _REMAINDER.fullmatch(str(left))
     if remainder and right == 0 and op in ("==", "!="):
         return f"{remainder[1]} {_TRUE[op]} a multiple of {remainder[2]}"
     if op == "==" and isinstance(right, Dim):
         return f"{_plain(left)} equals {_plain(right)}"
     return f"{_plain(left)} {_TRUE[op]} {_plain(right)}"
+
+
+def _without_common_factors(left: Size, right: Size) -> tuple[Size, Size]:
+    """Both sides of a comparison, divided by the symbols that are factors of both and are not 0."""
+    difference = left - right
+    if not isinstance(difference, Dim):
+        return left, right
+    products = [(list(atoms), factor) for atoms, factor in difference.terms]
+    reduced = False
+    for symbol in products[0][0][:]:
+        common = all(symbol in atoms for atoms, _ in products)
+        if isinstance(symbol, Symbol) and symbol.lower >= 1 and common:
+            for atoms, _ in products:
+                atoms.remove(symbol)
+            reduced = True
+    if not reduced:
+        return left, right
+    sides: list[Size] = [0, 0]
+    for atoms, factor in products:
+        count = abs(factor)
+        term: Size = Dim(((tuple(atoms), count),)) if atoms else count
+        sides[factor < 0] = sides[factor < 0] + term
+    return sides[0], sides[1]
 
 
 def _plain(size: object) -> str:

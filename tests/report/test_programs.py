@@ -117,6 +117,20 @@ def test_generators_are_as_before() -> None:
     assert all(torch.equal(*pair) for pair in zip(*results))
 
 
+def test_tensors_are_named_as_in_the_model(context: Context) -> None:
+    torch = pytest.importorskip("torch")
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()]
+    module = torch.nn.Sequential(torch.nn.Sequential(*layers), torch.nn.Conv2d(8, 4, 1)).eval()
+    with purevk.compile(module, (torch.rand(1, 3, 9, 9),), context=context) as program:
+        (method,) = contents_of(program.report_html())["methods"]
+    memory = method["memory"]
+    weights = {each["label"] for each in memory["weight_tensors"]}
+    assert {"1.weight", "1.bias", "0.0.weight, folded"} <= weights
+    assert all(re.match(r"[01]\.", label) for label in weights), weights
+    assert "0: conv2d + relu" in {each["label"] for each in memory["blocks"]}
+    assert "input" in {each["label"] for each in memory["buffers"]}
+
+
 def test_sub_graphs_have_times(context: Context) -> None:
     torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ from purevk.ir.dims import Symbol
 from purevk.report.contents import module_path
 from purevk.report.words import guard_in_words, size_text
 
-S, T = Dim.of(Symbol("s", 64)), Dim.of(Symbol("t", 64))
+S, T, N = Dim.of(Symbol("s", 64)), Dim.of(Symbol("t", 64)), Dim.of(Symbol("n", 64, 1))
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ S, T = Dim.of(Symbol("s", 64)), Dim.of(Symbol("t", 64))
         (4, "<", S, True, "s is more than 4"),
         (4, ">=", S, False, "s is more than 4"),
         (S * 8, "==", S * T, True, "8*s equals s*t"),
+        (N * 8, "==", N * T, True, "t is 8"),
+        (N * T, "==", N, False, "t is not 1"),
+        (N, "==", N * T, False, "t is not 1"),
+        (N * N * T, "<=", N * N * 4 + N, True, "n*t is at most 4*n + 1"),
+        (S * T, "==", S + 1, False, "s*t is not s + 1"),
+        (S + 1, "==", S * T, False, "s*t is not s + 1"),
         (S % 4, "==", 0, True, "s is a multiple of 4"),
         (S % 4, "!=", 0, True, "s is not a multiple of 4"),
         (S % 4, "==", 0, False, "s is not a multiple of 4"),

@@ -31,7 +31,7 @@ const bytes = (number) => scaled(number, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]
 const operations = (number) => scaled(number, 1000, ["flop", "kflop", "Mflop", "Gflop", "Tflop"]);
 const rate = (number, unit) => scaled(number / 1e9, 1000, [`G${unit}`, `T${unit}`]);
 const seconds = (number) => scaled(number * 1e9, 1000, ["ns", "µs", "ms", "s"]);
-const percent = (share) => `${digits(100 * share, share < 0.1 ? 2 : 3)} %`;
+const percent = (share) => share > 0 && share < 0.0005 ? "< 0.1 %" : `${digits(100 * share, share < 0.1 ? 2 : 3)} %`;
 const count = (number, word) => `${number} ${number === 1 ? word : word.endsWith("ch") ? `${word}es` : `${word}s`}`;
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const stem = (template) => template.split("/").pop().replace(/\.comp$/, "");

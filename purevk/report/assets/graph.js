@@ -134,6 +134,7 @@ class GraphView {
         only.above = group;
         group.groups.set(name, only);
       } else if (!inner.groups.size && inner.leaves.length < FEW) {
+        for (const each of inner.leaves) each.module = each.module ? `${inner.name}.${each.module}` : inner.name;
         group.leaves.push(...inner.leaves);
         group.groups.delete(name);
       }
@@ -150,7 +151,7 @@ class GraphView {
       const share = h("small", {}, cost ? percent(cost / this.page.whole) : "");
       if (!item.groups) {
         return h("button", { type: "button", class: "leaf", role: "treeitem", "data-outline": item.id, onclick: () => this.page.select(item.id) },
-          h("i", { class: "dot", style: { background: this.page.colourOf(item.node) } }), h("span", {}, item.title), share);
+          h("i", { class: "dot", style: { background: this.page.colourOf(item.node) } }), h("span", {}, item.module && h("b", {}, `${item.module} `), item.title), share);
       }
       const inside = h("div", { class: "inside", role: "group" });
       const main = 2 * item.all.length > this.leaves.size;
@@ -445,6 +446,8 @@ class GraphView {
       for (const [id, text] of this.page.texts()) {
         if (words.every((word) => text.includes(word))) this.hits.push(id);
       }
+      const atLoad = (id) => Number((this.page.node(id) || {}).on === "load");
+      this.hits.sort((one, other) => atLoad(one) - atLoad(other));
       rows.push(h("div", { class: "quiet" }, this.hits.length ? `${count(this.hits.length, "hit")}${this.hits.length > 40 ? ", the first 40" : ""}` : "nothing found"));
       for (const id of this.hits.slice(0, 40)) {
         const [title, below] = this.page.named(id);

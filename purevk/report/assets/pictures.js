@@ -60,9 +60,9 @@ function memoryPicture(page, memory, makers) {
         onkeydown: (event) => { if (event.key === "Enter" && node) page.select(node.id, true); } },
         s("rect", { x: x1 + 0.5, y: y1 + 0.5, width: Math.max(x2 - x1 - 1, 1), height: Math.max(y2 - y1 - 1, 1), rx: 2, fill: node ? page.colourOf(node) : "gray" }));
       const room = Math.floor((x2 - x1 - 10) / 7);
-      const label = shortened(block.name, Math.max(room, 1));
-      if (room >= Math.min(block.name.length, 8) && y2 - y1 > 15) box.append(s("text", { x: x1 + 6, y: Math.min((y1 + y2) / 2 + 4, y2 - 4) }, label));
-      picture.append(hover(box, () => [block.name, block.type, `${bytes(block.bytes)} at offset ${bytes(block.offset)}${memory.arenas.length > 1 ? ` of arena ${block.arena}` : ""}`,
+      const label = shortened(block.label, Math.max(room, 1));
+      if (room >= Math.min(block.label.length, 8) && y2 - y1 > 15) box.append(s("text", { x: x1 + 6, y: Math.min((y1 + y2) / 2 + 4, y2 - 4) }, label));
+      picture.append(hover(box, () => [block.label, block.type, `${bytes(block.bytes)} at offset ${bytes(block.offset)}${memory.arenas.length > 1 ? ` of arena ${block.arena}` : ""}`,
         `dispatches ${block.first} to ${block.last}`, node ? `made by ${node.label}` : null]));
     }
     holder.replaceChildren(picture);
