@@ -63,6 +63,7 @@ def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, .
             "aten.add.Tensor", rewriter.emit("aten.mul.Tensor", bias, scale), shift, 1
         )
     shift = rewriter.emit("aten._to_copy.default", shift, dtype)
+    rewriter.source = f"{convolution.source} + {norm.source}"
     made = rewriter.emit(
         convolution.op, convolution.tensor("x"), scaled, shift, *convolution.args[3:]
     )
