@@ -145,6 +145,13 @@ class Method:
             The outputs as a list: torch tensors if an input was one, else numpy arrays. They are
             the caller's.
         """
+        if not isinstance(inputs, (list, tuple)):
+            raise InputError(
+                f"the inputs are a {type(inputs).__name__}",
+                where=f"method {self._metadata.name()}",
+                why="a list with one value for each input is expected",
+                next="method.execute([x])",
+            )
         return list(self._method.run_flat(inputs))
 
     __call__ = execute

@@ -298,7 +298,12 @@ class Signature:
         inputs: list[Any] = []
         for parameter in self.parameters:
             if parameter.name not in given and parameter.name not in self.defaults:
-                raise StructureError(f"{parameter.name} is missing")
+                taken = {each.name for each in self.parameters} | self.defaults.keys()
+                unknown = ", ".join(name for name in given if name not in taken)
+                raise StructureError(
+                    f"{parameter.name} is missing"
+                    + (f", and {unknown} is no argument" if unknown else "")
+                )
             value = given.pop(parameter.name, self.defaults.get(parameter.name))
             inputs += self._flatten(parameter.name, value, parameter.tree, self.exact)
         for name, value in given.items():

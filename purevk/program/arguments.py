@@ -267,7 +267,12 @@ class InputReader:
             why = f"{expected} is expected, and torch computes otherwise with Python numbers"
         else:
             return None
-        return SignatureError(f"{expected.name} is {given!r}", where=self.where, why=why)
+        return SignatureError(
+            f"{expected.name} is {given!r}",
+            where=self.where,
+            why=why,
+            next="pass a torch tensor or a numpy array",
+        )
 
     def _refused_array(
         self, array: np.ndarray, dtype: DType | None, expected: _ExpectedTensor

@@ -125,3 +125,11 @@ def test_what_is_refused() -> None:
         program.load_method("backward")
     with pytest.raises(UnsupportedProgramError, match="ETDump"):
         program.write_etdump_result_to_file("a", "b")
+
+
+@pytest.mark.device
+def test_a_tensor_in_place_of_a_list_is_refused() -> None:
+    method = Runtime.get().load_program(DATA / "linear_relu.pte").load_method("forward")
+    with pytest.raises(InputError, match="the inputs are a") as caught:
+        method.execute(np.ones((2, 5), np.float32))
+    assert "execute([x])" in caught.value.next

@@ -165,6 +165,8 @@ def test_keywords_in_any_order(tmp_path: Path) -> None:
         agree(program, model, X, c=Y, b=Z)
         with pytest.raises(SignatureError, match="pass c, b by name"):
             program(X, Z, Y)
+        with pytest.raises(SignatureError, match="^c is missing, and e is no argument"):
+            program(X, b=Z, e=Y)
         assert [each.name for each in program.inputs] == ["x", "c", "b"]
         program.save(tmp_path / "m.pvk")
     with purevk.load(tmp_path / "m.pvk") as program:
