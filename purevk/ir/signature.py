@@ -298,8 +298,8 @@ class Signature:
         inputs: list[Any] = []
         for parameter in self.parameters:
             if parameter.name not in given and parameter.name not in self.defaults:
-                taken = {each.name for each in self.parameters} | self.defaults.keys()
-                unknown = ", ".join(name for name in given if name not in taken)
+                known = {each.name for each in self.parameters} | self.defaults.keys()
+                unknown = ", ".join(name for name in given if name not in known)
                 raise StructureError(
                     f"{parameter.name} is missing"
                     + (f", and {unknown} is no argument" if unknown else "")
