@@ -140,7 +140,10 @@ class PlannedProgram:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<PlannedProgram {self.name} for {self.device}: {len(self.plan.dispatches)} dispatches>"
+        count = sum(len(each.dispatches) for each in self.plan.nested())
+        return (
+            f"<PlannedProgram {self.name} for {self.device}: {_counted(count, 'dispatch', 'es')}>"
+        )
 
 
 def _counted(count: int, noun: str, ending: str = "s") -> str:

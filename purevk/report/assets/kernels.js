@@ -72,7 +72,7 @@ function kernelTable(page) {
   const columns = [
     { name: "kernel", kind: "name whole", of: (row) => row.kernel.template, show: (row) => [h("i", { class: "dot", style: { background: page.colours.get(family(row.kernel.template)) } }), h("b", {}, stem(row.kernel.template)), h("small", {}, ` #${row.number}`)] },
     { name: "computes", kind: "runs", wide: true, of: (row) => row.runs.join("; "), show: (row) => shortened(row.runs.join("; "), 90) },
-    { name: "dispatches", number: true, kind: "narrow", of: (row) => row.calls || null, show: (row) => [row.calls || "", row.once ? h("small", {}, ` ${row.calls ? "+ " : ""}${row.once} at load`) : null] },
+    { name: "dispatches", number: true, of: (row) => row.calls || null, show: (row) => [row.calls || "", row.once ? h("small", { class: row.calls ? "more" : "" }, ` ${row.calls ? "+ " : ""}${row.once} at load`) : null] },
     page.unit === "time"
       ? { name: "time", number: true, of: (row) => row.time, show: (row) => row.time && seconds(row.time) }
       : { name: "bytes", number: true, of: (row) => row.moved || null, show: (row) => row.moved ? bytes(row.moved) : "" },
