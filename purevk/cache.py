@@ -284,7 +284,8 @@ class Cache:
         """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many
         entries it has.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version.
+        Raises FileFormatError for a file that is no bundle, or of another format version, and
+        InputError for one that cannot be opened.
         """
         bundle = Bundle(path)
         with self._lock:
@@ -295,7 +296,8 @@ class Cache:
         """Copies the entries of a bundle into the cache. Gives back how many were sound: their
         checksums are right, and they are what their names say.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version.
+        Raises FileFormatError for a file that is no bundle, or of another format version, and
+        InputError for one that cannot be opened.
         """
         bundle, count = Bundle(path), 0
         for kind, digest in sorted(bundle.entries):
@@ -333,16 +335,21 @@ class Cache:
         """Removes entries from disk. Gives back how many went."""
         return sum(self._entries.remove_entry(entry.kind, entry.digest) for entry in entries)
 
-    def export_entries(self, path: str | os.PathLike[str]) -> int:
+    def export_entries(
+        self, path: str | os.PathLike[str], entries: Iterable[EntryInfo] | None = None
+    ) -> int:
         """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches stay: a driver
         runs them, and nobody can verify them. Gives back how many entries it has.
+
+        Args:
+            entries: those of `entries()`, if the caller has them.
 
         Raises:
             PurevkError: the file cannot be written.
         """
         packed = {
             (entry.kind, entry.digest): data
-            for entry in self.entries()
+            for entry in (self.entries() if entries is None else entries)
             if not entry.problem and entry.kind != "pipeline"
             if (data := self._entries.read_raw(entry.path)) is not None
         }

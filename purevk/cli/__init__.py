@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
         common.add_argument(
             "--traceback", action="store_true", help="show the Python traceback of an error"
         )
-        sub.set_defaults(chosen=command)
+        sub.set_defaults(chosen=command, parser=sub)
     return parser
 
 
@@ -60,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         args = make_parser().parse_args(arguments)
+        wrong = args.chosen.check(args)
+        if wrong:
+            args.parser.error(wrong)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         return stop.code if isinstance(stop.code, int) else 2
     command: Command = args.chosen

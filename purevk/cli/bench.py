@@ -21,7 +21,7 @@ from purevk.cli.operators import timing
 from purevk.cli.output import Output, count, duration
 from purevk.cli.profile import measure, show_profile
 from purevk.cli.stopwatch import Stopwatch
-from purevk.errors import InputError, PurevkError
+from purevk.errors import PurevkError
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -34,10 +34,6 @@ _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    if (args.ops is None) == (args.model is None):
-        raise InputError(
-            "bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`"
-        )
     if args.ops is not None:
         return timing.collect(args)
     import purevk

@@ -14,7 +14,7 @@ from purevk import progress as progress_bars
 from purevk.cache import default_cache
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, count, duration, size
-from purevk.errors import FileFormatError, GraphError, InputError
+from purevk.errors import FileFormatError, GraphError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.importer import InputSizes
 from purevk.graph import fragments
@@ -27,14 +27,6 @@ from purevk.report import lowered
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    if not args.models and not args.from_bundle:
-        raise InputError(
-            "nothing to warm up", next="name a model, or a bundle: --from-bundle FILE.zip"
-        )
-    if args.bundle and not args.models:
-        raise InputError(
-            "a bundle is made from models", next="name the models whose kernels it shall hold"
-        )
     cache = default_cache()
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
     start = time.perf_counter()

@@ -81,14 +81,20 @@ def test_without_a_cache_on_disk(
 @pytest.mark.parametrize(
     "arguments, what",
     [
-        ([], "nothing to warm up"),
-        (["--bundle", "b.zip"], "nothing to warm up"),
-        (["--from-bundle", "none.zip"], "the file is no purevk bundle"),
+        ([], "name a MODEL"),
+        (["--bundle", "b.zip"], "--bundle needs the MODELs"),
+        (["x.pte", "--max-specializations", "-1"], "'-1' is not an integer above 0"),
     ],
 )
-def test_what_is_refused(cli, arguments: list[str], what: str) -> None:
+def test_a_wrong_command_line(cli, arguments: list[str], what: str) -> None:
     ran = cli("warmup", *arguments)
-    assert ran.code == 1 and what in ran.err
+    assert ran.code == 2 and what in ran.err
+
+
+def test_a_bundle_that_is_not_there(cli, tmp_path: Path) -> None:
+    ran = cli("warmup", "--from-bundle", tmp_path / "none.zip")
+    assert ran.code == 1 and "No such file or directory" in ran.err
+    assert str(tmp_path / "none.zip") in ran.err
 
 
 def test_a_bundle_that_cannot_be_written(cli, data: Path, tmp_path: Path) -> None:
