@@ -105,6 +105,16 @@ class Cache:
     def __repr__(self) -> str:
         return f"<Cache {self.folder or 'in memory'}>"
 
+    @property
+    def persistent(self) -> bool:
+        """Whether the cache keeps entries on disk: it has a folder, and no writing has failed."""
+        return self._entries.writable
+
+    @property
+    def problem(self) -> str:
+        """Why writing to the folder has failed, or ""."""
+        return self._entries.problem
+
     # -- SPIR-V
 
     def get_spirv(self, key: CacheKey) -> bytes | None:
@@ -154,6 +164,10 @@ class Cache:
             self._dropped.add(digest)
             self._memory_bytes -= len(self._memory.pop(digest, b""))
         self._entries.drop_damaged("spirv", digest)
+
+    def on_disk(self, key: CacheKey) -> bool:
+        """Whether another process finds the SPIR-V of a key in the folder."""
+        return self._entries.read("spirv", key.digest(), count=False) is not None
 
     def explain_miss(self, key: CacheKey) -> str:
         """Why a key is not on disk: how it differs from the entry nearest to it of the same

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from purevk import knobs
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
@@ -107,13 +106,14 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "failed": failed,
             "kept": 0,
             "why": "",
-            "persistent": context.cache.folder is not None,
+            "persistent": False,
             "cache": str(context.cache.folder or ""),
         }
         data |= _judge(context, args, {k: v for k, v in chosen.items() if v is not None})
         if not data["why"]:
             keep_answers(context.kernels, chosen)
             data["kept"] = sum(answer is not None for answer in chosen.values())
+        data["persistent"] = context.cache.persistent
     return data
 
 
@@ -253,7 +253,7 @@ def show(data: dict[str, Any], out: Output) -> None:
     if data["why"]:
         out.line(f"nothing is kept: {data['why']}", "yellow")
     elif not data["persistent"]:
-        out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+        out.line("nothing was kept on disk", "yellow")
     else:
         out.line(f"{count(data['kept'], 'kernel')} kept in the cache {data['cache']}", "dim")
 
