@@ -143,7 +143,7 @@ def _show_entries(entries: list[dict[str, Any]], out: Output, title: str = "") -
         return
     now = time.time()
     out.table(
-        ["kind", ("name", "c"), ("size", "r"), ("last use", "r"), "from", "problem"],
+        ["kind", ("name", "p"), ("size", "r"), ("last use", "r"), "from", "problem"],
         [
             [
                 entry["kind"],

@@ -199,13 +199,12 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line()
         out.table(
             [
-                "model",
+                ("model", "p"),
                 ("methods", "r"),
-                ("specializations", "r"),
+                ("lowerings", "r"),
                 ("kernels", "r"),
                 ("compiled", "r"),
                 ("cached", "r"),
-                ("dispatched", "r"),
                 ("time", "r"),
             ],
             [
@@ -216,7 +215,6 @@ def show(data: dict[str, Any], out: Output) -> None:
                     m["modules"],
                     m["compiled"],
                     m["cached"],
-                    m["dispatched"],
                     duration(m["seconds"]),
                 ]
                 for m in data["models"]

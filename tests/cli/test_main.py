@@ -135,6 +135,24 @@ def test_tables_fit_the_terminal(
     assert max(len(line) for line in ran.out.splitlines()) <= width
 
 
+def test_tables_are_whole_in_a_pipe(
+    cli, data: Path, monkeypatch: pytest.MonkeyPatch, unregister_topk
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    size = lambda fallback=(80, 24): os.terminal_size(fallback)  # noqa: E731
+    monkeypatch.setattr("shutil.get_terminal_size", size)
+    name = "of_a_long_name" * 20
+    line = f"{name}.py:7, in {name}"
+    rows = lambda run: [{**_ROW, "results": [name], "source": name, "line": line}]  # noqa: E731
+    monkeypatch.setattr("purevk.report.lowered.node_rows", rows)
+    ran = cli("inspect", data / "topk.pte", "--node-table", "--no-device")
+    (row,) = [each for each in ran.out.splitlines() if line in each]
+    assert row.count(name) == 4 and "\u2026" not in ran.out
+
+
+_ROW = {"on": "gpu", "depth": 0, "operator": "aten.relu", "templates": [], "why": ""}
+
+
 def test_every_command_has_json_and_traceback() -> None:
     (subparsers,) = [action for action in make_parser()._actions if action.dest == "command"]
     assert list(subparsers.choices) == [command.name for command in COMMANDS]

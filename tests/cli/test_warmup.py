@@ -40,6 +40,9 @@ def test_the_second_time_all_is_there(
     ]
     text = cli("warmup", data / "topk.pte").out
     assert "topk.pte" in text and str(tmp_path) in text
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = cli("warmup", data / "dynamic_views.pte").out.splitlines()
+    assert any(row.startswith("  dynamic_views.pte  ") for row in rows)
     # What it made ready is all that loading needs.
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("run", data / "dynamic_views.pte")
