@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _perform(command: Command, args: argparse.Namespace) -> int:
-    from purevk.cli.output import Output, error_data, show_error
+    from purevk.cli.output import Output, error_data, show_error, warning_text
 
+    before = warnings.formatwarning
+    warnings.formatwarning = warning_text
     try:
         module = command.load()
         data = _collect(module, args)
@@ -90,6 +93,8 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
             sys.stdout.flush()
             show_error(error)
         return 1
+    finally:
+        warnings.formatwarning = before
     if args.json:
         _print_json({"command": command.name, "purevk": __version__, **data})
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cache import Cache, default_cache
-from purevk.cli.output import Output, count, size
+from purevk.cli.output import Output, check_output, count, size
 from purevk.errors import InputError
 from purevk.shaders.cache_check import EntryInfo
 
@@ -93,6 +93,7 @@ def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 def _export(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     (path,) = args.paths
+    check_output(path, "the archive")
     entries = cache.entries()
     return {
         "path": path,

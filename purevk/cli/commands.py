@@ -18,6 +18,15 @@ from purevk.cli.command import (
 )
 
 
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    add_device(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also show the numbers and cost models of the device's profile",
+    )
+
+
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the program: a .pte, .pvk or .pt2 file")
     add_data(parser)
@@ -307,7 +316,7 @@ COMMANDS = (
     Command(
         "info",
         "shows devices, their features, the shader compiler, the cache and versions",
-        add_device,
+        _add_info,
         epilog="examples:\n  purevk info\n  purevk info --device 0 --json",
     ),
     Command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from purevk.errors import PurevkError
+from purevk.errors import InputError, PurevkError
 
 _PIPE_WIDTH = 120  # columns of text where the output is no terminal and COLUMNS says nothing
 _UNLIMITED = 100_000  # columns of tables there: other programs read them
@@ -181,6 +182,33 @@ def show_error(error: PurevkError) -> None:
     for label, text in (("where", error.where), ("why", error.why), ("next", error.next)):
         if text:
             console.print(Text.assemble((f"  {label}: ", "dim"), text), soft_wrap=True)
+
+
+def warning_text(message: Warning | str, *args: Any, **options: Any) -> str:
+    """A warning as one line, in place of `warnings.formatwarning`, which adds a line of source. It
+    replaces the line of a progress bar."""
+    console = _console(sys.stderr)
+    bar = console.is_terminal and not console.is_dumb_terminal
+    return f"{chr(13) + chr(27) + '[2K' if bar else ''}warning: {message}\n"
+
+
+def check_output(path: str, subject: str) -> None:
+    """Raises InputError if a file cannot be written, before any work is done for it."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        why = "this is a folder"
+    elif not os.path.isdir(folder):
+        why = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK):
+        why = f"this user may not write the folder {folder}"
+    else:
+        return
+    raise InputError(
+        f"{subject} cannot be written",
+        where=path,
+        why=why,
+        next="check the folder and its permissions",
+    )
 
 
 def size(nbytes: float | None) -> str | None:

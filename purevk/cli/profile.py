@@ -13,7 +13,7 @@ from typing import Any
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, duration, error_data
+from purevk.cli.output import Output, check_output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
 from purevk.progress import Steps
@@ -34,6 +34,9 @@ _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and thread
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     import purevk
 
+    for path, subject in ((args.trace, "the trace"), (args.etdump, "the ETDump")):
+        if path is not None:
+            check_output(path, subject)
     with open_context(args) as context, Steps() as steps:
         steps("loading")
         program = purevk.load(args.model, args.data, context=context, progress=steps.phase)

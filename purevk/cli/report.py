@@ -9,7 +9,7 @@ from typing import Any
 
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import Target, device_line
-from purevk.cli.output import Output, size
+from purevk.cli.output import Output, check_output, size
 from purevk.errors import InputError
 from purevk.frontends.files import open_file
 from purevk.progress import Steps
@@ -20,6 +20,7 @@ from purevk.whole_file import replacing
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
+    check_output(args.output, "the page")
     with Target(args) as target, Steps() as steps:
         if target.context is None:
             parts, text = _without_device(args, target)

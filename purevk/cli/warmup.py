@@ -14,7 +14,7 @@ from purevk import knobs
 from purevk import progress as progress_bars
 from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, count, duration, size
+from purevk.cli.output import Output, check_output, count, duration, size
 from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.importer import InputSizes
@@ -36,6 +36,8 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
     cache = default_cache()
     if cache.folder is None and knobs.CACHE() and not args.bundle:
         raise _nothing_kept("this user has no home folder", "")
+    if args.bundle:
+        check_output(args.bundle, "the bundle")
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
     start = time.perf_counter()
     data: dict[str, Any] = {
