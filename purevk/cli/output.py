@@ -199,7 +199,7 @@ def check_output(path: str, subject: str) -> None:
         why = "this is a folder"
     elif not os.path.isdir(folder):
         why = f"there is no folder {folder}"
-    elif not os.access(folder, os.W_OK):
+    elif not os.access(folder, os.W_OK) and not os.access(path, os.W_OK):
         why = f"this user may not write the folder {folder}"
     else:
         return
