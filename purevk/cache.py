@@ -108,6 +108,16 @@ class Cache:
     def __repr__(self) -> str:
         return f"<Cache {self.folder or 'in memory'}>"
 
+    @property
+    def persistent(self) -> bool:
+        """Whether the cache keeps entries on disk: it has a folder, and no writing has failed."""
+        return self._entries.writable
+
+    @property
+    def problem(self) -> str:
+        """Why writing to the folder has failed, or ""."""
+        return self._entries.problem
+
     # -- SPIR-V
 
     def get_spirv(self, key: CacheKey) -> bytes | None:
@@ -157,6 +167,10 @@ class Cache:
             self._dropped.add(digest)
             self._memory_bytes -= len(self._memory.pop(digest, b""))
         self._entries.drop_damaged("spirv", digest)
+
+    def on_disk(self, key: CacheKey) -> bool:
+        """Whether another process finds the SPIR-V of a key in the folder."""
+        return self._entries.read("spirv", key.digest(), count=False) is not None
 
     def explain_miss(self, key: CacheKey) -> str:
         """Why a key is not on disk: how it differs from the entry nearest to it of the same
@@ -287,7 +301,8 @@ class Cache:
         """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many
         entries it has.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version.
+        Raises FileFormatError for a file that is no bundle, or of another format version, and
+        InputError for one that cannot be opened.
         """
         bundle = Bundle(path)
         with self._lock:
@@ -298,7 +313,8 @@ class Cache:
         """Copies the entries of a bundle into the cache. Gives back how many were sound: their
         checksums are right, and they are what their names say.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version.
+        Raises FileFormatError for a file that is no bundle, or of another format version, and
+        InputError for one that cannot be opened.
         """
         bundle, count = Bundle(path), 0
         for kind, digest in sorted(bundle.entries):
@@ -336,16 +352,21 @@ class Cache:
         """Removes entries from disk. Gives back how many went."""
         return sum(self._entries.remove_entry(entry.kind, entry.digest) for entry in entries)
 
-    def export_entries(self, path: str | os.PathLike[str]) -> int:
+    def export_entries(
+        self, path: str | os.PathLike[str], entries: Iterable[EntryInfo] | None = None
+    ) -> int:
         """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches stay: a driver
         runs them, and nobody can verify them. Gives back how many entries it has.
+
+        Args:
+            entries: those of `entries()`, if the caller has them.
 
         Raises:
             PurevkError: the file cannot be written.
         """
         packed = {
             (entry.kind, entry.digest): data
-            for entry in self.entries()
+            for entry in (self.entries() if entries is None else entries)
             if not entry.problem and entry.kind != "pipeline"
             if (data := self._entries.read_raw(entry.path)) is not None
         }

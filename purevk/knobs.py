@@ -5,9 +5,10 @@ A knob is read when it is used, not at import, so a test may set the variable at
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,16 @@ class Knob:
                 next=f"unset it, or see docs/knobs.md ({self.doc})",
             ) from None
 
+    @contextlib.contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Takes the variable out of the environment of this process for a while."""
+        text = os.environ.pop(self.name, None)
+        try:
+            yield
+        finally:
+            if text is not None:
+                os.environ[self.name] = text
+
 
 DEVICE = Knob(
     "PUREVK_DEVICE",
@@ -103,7 +114,7 @@ ASSERT_CACHED = Knob(
     _flag,
     False,
     "1 compiles no kernel: one that is not in the cache raises KernelNotCachedError. `purevk warmup`"
-    " fills the cache.",
+    " fills the cache, and ignores this variable.",
 )
 SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
 VULKAN_SDK = Knob(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class Bisection:
         graph: as the front end made it.
         inputs: of the call: arrays, integers or None.
         states: bytes of the states before the call.
-        progress: called with each comparison.
+        progress: called with what is compared next, as (phase, done, total).
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Bisection:
         graph: Graph,
         inputs: Sequence[object],
         states: States,
-        progress: Callable[[Trial], None] = lambda trial: None,
+        progress: Callable[[str, int, int], None] = lambda phase, done, total: None,
     ) -> None:
         self._context, self._graph, self._inputs = context, graph, inputs
         self._states, self._progress = states, progress
@@ -111,6 +112,7 @@ class Bisection:
         """Finds the culprit."""
         verdict = self.verdict
         walk = Walk(self._context, self._graph, dict(self._states), trail=self._trail)
+        walk.progress = partial(self._progress, "each node with eager torch")
         try:
             walk.run(self._inputs)
         except Found as found:
@@ -123,11 +125,12 @@ class Bisection:
         if verdict.random:
             return verdict
         self._env = self._trail.env
-        Walk(self._context, self._graph, dict(self._states), eager=True, trail=self._eager).run(
-            self._inputs
-        )
+        walk = Walk(self._context, self._graph, dict(self._states), eager=True, trail=self._eager)
+        walk.progress = partial(self._progress, "nodes in eager torch")
+        walk.run(self._inputs)
         count = len(self._graph.nodes)
         whole: _Agrees = lambda passes, features: self._range(0, count, passes, features)  # noqa: E731
+        self._progress("the optimized program", 0, 1)
         text = whole((), ())
         self._note("the optimized program", (), (), text)
         if text:
@@ -140,7 +143,6 @@ class Bisection:
         """Keeps a comparison; returns whether it agreed."""
         trial = Trial(what, ", ".join((*passes, *features)), difference)
         self.verdict.trials.append(trial)
-        self._progress(trial)
         return not difference
 
     # -- passes and features -----------------------------------------------------------------------
@@ -148,9 +150,11 @@ class Bisection:
         """Finds the passes, and the features, without which something agrees."""
 
         def without_passes(names: Sequence[str]) -> bool:
+            self._progress(f"{what} without {', '.join(names)}", 0, 1)
             return self._note(what, names, (), agrees(names, ()))
 
         def without_features(names: Sequence[str]) -> bool:
+            self._progress(f"{what} without {', '.join(names)}", 0, 1)
             return self._note(what, (), names, agrees((), names))
 
         passes = [name for name in OPTIONAL if name not in skipped_passes()]
@@ -256,6 +260,7 @@ class Bisection:
         verdict.kind = "pass" if verdict.passes else "feature" if verdict.features else "nodes"
 
         def differs(first: int, end: int) -> bool:
+            self._progress(f"nodes {first} to {end - 1}", 0, 1)
             text = self._range(first, end, (), ())
             return not self._note(f"nodes {first} to {end - 1}", (), (), text)
 

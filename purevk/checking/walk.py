@@ -91,6 +91,9 @@ class Walk:
         eager: pass on the results of eager torch, and compare nothing. Nodes without a reference
             run on the device.
         trail: where to keep what the walk meets; None: nothing is kept longer than it is read.
+
+    Attributes:
+        progress: called with how many nodes of the graph have run, and how many there are.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Walk:
         self._context, self._graph, self._eager, self._trail = context, graph, eager, trail
         self._reference = Reference(graph, context.traits)
         self.states, self.counts = states, Counts()
+        self.progress: Callable[[int, int], None] = lambda done, total: None
         self._pipelines: dict[Any, None] = {}
         self._kept: dict[Node, PartProgram] = {}
 
@@ -132,6 +136,8 @@ class Walk:
         trail = self._trail if graph is self._graph else None
         self._bind(scope, (*graph.constants, *graph.states))
         for number, node in enumerate(graph.nodes):
+            if graph is self._graph:
+                self.progress(number, len(graph.nodes))
             if trail is not None:
                 trail.states.append(dict(self.states))
             if registry.is_control(node):

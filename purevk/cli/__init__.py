@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         common.add_argument(
             "--traceback", action="store_true", help="show the Python traceback of an error"
         )
-        sub.set_defaults(chosen=command)
+        sub.set_defaults(chosen=command, parser=sub)
     return parser
 
 
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         args = make_parser().parse_args(arguments)
+        wrong = args.chosen.check(args)
+        if wrong:
+            args.parser.error(wrong)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         return stop.code if isinstance(stop.code, int) else 2
     command: Command = args.chosen
@@ -71,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _perform(command: Command, args: argparse.Namespace) -> int:
-    from purevk.cli.output import Output, error_data, show_error
+    from purevk.cli.output import Output, error_data, show_error, warning_text
 
+    before = warnings.formatwarning
+    warnings.formatwarning = warning_text
     try:
         module = command.load()
         data = _collect(module, args)
@@ -87,6 +93,8 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
             sys.stdout.flush()
             show_error(error)
         return 1
+    finally:
+        warnings.formatwarning = before
     if args.json:
         _print_json({"command": command.name, "purevk": __version__, **data})
     else:

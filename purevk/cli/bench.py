@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from purevk.cli.operators import timing
 from purevk.cli.output import Output, count, duration
 from purevk.cli.profile import measure, show_profile
 from purevk.cli.stopwatch import Stopwatch
-from purevk.errors import InputError, PurevkError
+from purevk.errors import PurevkError
+from purevk.progress import Progress, Steps
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -34,18 +36,20 @@ _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    if (args.ops is None) == (args.model is None):
-        raise InputError(
-            "bench takes a model or --ops", next="`purevk bench model.pte`, or `purevk bench --ops`"
-        )
     if args.ops is not None:
         return timing.collect(args)
+    with Steps() as steps:
+        return _bench_model(args, steps)
+
+
+def _bench_model(args: argparse.Namespace, steps: Steps) -> dict[str, Any]:
     import purevk
 
     began = time.perf_counter()
     with open_context(args) as context:
         opened = time.perf_counter()
-        program = purevk.load(args.model, args.data, context=context)
+        steps("loading")
+        program = purevk.load(args.model, args.data, context=context, progress=steps.phase)
         loaded = time.perf_counter()
         name = pick_method(program.methods, args.method, program.name)
         method = program.method(name)
@@ -70,18 +74,19 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         }
         if args.load_only:
             return data
+        steps("timing")
         data["calls"] = _time_calls(
-            lambda: method.run_flat(inputs), context.device, args.runs, args.seconds
+            lambda: method.run_flat(inputs), context.device, args.runs, args.seconds, steps.phase
         )
         if args.profile:
-            data["profile"] = measure(method, inputs, context, args)[0]
+            data["profile"] = measure(method, inputs, context, args, steps)[0]
     if not args.no_load:
-        data["cold"], data["warm"] = _loads(args)
+        data["cold"], data["warm"] = _loads(args, steps)
     return data
 
 
 def _time_calls(
-    call: Callable[[], Any], device: Any, runs: int | None, seconds: float
+    call: Callable[[], Any], device: Any, runs: int | None, seconds: float, progress: Progress
 ) -> dict[str, Any]:
     """Times calls one by one.
 
@@ -97,6 +102,11 @@ def _time_calls(
     with Stopwatch(device) as watch:
         end = time.perf_counter() + seconds
         while len(totals) < (runs or 2) or (runs is None and time.perf_counter() < end):
+            if runs is not None:
+                progress("calls", len(totals), runs)
+            else:
+                elapsed = seconds - end + time.perf_counter()
+                progress("seconds of calls", int(elapsed), max(math.ceil(seconds), 1))
             watch.reset()
             start = time.perf_counter()
             call()
@@ -122,11 +132,14 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # -- loading in processes of their own -----------------------------------------------------------
-def _loads(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+def _loads(args: argparse.Namespace, steps: Steps) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads the model in two new processes, with an empty cache and with the cache that the first
     one left."""
     with tempfile.TemporaryDirectory(prefix="purevk-bench-", ignore_cleanup_errors=True) as folder:
-        return _load_once(args, Path(folder)), _load_once(args, Path(folder))
+        steps("cold start, in a process of its own")
+        cold = _load_once(args, Path(folder))
+        steps("warm start, in a process of its own")
+        return cold, _load_once(args, Path(folder))
 
 
 def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

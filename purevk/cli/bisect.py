@@ -13,13 +13,15 @@ from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output
 from purevk.errors import InputError
+from purevk.progress import Steps
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     import purevk
 
-    with open_context(args) as context:
-        program = purevk.load(args.model, args.data, context=context)
+    with open_context(args) as context, Steps() as steps:
+        steps("loading")
+        program = purevk.load(args.model, args.data, context=context, progress=steps.phase)
         name = pick_method(program.methods, args.method, program.name)
         method = program.method(name)
         variant = method.variants[0]
@@ -36,7 +38,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         served, _ = variant.run_unchecked(
             first, env, given.arrays, None
         )  # finds the data-dependent sizes
-        with Bisection(context, served.imported, given.arrays, states) as bisection:
+        steps("comparing")
+        with Bisection(context, served.imported, given.arrays, states, steps.phase) as bisection:
             verdict = bisection.run()
         return {
             "device": device_data(context.device),

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cache import Cache, default_cache
-from purevk.cli.output import Output, count, size
+from purevk.cli.output import Output, check_output, count, size
 from purevk.errors import InputError
 from purevk.shaders.cache_check import EntryInfo
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -25,12 +23,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             why="PUREVK_CACHE=0, or this user has no home folder",
             next="name a folder: --folder DIR",
         )
-    work, paths = _ACTIONS[args.action]
-    if len(args.paths) != paths:
-        raise InputError(
-            f"`purevk cache {args.action}` takes {count(paths, 'path')}, not {len(args.paths)}",
-            next="`purevk cache --help` has examples",
-        )
+    if args.folder and args.action != "import" and not cache.folder.is_dir():
+        raise InputError("there is no such folder", where=args.folder, next="check the path")
+    work = _ACTIONS[args.action]
     data = {"action": args.action, "folder": os.fspath(cache.folder)}
     return {**data, **work(cache, args)}
 
@@ -58,17 +53,12 @@ def _verify(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prune(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
-    if args.older_than is None and args.max_size is None:
-        raise InputError(
-            "nothing says what to prune", next="give --older-than DAYS, --max-size SIZE, or both"
-        )
     entries = cache.entries()  # the last used one first
-    limit = None if args.max_size is None else _bytes_of(args.max_size)
     oldest = None if args.older_than is None else time.time() - args.older_than * 86400
     kept, gone = 0, []
     for entry in entries:
         old = oldest is not None and entry.used < oldest
-        if old or (limit is not None and kept + entry.nbytes > limit):
+        if old or (args.max_size is not None and kept + entry.nbytes > args.max_size):
             gone.append(entry)
         else:
             kept += entry.nbytes
@@ -82,15 +72,13 @@ def _prune(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _clear(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
-    if args.dry_run:
-        raise InputError("`purevk cache clear` has no --dry-run", next="`purevk cache ls` lists")
     return {"removed": cache.clear()}
 
 
 def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     other = Path(args.paths[0])
     if not other.is_dir():
-        raise InputError("there is no such folder", where=str(other))
+        raise InputError("there is no such folder", where=str(other), next="check the path")
     found = cache.difference(Cache(other))
     changes = (found.only_first, found.only_second, found.changed)
     return {
@@ -105,8 +93,14 @@ def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 def _export(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     (path,) = args.paths
-    entries = cache.export_entries(path)
-    return {"path": path, "entries": entries, "bytes": Path(path).stat().st_size}
+    check_output(path, "the archive")
+    entries = cache.entries()
+    return {
+        "path": path,
+        "entries": cache.export_entries(path, entries),
+        "bytes": Path(path).stat().st_size,
+        "damaged": sum(bool(entry.problem) for entry in entries),
+    }
 
 
 def _import(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
@@ -114,15 +108,14 @@ def _import(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     return {"path": path, "entries": cache.import_bundle(path)}
 
 
-# The work of each action, and how many paths it takes.
-_ACTIONS: dict[str, tuple[Callable[[Cache, argparse.Namespace], dict[str, Any]], int]] = {
-    "ls": (_list, 0),
-    "verify": (_verify, 0),
-    "prune": (_prune, 0),
-    "clear": (_clear, 0),
-    "diff": (_diff, 1),
-    "export": (_export, 1),
-    "import": (_import, 1),
+_ACTIONS: dict[str, Callable[[Cache, argparse.Namespace], dict[str, Any]]] = {
+    "ls": _list,
+    "verify": _verify,
+    "prune": _prune,
+    "clear": _clear,
+    "diff": _diff,
+    "export": _export,
+    "import": _import,
 }
 
 
@@ -140,14 +133,6 @@ def _entry_data(entry: EntryInfo) -> dict[str, Any]:
     }
 
 
-def _bytes_of(text: str) -> int:
-    """Reads a size such as "500M"."""
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if unit not in _UNITS or not number.isdecimal():
-        raise InputError(f"{text!r} is no size", why="such as 500M; the units are K, M and G")
-    return int(number) * _UNITS[unit]
-
-
 # -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
     _SHOW[data["action"]](data, out)
@@ -159,20 +144,27 @@ def _show_entries(entries: list[dict[str, Any]], out: Output, title: str = "") -
         return
     now = time.time()
     out.table(
-        ["kind", ("name", "c"), ("size", "r"), ("last use", "r"), "from", "problem"],
+        ["kind", ("name", "p"), ("size", "r"), ("last use", "r"), "from", "problem"],
         [
             [
                 entry["kind"],
                 entry["name"] or entry["digest"][:12],
                 size(entry["bytes"]),
                 _age(now - entry["used"]),
-                (entry["device"] or entry["compiler"] or "").partition("|")[0].partition(",")[0],
+                _origin(entry),
                 entry["problem"],
             ]
             for entry in entries
         ],
         title=title,
     )
+
+
+def _origin(entry: dict[str, Any]) -> str:
+    """The name of the device, or the compiler without its details."""
+    if entry["device"]:
+        return str(entry["device"]).partition("|")[0]
+    return (entry["compiler"] or "").partition(",")[0]
 
 
 def _age(seconds: float) -> str:
@@ -213,15 +205,22 @@ def _show_difference(data: dict[str, Any], out: Output) -> None:
     out.line(f"{count(data['same'], 'entry')} in both")
 
 
+def _show_exported(data: dict[str, Any], out: Output) -> None:
+    out.line(f"{data['path']}: {count(data['entries'], 'entry')}, {size(data['bytes'])}")
+    if data["damaged"]:
+        out.line(
+            f"{count(data['damaged'], 'damaged entry')} left out; `purevk cache verify` lists them",
+            "yellow",
+        )
+
+
 _SHOW: dict[str, Callable[[dict[str, Any], Output], None]] = {
     "ls": _show_list,
     "verify": _show_verified,
     "prune": _show_pruned,
     "clear": lambda data, out: out.line(f"{count(data['removed'], 'file')} removed"),
     "diff": _show_difference,
-    "export": lambda data, out: out.line(
-        f"{data['path']}: {count(data['entries'], 'entry')}, {size(data['bytes'])}"
-    ),
+    "export": _show_exported,
     "import": lambda data, out: out.line(
         f"{count(data['entries'], 'entry')} copied from {data['path']}"
     ),

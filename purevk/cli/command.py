@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -19,6 +20,7 @@ class Command:
     Attributes:
         name, help: as listed; `description` and `epilog` are for its own --help.
         add_arguments: adds its arguments to its parser.
+        check: what is wrong with arguments that the parser takes one by one; "" if nothing is.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     description: str = ""
     epilog: str = ""
+    check: Callable[[argparse.Namespace], str] = lambda args: ""
 
     def load(self) -> CommandModule:
         """Imports the module of the subcommand, `purevk.cli.NAME`."""
@@ -104,7 +107,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect`"
         " lists the sizes",
     )
-    group.add_argument("--seed", type=int, default=0, help="seed of random inputs (default: 0)")
+    group.add_argument("--seed", type=natural, default=0, help="seed of random inputs (default: 0)")
 
 
 def size_argument(text: str) -> tuple[str, int]:
@@ -120,6 +123,49 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
     return int(text)
+
+
+def natural(text: str) -> int:
+    """Reads an integer of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Reads a number above 0."""
+    number = _number(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def natural_number(text: str) -> float:
+    """Reads a number of 0 or more."""
+    number = _number(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return number
+
+
+def _number(text: str) -> float:
+    """Reads a number; NaN if it is none, or not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def byte_size(text: str) -> int:
+    """Reads a size such as 500M."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in _UNITS or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 500M; units: K, M, G")
+    return int(number) * _UNITS[unit]
 
 
 def pick_method(names: Iterable[str], wanted: str | None, where: str) -> str:

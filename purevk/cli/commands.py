@@ -5,7 +5,26 @@ from __future__ import annotations
 
 import argparse
 
-from purevk.cli.command import Command, add_data, add_device, add_inputs, add_model, positive
+from purevk.cli.command import (
+    Command,
+    add_data,
+    add_device,
+    add_inputs,
+    add_model,
+    byte_size,
+    natural_number,
+    positive,
+    positive_number,
+)
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    add_device(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also show the numbers and cost models of the device's profile",
+    )
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +79,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--mib",
-        type=float,
+        type=positive_number,
         action="append",
         metavar="N",
         help="size of the operators' tensors in MiB; may be repeated (default: 1/16 and 64; on a CPU"
@@ -76,7 +95,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--seconds",
-        type=float,
+        type=natural_number,
         default=5.0,
         metavar="S",
         help="total time of the timed calls (default: 5)",
@@ -234,12 +253,13 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--older-than",
-        type=float,
+        type=natural_number,
         metavar="DAYS",
         help="prune: remove entries that were not used for so long",
     )
     parser.add_argument(
         "--max-size",
+        type=byte_size,
         metavar="SIZE",
         help="prune: keep the last used entries up to this size, such as 500M",
     )
@@ -250,11 +270,53 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_PATHS = {"diff": "the folder PATH", "export": "the file PATH", "import": "the file PATH"}
+_CACHE_OPTIONS = {
+    "--remove": ("verify",),
+    "--older-than": ("prune",),
+    "--max-size": ("prune",),
+    "--dry-run": ("prune", "verify"),
+}
+
+
+def _check_cache(args: argparse.Namespace) -> str:
+    """What is wrong with the arguments of an action."""
+    action, wanted = args.action, _PATHS.get(args.action)
+    if wanted is None and args.paths:
+        return f"{action} takes no PATH"
+    if wanted is not None and len(args.paths) != 1:
+        return f"{action} takes {wanted}, and {len(args.paths)} are given"
+    for option, actions in _CACHE_OPTIONS.items():
+        value = getattr(args, option.strip("-").replace("-", "_"))
+        if value is not None and value is not False and action not in actions:
+            verb = "takes" if len(actions) == 1 else "take"
+            return f"{action} has no {option}: {' and '.join(actions)} {verb} it"
+    if action == "prune" and args.older_than is None and args.max_size is None:
+        return "prune needs --older-than DAYS, --max-size SIZE, or both"
+    return ""
+
+
+def _check_warmup(args: argparse.Namespace) -> str:
+    """What is wrong with the files of `warmup`."""
+    if args.bundle and not args.models:
+        return "--bundle needs the MODELs whose kernels the bundle shall hold"
+    if not args.models and not args.from_bundle:
+        return "name a MODEL, or a bundle: --from-bundle FILE.zip"
+    return ""
+
+
+def _check_bench(args: argparse.Namespace) -> str:
+    """What is wrong with the subject of `bench`."""
+    if (args.ops is None) == (args.model is None):
+        return "name a MODEL, or --ops [PATTERN]"
+    return ""
+
+
 COMMANDS = (
     Command(
         "info",
         "shows devices, their features, the shader compiler, the cache and versions",
-        add_device,
+        _add_info,
         epilog="examples:\n  purevk info\n  purevk info --device 0 --json",
     ),
     Command(
@@ -281,6 +343,7 @@ COMMANDS = (
         "in this process, one by one.",
         epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
         "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
+        check=_check_bench,
     ),
     Command(
         "profile",
@@ -337,16 +400,18 @@ COMMANDS = (
         epilog="examples:\n  purevk warmup model.pte\n"
         "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
         "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
+        check=_check_warmup,
     ),
     Command(
         "cache",
         "lists, verifies, prunes, compares and copies the entries of the cache",
         _add_cache,
         description="Manages the on-disk cache: SPIR-V by template, pipeline caches by device, tuning"
-        " results.\n`diff` and `verify` end with 1 if something differs or is damaged.",
+        " results.\n`diff` ends with 1 if something differs, `verify` if entries are damaged and stay.",
         epilog="examples:\n  purevk cache ls\n  purevk cache verify --remove\n"
         "  purevk cache prune --older-than 30 --max-size 500M\n  purevk cache diff other-cache\n"
         "  purevk cache export kernels.zip\n  purevk cache import kernels.zip\n  purevk cache clear",
+        check=_check_cache,
     ),
     Command(
         "doctor",

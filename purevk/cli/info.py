@@ -23,6 +23,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         "device_error": None,
         "picked": None,
         "features": [],
+        "all": args.all,
     }
     try:
         instance = api.Instance()
@@ -30,11 +31,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         data["device_error"] = error_data(error)
     else:
         with instance:
-            picked = instance.pick(args.device)
             data["devices"] = [_device(each, instance) for each in instance.physical_devices]
-            data["picked"] = picked.index
-            data["features"] = _features(picked)
-            data["matrix_shapes"] = [asdict(shape) for shape in picked.matrix_shapes]
+            try:
+                picked = instance.pick(args.device)
+            except DeviceError as error:
+                data["device_error"] = error_data(error)
+            else:
+                data["picked"] = picked.index
+                data["features"] = _features(picked)
+                data["matrix_shapes"] = [asdict(shape) for shape in picked.matrix_shapes]
     cache = default_cache()
     return {
         **data,
@@ -116,7 +121,6 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
         error = data["device_error"]
         out.line(f"  {error['what']}", "bold red")
         out.pairs([("why", error["why"] or None), ("next", error["next"] or None)], 4)
-        return
     for device in data["devices"]:
         picked = "  <- picked" if device["index"] == data["picked"] else ""
         out.heading(f"device {device['index']}: {device['name']}{picked}")
@@ -170,11 +174,19 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
         )
     for device in data["devices"]:
         if device["index"] == data["picked"]:
+            profile = device["profile"]
+            rows = [
+                [name, value]
+                for name, value in _flat(profile)
+                if name != "name" and (data["all"] or isinstance(profile.get(name), bool))
+            ]
             out.table(
                 ["name", ("value", "r")],
-                [[name, value] for name, value in _flat(device["profile"]) if name != "name"],
-                title=f"profile of device {device['index']}: {device['profile']['name']}",
+                rows,
+                title=f"profile of device {device['index']}: {profile['name']}",
             )
+            if not data["all"]:
+                out.line("  purevk info --all also shows its numbers and cost models", "dim")
 
 
 def _plain(value: Any) -> Any:

@@ -354,8 +354,8 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
             ("operator", "c"),
             ("result", "c"),
             ("kernels", "c"),
-            ("source", "c"),
-            *([("line", "c")] if with_lines else []),
+            ("source", "p"),
+            *([("line", "p")] if with_lines else []),
         ],
         [
             [

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from purevk.errors import PurevkError
+from purevk.errors import InputError, PurevkError
 
-_PIPE_WIDTH = 120  # columns where the output is no terminal and COLUMNS says nothing
+_PIPE_WIDTH = 120  # columns of text where the output is no terminal and COLUMNS says nothing
+_UNLIMITED = 100_000  # columns of tables there: other programs read them
+_PATH = 16  # columns that a path keeps at least
 STYLES = {
     "ok": "green",
     "gpu": "green",
@@ -35,7 +41,7 @@ class _Console(Console):
 
 
 def _console(stream: Any) -> Console:
-    width = None if stream.isatty() else shutil.get_terminal_size((_PIPE_WIDTH, 40)).columns
+    width = None if stream.isatty() else shutil.get_terminal_size((_UNLIMITED, 40)).columns
     return _Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
@@ -46,11 +52,6 @@ class Output:
         self.console = _console(sys.stdout)
         self._any = False
 
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return self.console.width
-
     def heading(self, text: str) -> None:
         """A line that starts a part."""
         if self._any:
@@ -60,7 +61,8 @@ class Output:
 
     def line(self, text: str = "", style: str = "") -> None:
         """A line of text, wrapped at the terminal's width."""
-        self.console.print(Text(text, style=style))
+        width = _PIPE_WIDTH if self.console.width == _UNLIMITED else self.console.width
+        self.console.print(Text(text, style=style), width=width)
         self._any = True
 
     def raw(self, text: str) -> None:
@@ -94,7 +96,8 @@ class Output:
 
         Args:
             columns: headings; a pair adds how the column is set: "r" to the right, never wrapped;
-                "w" never wrapped; "c" cut with an ellipsis where there is no room. Others wrap.
+                "w" never wrapped; "c" cut at its end, "p" (a path) at its start, with an ellipsis
+                where there is no room. Others wrap.
             rows: their cells; None is an empty one.
             styled: number of a column whose words ("gpu", "missing", ...) are coloured.
             title: a heading.
@@ -119,8 +122,7 @@ class Output:
             )
         for row in rows:
             cells = [
-                _cell(cell, number == styled, kinds[number][1] == "c")
-                for number, cell in enumerate(row)
+                _cell(cell, number == styled, kinds[number][1]) for number, cell in enumerate(row)
             ]
             table.add_row("", *cells)
         if total is not None:
@@ -131,8 +133,31 @@ class Output:
         self._any = True
 
 
-def _cell(value: Any, styled: bool, cut: bool) -> Text:
+class _Path:
+    """Paths in a cell: "module.layer", "model.py:12, in forward". The end of a path says more than its
+    start, and a line more than its function."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        length = cell_len(self._text)
+        return Measurement(min(length, _PATH), length)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text, most = self._text, options.max_width
+        if cell_len(text) > most:
+            text = re.sub(r", in [^;]+", "", text)
+        if cell_len(text) > most:
+            text = "\u2026" + set_cell_size(text[::-1], most - 1)[::-1] if most > 1 else ""
+        yield Text(text, no_wrap=True)
+
+
+def _cell(value: Any, styled: bool, kind: str) -> Text | _Path:
     text = "" if value is None else str(value)
+    if kind == "p":
+        return _Path(text)
+    cut = kind == "c"
     style = STYLES.get(text.partition(" ")[0], "") if styled else ""
     return Text(text, style, no_wrap=True, overflow="ellipsis") if cut else Text(text, style)
 
@@ -157,6 +182,33 @@ def show_error(error: PurevkError) -> None:
     for label, text in (("where", error.where), ("why", error.why), ("next", error.next)):
         if text:
             console.print(Text.assemble((f"  {label}: ", "dim"), text), soft_wrap=True)
+
+
+def warning_text(message: Warning | str, *args: Any, **options: Any) -> str:
+    """A warning as one line, in place of `warnings.formatwarning`, which adds a line of source. It
+    replaces the line of a progress bar."""
+    console = _console(sys.stderr)
+    bar = console.is_terminal and not console.is_dumb_terminal
+    return f"{chr(13) + chr(27) + '[2K' if bar else ''}warning: {message}\n"
+
+
+def check_output(path: str, subject: str) -> None:
+    """Raises InputError if a file cannot be written, before any work is done for it."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        why = "this is a folder"
+    elif not os.path.isdir(folder):
+        why = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK) and not os.access(path, os.W_OK):
+        why = f"this user may not write the folder {folder}"
+    else:
+        return
+    raise InputError(
+        f"{subject} cannot be written",
+        where=path,
+        why=why,
+        next="check the folder and its permissions",
+    )
 
 
 def size(nbytes: float | None) -> str | None:

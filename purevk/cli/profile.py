@@ -13,9 +13,10 @@ from typing import Any
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, duration, error_data
+from purevk.cli.output import Output, check_output, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
+from purevk.progress import Steps
 from purevk.report.timings import (
     CallTimings,
     Timing,
@@ -33,11 +34,16 @@ _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and thread
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     import purevk
 
-    with open_context(args) as context:
-        program = purevk.load(args.model, args.data, context=context)
+    for path, subject in ((args.trace, "the trace"), (args.etdump, "the ETDump")):
+        if path is not None:
+            check_output(path, subject)
+    with open_context(args) as context, Steps() as steps:
+        steps("loading")
+        program = purevk.load(args.model, args.data, context=context, progress=steps.phase)
         name = pick_method(program.methods, args.method, program.name)
         method = program.method(name)
         inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
+        steps("timing a call")
         for _ in range(_WARM_CALLS):
             method.run_flat(inputs)
         with Stopwatch(context.device) as watch:
@@ -45,7 +51,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             method.run_flat(inputs)
             call = Span("call", start, time.perf_counter())
             spans = list(watch.spans)
-        profile, timed = measure(method, inputs, context, args)
+        profile, timed = measure(method, inputs, context, args, steps)
         data: dict[str, Any] = {
             "device": device_data(context.device),
             "method": name,
@@ -98,17 +104,19 @@ def _write_etdump(
 
 
 def measure(
-    method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace
+    method: Any, inputs: Sequence[Any], context: Any, args: argparse.Namespace, steps: Steps
 ) -> tuple[dict[str, Any], CallTimings]:
     """Times every dispatch of a method: the rows of a profile, as `table` and `host_table` make them,
     and the timings. "error" says why there are none."""
     try:
         arrays = [as_elements(each) for each in inputs]
-        timed = time_call(method.executable, arrays)
+        steps("profile")
+        timed = time_call(method.executable, arrays, progress=steps.phase)
     except DeviceError as error:
         none = {"error": error_data(error), "limits": None, "rows": [], "on_cpu": [], "by": args.by}
         return none, CallTimings([], [], [])
     timings = timed.dispatches
+    steps("measuring the limits of the device")
     limits = limits_for(context, timings, args.remeasure)
     profile = {
         "error": None,

@@ -9,9 +9,10 @@ from typing import Any
 
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import Target, device_line
-from purevk.cli.output import Output, size
+from purevk.cli.output import Output, check_output, size
 from purevk.errors import InputError
 from purevk.frontends.files import open_file
+from purevk.progress import Steps
 from purevk.report.contents import DeviceParts, MethodParts, contents
 from purevk.report.lowered import lower
 from purevk.report.page import page
@@ -19,11 +20,12 @@ from purevk.whole_file import replacing
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    with Target(args) as target:
+    check_output(args.output, "the page")
+    with Target(args) as target, Steps() as steps:
         if target.context is None:
             parts, text = _without_device(args, target)
         else:
-            parts, text = _on_device(args, target)
+            parts, text = _on_device(args, target, steps)
         encoded = text.encode()
         try:
             with replacing(Path(args.output)) as file:
@@ -55,12 +57,17 @@ def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[Meth
         return parts, page(contents(os.path.basename(opened.name), parts, device, {}))
 
 
-def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodParts], str]:
+def _on_device(
+    args: argparse.Namespace, target: Target, steps: Steps
+) -> tuple[list[MethodParts], str]:
     import purevk
     from purevk.program.pages import method_parts, page_of
 
     assert target.context is not None
-    with purevk.load(args.model, args.data, context=target.context) as program:
+    steps("loading")
+    with purevk.load(
+        args.model, args.data, context=target.context, progress=steps.phase
+    ) as program:
         names = _names(program.methods, args.method, program.name)
         calls = {}
         if not args.no_times:
@@ -68,7 +75,11 @@ def _on_device(args: argparse.Namespace, target: Target) -> tuple[list[MethodPar
                 method = program.method(name)
                 inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
                 calls[name] = method.serving_flat(inputs)
-        parts = method_parts(program, names, calls)
+        parts = []
+        for name in names:
+            steps(f"method {name}")
+            parts += method_parts(program, [name], calls, steps.phase)
+        steps("measuring the limits of the device" if calls else "making the page")
         return parts, page_of(program, parts, args.remeasure)
 
 

@@ -12,13 +12,15 @@ import numpy as np
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, duration
+from purevk.cli.output import Output, check_output, duration
 from purevk.errors import PurevkError
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     import purevk
 
+    if args.output:
+        check_output(args.output, "the outputs")
     with open_context(args) as context:
         start = time.perf_counter()
         program = purevk.load(args.model, args.data, context=context)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from purevk import knobs
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
@@ -21,6 +20,7 @@ from purevk.generators import manual_seed
 from purevk.graph.context import Context
 from purevk.graph.limits import warm_up
 from purevk.graph.tuned import keep_answers
+from purevk.progress import Steps
 from purevk.report.timings import time_dispatches
 from purevk.tuning import Choices, question
 
@@ -78,10 +78,11 @@ class Round:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    with open_context(args) as context:
+    with open_context(args) as context, Steps() as steps:
         if context.device.kind != "cpu":
+            steps("warming up")
             warm_up(context, 2.0)
-        asked, times, skipped, failed = _measure(context, args)
+        asked, times, skipped, failed = _measure(context, args, steps)
         rows, chosen = [], {}
         for name, candidates in asked.items():
             least = {text: min(found) for text, found in times[name].items()}
@@ -107,18 +108,19 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "failed": failed,
             "kept": 0,
             "why": "",
-            "persistent": context.cache.folder is not None,
+            "persistent": False,
             "cache": str(context.cache.folder or ""),
         }
-        data |= _judge(context, args, {k: v for k, v in chosen.items() if v is not None})
+        data |= _judge(context, args, {k: v for k, v in chosen.items() if v is not None}, steps)
         if not data["why"]:
             keep_answers(context.kernels, chosen)
             data["kept"] = sum(answer is not None for answer in chosen.values())
+        data["persistent"] = context.cache.persistent
     return data
 
 
 def _measure(
-    context: Context, args: argparse.Namespace
+    context: Context, args: argparse.Namespace, steps: Steps
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, list[float]]], list[str], list[str]]:
     """Runs the model with the first candidate of each problem, with the second ones, and so on, and
     with the first ones again, which no candidate must beat only because the device was busy.
@@ -134,7 +136,7 @@ def _measure(
     def measure(number: int) -> dict[str, list[str]]:
         trial = Trial(number, args.candidates)
         try:
-            made = _run(context, trial, args)
+            made = _run(context, trial, args, steps)
         except PurevkError as error:
             if not number or context.lost:
                 raise
@@ -154,22 +156,24 @@ def _measure(
         return trial.asked
 
     asked: dict[str, list[str]] = {}
+    steps("the default kernels")
     asked = measure(0)
     most = max((len(found) for found in asked.values()), default=1)
     for number in (*range(1, most), 0) if most > 1 else ():
+        steps(f"candidate {number + 1} of {most}" if number else "the default kernels again")
         measure(number)
     timed = {name: found for name, found in asked.items() if found[0] in times.get(name, ())}
     return timed, times, [name for name in asked if name not in timed], failed
 
 
-def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
+def _run(context: Context, choices: Choices, args: argparse.Namespace, steps: Steps) -> Round:
     """Loads the model with some choices, and times a call."""
     import purevk
 
     before = context.traits
     context.traits = dataclasses.replace(before, choices=choices)
     try:
-        with purevk.load(args.model, args.data, context=context) as program:
+        with purevk.load(args.model, args.data, context=context, progress=steps.phase) as program:
             name = pick_method(program.methods, args.method, program.name)
             method = program.method(name)
             inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
@@ -181,7 +185,7 @@ def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
             if context.device.kind != "cpu":
                 warm_up(context, _WARM_UP)
                 settle = _SETTLE
-            timings = time_dispatches(method.executable, arrays, args.runs, settle)
+            timings = time_dispatches(method.executable, arrays, args.runs, settle, steps.phase)
             seconds = [(each.node, each.total) for each in timings if each.node is not None]
             types = [value.type.dtype for node, _ in seconds for value in node.results]
             halves = DType.float16 in types or DType.bfloat16 in types
@@ -190,15 +194,22 @@ def _run(context: Context, choices: Choices, args: argparse.Namespace) -> Round:
         context.traits = before
 
 
-def _judge(context: Context, args: argparse.Namespace, answers: dict[str, str]) -> dict[str, Any]:
+def _judge(
+    context: Context, args: argparse.Namespace, answers: dict[str, str], steps: Steps
+) -> dict[str, Any]:
     """Runs the default and the chosen kernels in turns. "why" says why these are not kept."""
-    default = _run(context, Choices(), args)
+
+    def run(choices: Choices, kernels: str) -> Round:
+        steps(f"comparing: {kernels} kernels")
+        return _run(context, choices, args, steps)
+
+    default = run(Choices(), "the default")
     before = after = default.total
     if not answers:
         return {"before_seconds": before, "after_seconds": after}
-    tuned = _run(context, Choices(lambda: answers), args)
-    before = min(before, _run(context, Choices(), args).total)
-    after = min(tuned.total, _run(context, Choices(lambda: answers), args).total)
+    tuned = run(Choices(lambda: answers), "the fastest")
+    before = min(before, run(Choices(), "the default").total)
+    after = min(tuned.total, run(Choices(lambda: answers), "the fastest").total)
     why = ""
     for number, (got, expected) in enumerate(zip(tuned.outputs, default.outputs, strict=True)):
         error = _error(got, expected)
@@ -253,7 +264,7 @@ def show(data: dict[str, Any], out: Output) -> None:
     if data["why"]:
         out.line(f"nothing is kept: {data['why']}", "yellow")
     elif not data["persistent"]:
-        out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+        out.line("nothing was kept on disk", "yellow")
     else:
         out.line(f"{count(data['kept'], 'kernel')} kept in the cache {data['cache']}", "dim")
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from purevk import knobs
 from purevk import progress as progress_bars
-from purevk.cache import default_cache
+from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, count, duration, size
-from purevk.errors import FileFormatError, GraphError, InputError
+from purevk.cli.output import Output, check_output, count, duration, size
+from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.importer import InputSizes
 from purevk.graph import fragments
@@ -27,15 +28,16 @@ from purevk.report import lowered
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    if not args.models and not args.from_bundle:
-        raise InputError(
-            "nothing to warm up", next="name a model, or a bundle: --from-bundle FILE.zip"
-        )
-    if args.bundle and not args.models:
-        raise InputError(
-            "a bundle is made from models", next="name the models whose kernels it shall hold"
-        )
+    with knobs.ASSERT_CACHED.ignored():  # an image may set it for its server
+        return _collect(args)
+
+
+def _collect(args: argparse.Namespace) -> dict[str, Any]:
     cache = default_cache()
+    if cache.folder is None and knobs.CACHE() and not args.bundle:
+        raise _nothing_kept("this user has no home folder", "")
+    if args.bundle:
+        check_output(args.bundle, "the bundle")
     imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
     start = time.perf_counter()
     data: dict[str, Any] = {
@@ -44,11 +46,14 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         "models": [],
         "bundle": None,
         "cache": {},
-        "persistent": cache.folder is not None,
+        "persistent": False,
         "seconds": 0.0,
     }
-    if args.models:
-        _warm_all(args, data)
+    keys = _warm_all(args, data) if args.models else ()
+    data["persistent"] = cache.persistent
+    if cache.folder is not None and not args.bundle and _is_lost(cache, keys):
+        why = cache.problem or f"{knobs.CACHE_MAX_BYTES.name}={cache.max_bytes} is too small"
+        raise _nothing_kept(why, str(cache.folder))
     data["cache"] = {
         "folder": str(cache.folder or ""),
         "bytes": cache.stats().bytes,
@@ -58,12 +63,34 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
-def _warm_all(args: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Warms up the models, and writes the bundle."""
+def _is_lost(cache: Cache, keys: Collection[CacheKey]) -> bool:
+    """Whether the folder could not be written, and lacks what it should have. A read-only folder that
+    has all kernels is fine."""
+    if not keys:
+        return not cache.persistent
+    if knobs.OVERRIDE():  # kernels that no cache keeps
+        return False
+    lost = sum(not cache.on_disk(key) for key in keys)
+    return lost == len(keys) or (lost > 0 and not cache.persistent)
+
+
+def _nothing_kept(why: str, folder: str) -> PurevkError:
+    """The error of a warmup that has to be done again."""
+    return PurevkError(
+        "the warmup is not kept on disk",
+        where=folder,
+        why=why,
+        next=f"name a folder that this user may write: {knobs.CACHE_DIR.name}; or write a bundle:"
+        " --bundle FILE.zip",
+    )
+
+
+def _warm_all(args: argparse.Namespace, data: dict[str, Any]) -> Collection[CacheKey]:
+    """Warms up the models, and writes the bundle. Returns the cache keys of their SPIR-V."""
     bar = progress_bars.ProgressBar(delay=0.0) if progress_bars.default() is not None else None
     with open_context(args) as context, progress_bars.closing(bar):
         data["device"] = device_data(context.device)
-        keys: dict[Any, None] = {}
+        keys: dict[CacheKey, None] = {}
         for path in args.models:
             report, used = _warm(path, args, context, bar)
             data["models"].append(report)
@@ -76,11 +103,12 @@ def _warm_all(args: argparse.Namespace, data: dict[str, Any]) -> None:
                 "entries": entries,
                 "bytes": Path(args.bundle).stat().st_size,
             }
+        return keys
 
 
 def _warm(
     path: str, args: argparse.Namespace, context: Context, bar: Any
-) -> tuple[dict[str, Any], dict[Any, None]]:
+) -> tuple[dict[str, Any], dict[CacheKey, None]]:
     """Makes the kernels of one model, and runs each pipeline once. Returns its report and the cache
     keys of its SPIR-V."""
     report = context.kernels.report
@@ -173,13 +201,12 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line()
         out.table(
             [
-                "model",
+                ("model", "p"),
                 ("methods", "r"),
-                ("specializations", "r"),
+                ("lowerings", "r"),
                 ("kernels", "r"),
                 ("compiled", "r"),
                 ("cached", "r"),
-                ("dispatched", "r"),
                 ("time", "r"),
             ],
             [
@@ -190,7 +217,6 @@ def show(data: dict[str, Any], out: Output) -> None:
                     m["modules"],
                     m["compiled"],
                     m["cached"],
-                    m["dispatched"],
                     duration(m["seconds"]),
                 ]
                 for m in data["models"]
@@ -211,8 +237,10 @@ def show(data: dict[str, Any], out: Output) -> None:
             f" {size(cache['driver_bytes'])} of the driver",
             "dim",
         )
-    elif data["bundle"] is None:
-        out.line(f"{knobs.CACHE.name}=0: nothing was kept on disk", "yellow")
+    else:
+        out.line(
+            "nothing was kept on disk" + " but the bundle" * (data["bundle"] is not None), "yellow"
+        )
 
 
 def _show_left_out(model: dict[str, Any], out: Output) -> None:

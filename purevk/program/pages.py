@@ -16,6 +16,7 @@ from purevk.graph.limits import DeviceLimits
 from purevk.graph.unbacked import Replan
 from purevk.ir import Node, Value
 from purevk.program.variant import Specialization
+from purevk.progress import Progress
 from purevk.report.contents import DeviceParts, MethodParts, contents
 from purevk.report.page import page, summary_html
 from purevk.report.timings import limits_for, time_dispatches
@@ -43,6 +44,7 @@ def method_parts(
     program: Program,
     names: Sequence[str],
     calls: Mapping[str, tuple[Specialization, Sequence[Any]]],
+    progress: Progress | None = None,
 ) -> list[MethodParts]:
     """Methods of a program, for a page.
 
@@ -50,11 +52,12 @@ def method_parts(
         program: what has them.
         names: of the methods.
         calls: what serves a call of a method, and the inputs, to time its dispatches with.
+        progress: as for `time_call`.
     """
     parts = []
     for name in names:
         chosen, arrays = calls.get(name, (program.method(name).specializations[0], None))
-        parts.append(_parts(program, name, chosen, arrays))
+        parts.append(_parts(program, name, chosen, arrays, progress))
     return parts
 
 
@@ -87,7 +90,11 @@ def device_parts(context: Context, limits: DeviceLimits | None = None) -> Device
 
 
 def _parts(
-    program: Program, name: str, chosen: Specialization, arrays: Sequence[Any] | None
+    program: Program,
+    name: str,
+    chosen: Specialization,
+    arrays: Sequence[Any] | None,
+    progress: Progress | None,
 ) -> MethodParts:
     executable = chosen.executable
     untimed = MethodParts(name, chosen.graph, executable.plan, chosen.guards, {})
@@ -105,7 +112,7 @@ def _parts(
         states = dict(program.state)
         drawn = generators.states(executable.generators)
         try:
-            timings = time_dispatches(executable, arrays)
+            timings = time_dispatches(executable, arrays, progress=progress)
             calls = []
             for _ in range(_CALLS):
                 observation = Observation()

@@ -15,6 +15,7 @@ from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.lower.lowering import Dispatch
+from purevk.progress import Progress
 from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
@@ -65,14 +66,22 @@ class CallTimings(NamedTuple):
 
 
 def time_dispatches(
-    executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
+    executable: Executable,
+    inputs: Sequence[Any],
+    runs: int = 5,
+    settle: float = 0.0,
+    progress: Progress | None = None,
 ) -> list[Timing]:
     """The dispatches of `time_call`."""
-    return time_call(executable, inputs, runs, settle).dispatches
+    return time_call(executable, inputs, runs, settle, progress).dispatches
 
 
 def time_call(
-    executable: Executable, inputs: Sequence[Any], runs: int = 5, settle: float = 0.0
+    executable: Executable,
+    inputs: Sequence[Any],
+    runs: int = 5,
+    settle: float = 0.0,
+    progress: Progress | None = None,
 ) -> CallTimings:
     """Times every dispatch of a call. Each waits for the one before, so that none overlap.
 
@@ -85,6 +94,7 @@ def time_call(
         runs: the median of so many is taken.
         settle: seconds of work before what counts, so that a GPU leaves its idle clocks, and a
             third of it for what counts, until times do not fall any more.
+        progress: called with the dispatches that were timed.
 
     Raises:
         DeviceError: the device has no timestamps.
@@ -105,10 +115,13 @@ def time_call(
     sizes = {(one, number): inside for one, number, inside in observation.submissions}
     numbers = {key: at for at, key in enumerate(sizes)}
     order = [numbers[one, number] for one, number, _ in observation.submissions]
+    cuts = [one.graph.cuts[number] for one, number in numbers]
+    total = sum(cut.last - cut.first for cut in cuts)
     timings: list[Timing] = []
-    for (one, number), at in numbers.items():
+    for ((one, number), at), cut in zip(numbers.items(), cuts):
+        if progress is not None:
+            progress("timing dispatches", len(timings), total)
         env = sizes[one, number]
-        cut = one.graph.cuts[number]
         times = _segment_times(one, number, env, runs, settle)
         for position, nanoseconds in zip(range(cut.first, cut.last), times, strict=True):
             dispatch = one.plan.dispatches[position]
@@ -125,6 +138,8 @@ def time_call(
                     dispatch,
                 )
             )
+    if progress is not None:
+        progress("timing dispatches", total, total)
     return CallTimings(timings, order, observation.on_cpu)
 
 

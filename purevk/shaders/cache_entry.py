@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from purevk.errors import FileFormatError, PurevkError
+from purevk.errors import FileFormatError, InputError, PurevkError
 from purevk.shaders.source import CompileJob, source_files, text_hash
 from purevk.whole_file import replace_file
 
@@ -111,7 +111,7 @@ def _shown(value: str | None) -> str:
 
 class Bundle:
     """A bundle read into memory (compressed as it is). Raises FileFormatError for any other
-    file."""
+    file, and InputError for one that cannot be opened."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         import zipfile  # few programs read a bundle
@@ -120,7 +120,16 @@ class Bundle:
         errors = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
         self._errors = (*errors, KeyError)
         try:
-            self._zip = zipfile.ZipFile(io.BytesIO(Path(path).read_bytes()))
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(
+                "the bundle cannot be opened",
+                where=where,
+                why=error.strerror or str(error),
+                next="check the path",
+            ) from None
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(content))
             if self._zip.getinfo(MANIFEST).file_size > _MAX_ENTRY:
                 raise ValueError("its list of contents is too long")
             manifest = json.loads(self._zip.read(MANIFEST))

@@ -30,12 +30,13 @@ class EntryFolder:
 
     Attributes:
         writable: False once writing has failed.
+        problem: why it has failed.
         damaged, evicted: counts of entries that were unusable, or went to keep the size bound.
     """
 
     def __init__(self, folder: Path | None, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self.writable = folder is not None
+        self.writable, self.problem = folder is not None, ""
         self.damaged = self.evicted = 0
         self._lock = threading.RLock()
         self._disk_bytes: int | None = None
@@ -115,7 +116,7 @@ class EntryFolder:
             with self._lock:
                 if not self.writable:
                     return
-                self.writable = False
+                self.writable, self.problem = False, str(error)
             warnings.warn(
                 f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
                 " folder, PUREVK_CACHE=0 uses none)",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from purevk.cache import Cache, CacheKey, compile_cached
-from purevk.errors import FileFormatError, PurevkError, ShaderCompilerError
+from purevk.errors import FileFormatError, InputError, PurevkError, ShaderCompilerError
 from purevk.shaders import shaderc
 from purevk.shaders.shaderc import CompileJob
 from tests.cache.harness import key_of, spirv_of
@@ -64,11 +64,15 @@ def test_no_bundle(tmp_path: Path) -> None:
     text.write_text("not a zip")
     with zipfile.ZipFile(other, "w") as file:
         file.writestr("a", "b")
-    for path in (text, other, tmp_path / "absent"):
+    for path in (text, other):
         for use in (Cache(None).attach_bundle, Cache(None).import_bundle):
             with pytest.raises(FileFormatError, match="no purevk bundle") as caught:
                 use(path)
             assert caught.value.where == str(path)
+    for use in (Cache(None).attach_bundle, Cache(None).import_bundle):
+        with pytest.raises(InputError, match="cannot be opened") as missing:
+            use(tmp_path / "absent")
+        assert missing.value.where == str(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("manifest", ["[]", "{}", "nonsense", '{"format": 999}', '{"format": "1"}'])

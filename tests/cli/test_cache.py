@@ -53,6 +53,15 @@ def test_list(cli, folder: Path) -> None:
     assert "a.comp" in text and "5 entries" in text and str(folder) in text
 
 
+def test_the_list_names_devices_and_compilers(cli, folder: Path) -> None:
+    cache = Cache(folder)
+    cache.put_tuning("llvmpipe (LLVM 15.0.6, 256 bits)|mesa|1", "limits", 1)
+    cache.put_spirv(key_of(7), spirv_of(7), {"compiler": "shaderc 1.0, SPIR-V 1.6"})
+    text = cli("cache", "ls").out
+    assert "llvmpipe (LLVM 15.0.6, 256 bits)" in text and "mesa" not in text
+    assert "shaderc 1.0 " in text
+
+
 def test_verify(cli, folder: Path) -> None:
     assert cli("cache", "verify").code == 0
     damaged, renamed = _path(folder, 0), _path(folder, 1)
@@ -130,8 +139,10 @@ def test_export_and_import(cli, folder: Path, tmp_path: Path) -> None:
     damaged = _path(folder, 0)
     damaged.write_bytes(b"nothing")
     archive, target = tmp_path / "kernels.zip", tmp_path / "target"
-    assert cli("cache", "export", archive, "--json").json["entries"] == 3
+    ran = cli("cache", "export", archive, "--json")
+    assert ran.code == 0 and ran.json["entries"] == 3 and ran.json["damaged"] == 1
     assert damaged.exists()
+    assert "1 damaged entry left out" in cli("cache", "export", archive).out
     assert cli("cache", "import", archive, "--folder", target, "--json").json["entries"] == 3
     cache = Cache(target)
     assert [cache.get_spirv(key_of(n)) == spirv_of(n) for n in range(3)] == [False, True, True]
@@ -173,13 +184,31 @@ def test_hostile_archives(cli, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, what",
     [
-        (["prune"], "nothing says what to prune"),
+        (["prune"], "prune needs --older-than DAYS"),
+        (["prune", "--older-than", "-3"], "'-3' is not a number of 0 or more"),
+        (["prune", "--older-than", "nan"], "'nan' is not a number of 0 or more"),
         (["prune", "--max-size", "5X"], "'5X' is no size"),
-        (["diff"], "takes 1 path, not 0"),
-        (["ls", "x"], "takes 0 paths, not 1"),
+        (["prune", "--max-size", "banana"], "'banana' is no size"),
+        (["prune", "--max-size=-5M"], "'-5M'"),
+        (["diff"], "takes the folder PATH, and 0 are given"),
+        (["ls", "x"], "takes no PATH"),
+        (["ls", "--older-than", "3"], "ls has no --older-than: prune takes it"),
+        (["clear", "--dry-run"], "clear has no --dry-run: prune and verify take it"),
+    ],
+)
+def test_a_wrong_command_line(cli, folder: Path, arguments: list[str], what: str) -> None:
+    ran = cli("cache", *arguments)
+    assert ran.code == 2 and what in ran.err and "usage: purevk cache" in ran.err
+    assert len(_files(folder)) == 5
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
         (["diff", "absent"], "there is no such folder"),
-        (["import", "absent.zip"], "the file is no purevk bundle"),
-        (["clear", "--dry-run"], "has no --dry-run"),
+        (["ls", "--folder", "absent"], "there is no such folder"),
+        (["export", "made.zip", "--folder", "absent"], "there is no such folder"),
+        (["import", "absent.zip"], "No such file or directory"),
     ],
 )
 def test_what_is_refused(cli, folder: Path, arguments: list[str], what: str) -> None:

@@ -36,7 +36,19 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<- picked" in text and "storage_16bit" in text and str(cache_folder) in text
     if features["float16"]["offered"]:
         assert "off (disabled)" in text
-    assert f"profile of device {found['picked']}" in text and "loads_in_flight" in text
+    assert f"profile of device {found['picked']}" in text and "prefers_word_access" in text
+    assert "loads_in_flight" not in text and "largest buffer" in text
+    everything = cli("info", "--all").out
+    assert "loads_in_flight" in everything and "matmul.tiled.start" in everything
+
+
+@pytest.mark.device
+def test_info_of_a_device_that_is_not_there(cli) -> None:
+    ran = cli("info", "--device", "foo")
+    assert ran.code == 0 and "No Vulkan device fits 'foo'" in ran.out
+    found = cli("info", "--device", "foo", "--json").json
+    assert found["picked"] is None and found["device_error"]["type"] == "DeviceError"
+    assert found["devices"] and found["devices"][0]["name"] in ran.out
 
 
 @pytest.mark.device

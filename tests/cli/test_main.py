@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from purevk.cli import make_parser
 from purevk.cli.commands import COMMANDS
-from purevk.errors import InputError
+from purevk.errors import DeviceError, InputError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -34,6 +35,10 @@ def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["nonsense"],
         ["run"],
         ["run", "x.pte", "--size", "4"],
+        ["run", "x.pte", "--seed", "-1"],
+        ["bench", "x.pte", "--seconds", "-1"],
+        ["bench", "--ops", "--mib", "0"],
+        ["bench"],
         ["info", "--wrong"],
         ["inspect", "x.pte", "--device", "0", "--no-device"],
     ],
@@ -129,6 +134,61 @@ def test_tables_fit_the_terminal(
     ran = cli(*[data / each if each.endswith(".pte") else each for each in arguments])
     assert ran.code in (0, 1)
     assert max(len(line) for line in ran.out.splitlines()) <= width
+
+
+def test_tables_are_whole_in_a_pipe(
+    cli, data: Path, monkeypatch: pytest.MonkeyPatch, unregister_topk
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    size = lambda fallback=(80, 24): os.terminal_size(fallback)  # noqa: E731
+    monkeypatch.setattr("shutil.get_terminal_size", size)
+    name = "of_a_long_name" * 20
+    line = f"{name}.py:7, in {name}"
+    rows = lambda run: [{**_ROW, "results": [name], "source": name, "line": line}]  # noqa: E731
+    monkeypatch.setattr("purevk.report.lowered.node_rows", rows)
+    ran = cli("inspect", data / "topk.pte", "--node-table", "--no-device")
+    (row,) = [each for each in ran.out.splitlines() if line in each]
+    assert row.count(name) == 4 and "\u2026" not in ran.out
+
+
+_ROW = {"on": "gpu", "depth": 0, "operator": "aten.relu", "templates": [], "why": ""}
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["report", "absent.pte", "--output"], "the page cannot be written"),
+        (["run", "absent.pte", "--output"], "the outputs cannot be written"),
+        (["profile", "absent.pte", "--trace"], "the trace cannot be written"),
+        (["profile", "absent.pte", "--etdump"], "the ETDump cannot be written"),
+        (["warmup", "absent.pte", "--bundle"], "the bundle cannot be written"),
+    ],
+)
+def test_outputs_are_checked_before_the_work(
+    cli, tmp_path: Path, arguments: list[str], what: str
+) -> None:
+    path = tmp_path / "none" / "file"
+    ran = cli(*arguments, path)
+    assert ran.code == 1 and what in ran.err and str(path) in ran.err
+    assert f"there is no folder {tmp_path / 'none'}" in ran.err
+    assert "this is a folder" in cli(*arguments, tmp_path).err
+
+
+def test_a_warning_is_one_line(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("the driver is old", RuntimeWarning, stacklevel=2)
+        raise DeviceError("No Vulkan loader on this machine")
+
+    monkeypatch.setattr("purevk.api.vk.library", loader)
+    formatted = warnings.formatwarning
+    with warnings.catch_warnings():  # pytest records them otherwise
+        warnings.showwarning = lambda message, *args: sys.stderr.write(
+            warnings.formatwarning(message, *args)
+        )
+        assert cli("info").err == "warning: the driver is old\n"
+    assert warnings.formatwarning is formatted
 
 
 def test_every_command_has_json_and_traceback() -> None:

@@ -51,6 +51,21 @@ def test_counts() -> None:
     ]
 
 
+def test_paths_are_cut_at_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "encoder.layers.11.attention.output.dense"
+    rows = [[path, "123.4 ms"], ["a/model.py:7, in forward_of_encoder", "1 ms"]]
+    output.Output().table([("source", "p"), ("time", "r")], rows)
+    lines = stream.getvalue().splitlines()
+    assert (
+        "\u2026" in lines[1] and "attention.output.dense" in lines[1] and "encoder" not in lines[1]
+    )
+    assert "a/model.py:7 " in lines[2] and "forward" not in lines[2]
+    assert max(map(len, lines)) <= 40 and len(lines) == 3
+
+
 def test_brackets_are_text_and_numbers_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """rich takes "[s0]" for markup where it may, and shares a lack of room among all columns."""
     stream = io.StringIO()

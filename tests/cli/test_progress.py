@@ -124,6 +124,56 @@ def test_an_error_leaves_no_line(clock: Clock) -> None:
         pass
 
 
+def test_a_step_is_shown_at_once_and_stays(clock: Clock) -> None:
+    console = terminal()
+    bar = ProgressBar(console=console)
+    bar.step("candidate 1 of 2")
+    assert last_line(console) == "candidate 1 of 2"
+    bar("compile", 0, 10)
+    assert last_line(console).startswith("candidate 1 of 2: compiling kernels")
+    assert last_line(console).endswith("0/10 0:00")
+    clock.now += 5
+    bar("compile", 10, 10)
+    assert last_line(console) == "candidate 1 of 2"
+    bar("the whole", 0, 1)
+    assert last_line(console) == "candidate 1 of 2: the whole"
+    bar.step("candidate 2 of 2")
+    bar("compile", 5, 10)
+    assert last_line(console).endswith("5/10 0:05")
+    bar.close()
+    assert last_line(console) == ""
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(
+    "arguments, steps",
+    [
+        (["bisect"], ["loading", "comparing: each node with eager torch", "the optimized program"]),
+        (["bench", "--runs", "2", "--no-load"], ["loading", "timing: calls"]),
+        (["profile"], ["loading", "profile: timing dispatches", "measuring the limits"]),
+        (["report"], ["loading", "method forward: timing dispatches", "measuring the limits"]),
+        (
+            ["tune", "--candidates", "2", "--runs", "1"],
+            ["the default kernels: timing dispatches", "comparing: the default kernels"],
+        ),
+    ],
+)
+def test_long_commands_show_their_steps(
+    cli, data, tmp_path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], steps: list[str]
+) -> None:
+    command = [arguments[0], data / "linear_relu.pte", *arguments[1:]]
+    if arguments == ["report"]:
+        command += ["--output", tmp_path / "report.html"]
+    assert cli(*command).err == ""  # no terminal
+    console = terminal(120)
+    monkeypatch.setattr(progress, "default", lambda: ProgressBar(console=console))
+    ran = cli(*command, "--json")
+    assert ran.code == 0 and ran.err == "" and ran.json["command"] == arguments[0]
+    shown = console.file.getvalue()
+    assert all(step in shown for step in steps)
+    assert last_line(console) == ""
+
+
 def test_threads(clock: Clock) -> None:
     console = terminal()
     bar = ProgressBar(delay=0.0, console=console)

@@ -40,6 +40,9 @@ def test_the_second_time_all_is_there(
     ]
     text = cli("warmup", data / "topk.pte").out
     assert "topk.pte" in text and str(tmp_path) in text
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = cli("warmup", data / "dynamic_views.pte").out.splitlines()
+    assert any(row.startswith("  dynamic_views.pte  ") for row in rows)
     # What it made ready is all that loading needs.
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("run", data / "dynamic_views.pte")
@@ -78,17 +81,76 @@ def test_without_a_cache_on_disk(
     assert cli("warmup", data / "dynamic_views.pte", "--bundle", tmp_path / "b.zip").code == 0
 
 
+def test_a_folder_that_cannot_be_written(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    model, bundle = data / "linear_relu.pte", tmp_path / "b.zip"
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(file / "cache"))
+    with pytest.warns(RuntimeWarning, match="cannot write its cache"):
+        ran = cli("warmup", model, "--bundle", bundle, "--json")
+    assert ran.code == 0 and ran.json["persistent"] is False and ran.json["bundle"]["entries"] > 0
+    for folder, arguments in (("a", [model]), ("b", ["--from-bundle", bundle])):
+        monkeypatch.setenv(knobs.CACHE_DIR.name, str(file / folder))
+        with pytest.warns(RuntimeWarning, match="cannot write its cache"):
+            ran = cli("warmup", *arguments, "--json")
+        error = ran.json["error"]
+        assert ran.code == 1 and error["what"] == "the warmup is not kept on disk"
+        assert error["where"] == str(file / folder) and knobs.CACHE_DIR.name in error["next"]
+
+
+def test_a_user_without_a_folder(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(knobs.CACHE_DIR.name, "~nobody-of-this-name/cache")
+    with pytest.warns(RuntimeWarning, match="no home folder"):
+        ran = cli("warmup", data / "linear_relu.pte")
+    assert ran.code == 1 and knobs.CACHE_DIR.name in ran.err and not ran.out
+
+
+def test_a_read_only_folder_that_has_all_is_fine(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    assert cli("warmup", data / "linear_relu.pte").code == 0
+
+    def read_only(*args: object, **options: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("purevk.cache._caches", {})
+    monkeypatch.setattr("purevk.shaders.cache_folder._write_file", read_only)
+    with pytest.warns(RuntimeWarning, match="cannot write its cache"):
+        assert cli("warmup", data / "linear_relu.pte").code == 0
+
+
 @pytest.mark.parametrize(
     "arguments, what",
     [
-        ([], "nothing to warm up"),
-        (["--bundle", "b.zip"], "nothing to warm up"),
-        (["--from-bundle", "none.zip"], "the file is no purevk bundle"),
+        ([], "name a MODEL"),
+        (["--bundle", "b.zip"], "--bundle needs the MODELs"),
+        (["x.pte", "--max-specializations", "-1"], "'-1' is not an integer above 0"),
     ],
 )
-def test_what_is_refused(cli, arguments: list[str], what: str) -> None:
+def test_a_wrong_command_line(cli, arguments: list[str], what: str) -> None:
     ran = cli("warmup", *arguments)
-    assert ran.code == 1 and what in ran.err
+    assert ran.code == 2 and what in ran.err
+
+
+def test_a_server_may_assert_that_all_is_cached(
+    cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.ASSERT_CACHED.name, "1")
+    assert "KernelNotCachedError" in cli("run", data / "linear_relu.pte").err
+    (model,) = cli("warmup", data / "linear_relu.pte", "--json").json["models"]
+    assert model["compiled"] == model["modules"] > 0
+    assert os.environ[knobs.ASSERT_CACHED.name] == "1"
+    assert cli("run", data / "linear_relu.pte").code == 0
+
+
+def test_a_bundle_that_is_not_there(cli, tmp_path: Path) -> None:
+    ran = cli("warmup", "--from-bundle", tmp_path / "none.zip")
+    assert ran.code == 1 and "No such file or directory" in ran.err
+    assert str(tmp_path / "none.zip") in ran.err
 
 
 def test_a_bundle_that_cannot_be_written(cli, data: Path, tmp_path: Path) -> None:

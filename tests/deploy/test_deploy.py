@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from purevk import knobs
 from purevk.cli import make_parser
+from tests.harness import DATA
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -81,6 +84,34 @@ def test_kubernetes() -> None:
         request = server[probe]["httpGet"]
         assert request["path"] in source and request["port"] == port
     assert server["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+
+
+@pytest.mark.device
+def test_kubernetes_runs_from_the_image(tmp_path: Path) -> None:
+    """The init container fills the cache that the server asserts, both with the image's variables."""
+    yaml = pytest.importorskip("yaml")
+    text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
+    spec = yaml.safe_load(text)["spec"]["template"]["spec"]
+    image = dict(rest.split("=", 1) for name, rest in _instructions() if name == "ENV")
+    folder = tmp_path / "purevk"
+    model = DATA / "linear_relu.pte"
+
+    def run(container: dict[str, Any], words: list[str]) -> subprocess.CompletedProcess[str]:
+        given = {each["name"]: each["value"] for each in container["env"]}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **image, **given}
+        environment[knobs.CACHE_DIR.name] = str(folder)
+        words = [word.replace("/srv/model.pte", str(model)) for word in words]
+        return subprocess.run(
+            [sys.executable, "-m", *words], env=environment, capture_output=True, text=True
+        )
+
+    (warmup,), (server,) = spec["initContainers"], spec["containers"]
+    assert image[knobs.ASSERT_CACHED.name] == "1"
+    ran = run(warmup, warmup["command"])
+    assert ran.returncode == 0, ran.stderr
+    # What the server does first; test_server.py starts the server itself.
+    ran = run(server, ["purevk", "run", "/srv/model.pte"])
+    assert ran.returncode == 0, ran.stderr
 
 
 def _unit_value(name: str) -> str:

@@ -159,7 +159,7 @@ def test_sub_graphs_have_times(context: Context) -> None:
 def test_a_call_that_needs_another_lowering_is_not_timed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def replan(*args: Any) -> None:
+    def replan(*args: Any, **options: Any) -> None:
         raise Replan({}, False)
 
     monkeypatch.setattr(pages, "time_dispatches", replan)

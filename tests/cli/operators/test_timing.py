@@ -72,5 +72,5 @@ def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.device
 def test_a_model_or_operators(cli) -> None:
-    assert "takes a model or --ops" in cli("bench").err
+    assert "name a MODEL, or --ops" in cli("bench").err
     assert "no operator fits" in cli("bench", "--ops", "nothing_of_the_kind").err
