@@ -37,8 +37,14 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "method": name,
             "load_seconds": loaded - start,
             "run_seconds": ended - began,
-            "inputs": [_tensor(as_array(each)) for each in inputs],
-            "outputs": [_tensor(each) for each in outputs],
+            "inputs": [
+                {"name": spec.name, **_tensor(as_array(each))}
+                for spec, each in zip(method.inputs, inputs, strict=True)
+            ],
+            "outputs": [
+                {"name": spec.name, **_tensor(each)}
+                for spec, each in zip(method.outputs, outputs, strict=True)
+            ],
             "cpu_nodes": program.report()["cpu_nodes"],
             "written": args.output,
         }
@@ -90,16 +96,18 @@ def show(data: dict[str, Any], out: Output) -> None:
         indent=0,
     )
     rows = [
-        [f"{kind} {n}", *_cells(each)]
+        [kind, each["name"], *_cells(each)]
         for kind in ("input", "output")
-        for n, each in enumerate(data[f"{kind}s"])
+        for each in data[f"{kind}s"]
     ]
     out.line()
-    out.table(["", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows)
-    for n, each in enumerate(data["outputs"]):
+    out.table(
+        ["", "name", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows
+    )
+    for each in data["outputs"]:
         if each.get("not_finite"):
             out.line(
-                f"output {n} has {each['not_finite']} elements that are infinite or no numbers",
+                f"{each['name']} has {each['not_finite']} elements that are infinite or no numbers",
                 "bold red",
             )
     if data["written"]:

@@ -90,7 +90,13 @@ class _Collector:
 
     def data(self) -> dict[str, Any]:
         graph = self.graph
-        inputs = [self._leaf("in", value) for value in graph.inputs if isinstance(value, Value)]
+        signature = graph.signature
+        known = () if signature is None else signature.names
+        inputs = [
+            self._leaf("in", value, known[at] if at < len(known) else "")
+            for at, value in enumerate(graph.inputs)
+            if isinstance(value, Value)
+        ]
         states = [self._leaf("state", value) for value in graph.states]
         segments = []
         once = list(dict.fromkeys(self.plan.once_of))
@@ -113,7 +119,11 @@ class _Collector:
                     len(segments),
                 )
             )
-        outputs = [self._output(number, output) for number, output in enumerate(graph.outputs)]
+        known = () if signature is None else signature.output_names
+        outputs = [
+            self._output(output, known[at] if at < len(known) else "")
+            for at, output in enumerate(graph.outputs)
+        ]
         return {
             "name": graph.name,
             "symbols": {
@@ -134,9 +144,9 @@ class _Collector:
         self.count += 1
         return f"{self.prefix}{kind}{self.count}"
 
-    def _leaf(self, kind: str, value: Value) -> dict[str, Any]:
+    def _leaf(self, kind: str, value: Value, name: str = "") -> dict[str, Any]:
         self.made[value] = self._id(kind)
-        return {"id": self.made[value], "name": value.name, "type": str(value.type)}
+        return {"id": self.made[value], "name": name or value.name, "type": str(value.type)}
 
     def _segment(self, on: str, nodes: list[dict[str, Any]], number: int = 0) -> dict[str, Any]:
         return {"id": f"{self.prefix}segment{number}_{on}", "on": on, "nodes": nodes}
@@ -190,14 +200,14 @@ class _Collector:
                 {"from": maker, "to": target, "value": value.name, "type": str(value.type)}
             )
 
-    def _output(self, number: int, output: Any) -> dict[str, Any]:
-        name = self._id("out")
+    def _output(self, output: Any, name: str) -> dict[str, Any]:
+        node = self._id("out")
         for value in values_in((output,)):
-            self._edge(value, name)
+            self._edge(value, node)
         kind = str(output.type) if isinstance(output, Value) else "size"
         return {
-            "id": name,
-            "name": output.name if isinstance(output, Value) else str(output),
+            "id": node,
+            "name": name or (output.name if isinstance(output, Value) else str(output)),
             "type": kind,
         }
 
@@ -261,7 +271,9 @@ def _draw(data: dict[str, Any], lines: list[str], depth: int) -> None:
             _draw_node(node, segment["on"], lines, depth + 1)
         lines.append(f"{pad}end")
     for each in data["outputs"]:
-        lines.append(f'{pad}{each["id"]}(["output<br/>{_escaped(each["type"])}"])')
+        lines.append(
+            f'{pad}{each["id"]}(["{_escaped(each["name"])}<br/>{_escaped(each["type"])}"])'
+        )
     for edge in dict.fromkeys((each["from"], each["to"], each["type"]) for each in data["edges"]):
         lines.append(f'{pad}{edge[0]} -->|"{_escaped(edge[2])}"| {edge[1]}')
 

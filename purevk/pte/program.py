@@ -514,7 +514,8 @@ class Program:
             f"there is no data under the key {key!r}",
             where=self.name,
             why=f"not among the {len(self.named)} keys of the program, nor in: {files}",
-            next="give the .ptd files that were exported with it: read_program(path, data_files=[...])",
+            next="give the .ptd files that were exported with it: purevk.load(file, data_files=[...]), or"
+            " --data FILE.ptd on the command line",
         )
 
     def _fail(self, what: str, why: str) -> NoReturn:
