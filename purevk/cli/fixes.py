@@ -7,6 +7,7 @@ import platform
 import sys
 from pathlib import Path
 
+_PACKAGE = Path(__file__).parents[1]
 _PACKAGES: dict[str, dict[str, str]] = {
     "loader": {"debian": "libvulkan1", "fedora": "vulkan-loader", "arch": "vulkan-icd-loader"},
     "software": {
@@ -120,9 +121,13 @@ def shaderc() -> list[str]:
     if sys.platform.startswith("linux"):
         if name == "debian" and version < 13:
             sudo = "" if os.geteuid() == 0 else "sudo "
+            installed = not (
+                _PACKAGE.parent / "packaging"
+            ).is_dir()  # else the script knows the place
+            target = f" {_PACKAGE / '_lib' / 'libshaderc_shared.so'}" if installed else ""
             advice.append(
-                f"{sudo}apt-get install libshaderc-dev glslang-dev spirv-tools && packaging/link_shaderc.sh"
-                "    (in a checkout)"
+                f"{sudo}apt-get install libshaderc-dev glslang-dev spirv-tools g++"
+                f" && packaging/link_shaderc.sh{target}    (in a checkout)"
             )
         else:
             advice += install("shaderc")

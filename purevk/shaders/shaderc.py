@@ -50,7 +50,7 @@ _MESSAGE = re.compile(
 
 _HOW_TO_GET_ONE = (
     "install the platform wheel of purevk (it carries the library), or the Vulkan SDK, or a distribution's libshaderc"
-    " (Debian 13: apt install libshaderc1; Debian 12: apt install libshaderc-dev glslang-dev spirv-tools, then"
+    " (Debian 13: apt install libshaderc1; Debian 12: apt install libshaderc-dev glslang-dev spirv-tools g++, then"
     " packaging/link_shaderc.sh), or build it with packaging/build_shaderc.sh; PUREVK_SHADERC=/path/to/libshaderc names"
     " one. A bundle made on a machine that has a compiler (`purevk warmup --bundle`) needs none here"
 )

@@ -161,7 +161,11 @@ def test_a_compiler_for_old_and_new_debian(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "12"}
     )
-    assert any("packaging/link_shaderc.sh" in each for each in fixes.shaderc())
+    assert any("packaging/link_shaderc.sh    (in a checkout)" in each for each in fixes.shaderc())
+    with monkeypatch.context() as patch:  # as pip installs it from a checkout
+        patch.setattr(fixes, "_PACKAGE", Path("/env/site-packages/purevk"))
+        target = "packaging/link_shaderc.sh /env/site-packages/purevk/_lib/libshaderc_shared.so"
+        assert any(target in each for each in fixes.shaderc())
     monkeypatch.setattr(
         "platform.freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": "13"}
     )
