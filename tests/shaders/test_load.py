@@ -114,7 +114,7 @@ def test_nothing_found_lists_what_was_tried_and_what_to_do(alone: Path) -> None:
         "libshaderc1",
         "packaging/link_shaderc.sh",
         "PUREVK_SHADERC",
-        "export_bundle",
+        "purevk warmup --bundle",
     ):
         assert part in what_next
 
