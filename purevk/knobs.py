@@ -154,8 +154,9 @@ CHECK_INDICES = Knob(
     "PUREVK_CHECK_INDICES",
     _flag,
     False,
-    "1 raises where an index is out of range, as torch does. 0 takes the nearest element. Checking"
-    " has a call wait for each index.",
+    "1 raises where an index that the model computes is out of range, as torch does. 0 takes the"
+    " nearest element. Checking has a call wait for each index. Indices that are inputs are always"
+    " checked.",
 )
 CHECK = Knob(
     "PUREVK_CHECK",

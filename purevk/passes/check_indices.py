@@ -1,9 +1,11 @@
-"""Checks of indices, with PUREVK_CHECK_INDICES=1. Without it, kernels clamp an index that is out of
-range, where torch raises."""
+"""Checks of indices. Those that a call brings are checked on the host. Those that the model computes
+are checked with PUREVK_CHECK_INDICES=1; without it, kernels clamp an index that is out of range, where
+torch raises."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from purevk import knobs
 from purevk.dtypes import DType
@@ -37,6 +39,60 @@ _TABLES = {
     "aten._embedding_bag.default",
     "aten._embedding_bag_forward_only.default",
 }
+
+
+# Operators whose results have all elements of their first argument, and no others.
+_SAME_ELEMENTS = {
+    f"aten.{name}"
+    for name in (
+        "_to_copy.default",
+        "alias.default",
+        "clone.default",
+        "contiguous.default",
+        "permute.default",
+        "reshape.default",
+        "squeeze.default",
+        "squeeze.dim",
+        "squeeze.dims",
+        "transpose.int",
+        "unsqueeze.default",
+        "view.default",
+    )
+}
+
+
+@dataclass(frozen=True)
+class IndexRange:
+    """The indices that an operator takes: from `lowest` to `below`, without it."""
+
+    lowest: int
+    below: int
+    op: str
+    source: str
+
+
+def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
+    """The inputs of a graph, as the front end made it, that are indices as they are: their positions,
+    and what they have to be within. Sizes that differ from call to call are left out, and so are
+    sub-graphs, which may not run."""
+    inputs = {value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)}
+    made: dict[Value, Node] | None = None
+    found: dict[int, dict[IndexRange, None]] = {}
+    for node in graph.nodes:
+        for index, size, lowest in _indices(node):
+            if not isinstance(size, int) or not isinstance(lowest, int):
+                continue
+            if made is None:
+                made = graph.producers()
+            while index not in inputs and index in made and made[index].op in _SAME_ELEMENTS:
+                before = made[index].args[0]
+                if not isinstance(before, Value) or not before.type.dtype.is_int:
+                    break
+                index = before
+            if index in inputs and index.type.dtype is not DType.bool:
+                place = IndexRange(lowest, size, node.op, node.source)
+                found.setdefault(inputs[index], {})[place] = None
+    return {position: tuple(ranges) for position, ranges in found.items()}
 
 
 def check_indices(graph: Graph) -> Graph:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from purevk.fallback import to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
 from purevk.ir import dims as _dims
 from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
+from purevk.passes.check_indices import IndexRange
 from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
 
 _NUMBERS = (bool, int, float, complex)
@@ -146,12 +148,20 @@ class InputReader:
     Args:
         graph: of the method.
         where: the method, for messages.
+        ranges: what the inputs that are indices have to be within, by position.
     """
 
-    def __init__(self, graph: Graph, where: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        where: str,
+        ranges: Mapping[int, tuple[IndexRange, ...]] = MappingProxyType({}),
+    ) -> None:
         self.graph, self.where = graph, where
         self._expected = [
-            _ExpectedTensor(graph, position, value) if isinstance(value, Value) else value
+            _ExpectedTensor(graph, position, value, ranges.get(position, ()))
+            if isinstance(value, Value)
+            else value
             for position, value in enumerate(graph.inputs)
         ]
         self._exact = graph.signature is not None and graph.signature.exact
@@ -170,8 +180,8 @@ class InputReader:
             inputs: one for each input of the graph.
 
         Raises:
-            InputError: their number, or the rank or dtype of one, does not fit the method; or two
-                share memory, one of which the method writes.
+            InputError: their number, or the rank or dtype of one, does not fit the method; an index
+                is out of range; or two share memory, one of which the method writes.
         """
         if len(inputs) != len(self._expected):
             raise InputError(
@@ -228,6 +238,8 @@ class InputReader:
                 return self._refused_array(array, dtype, expected)
             if expected.layout is not None and expected.layout != _layout(array):
                 return self._refused_layout(array, expected)
+            if expected.ranges and isinstance(array, np.ndarray):
+                self._check_indices(array, expected)
             arrays.append(array)
         if self.graph.updates:
             _refuse_shared_memory(self.graph, arrays, self.where)
@@ -307,6 +319,22 @@ class InputReader:
             next="export the model with a dynamic dim, or pass the exported size",
         )
 
+    def _check_indices(self, array: np.ndarray, expected: _ExpectedTensor) -> None:
+        """Raises InputError for an index that is out of range. A kernel would take the nearest."""
+        if not array.size:
+            return
+        least, greatest = int(array.min()), int(array.max())
+        for taken in expected.ranges:
+            if least >= taken.lowest and greatest < taken.below:
+                continue
+            wrong = greatest if greatest >= taken.below else least
+            raise InputError(
+                f"{expected.name} has the index {wrong}",
+                where=f"{self.where}{f', {taken.source}' if taken.source else ''}",
+                why=f"{taken.op} takes indices from {taken.lowest} to {taken.below - 1}",
+                next="pass indices within this range",
+            )
+
     def _refused_layout(self, array: np.ndarray, expected: _ExpectedTensor) -> SignatureError:
         return SignatureError(
             f"the elements of {expected.name} lie in memory as: {_layout(array)}",
@@ -323,14 +351,18 @@ class _ExpectedTensor:
         fixed: each dim that is no symbol, with its size.
         written: whether the method writes it in place.
         layout: how its elements have to lie in memory, see `memory_layout`; None: any way.
+        ranges: what its elements have to be within, if they are indices.
     """
 
-    def __init__(self, graph: Graph, position: int, value: Value) -> None:
+    def __init__(
+        self, graph: Graph, position: int, value: Value, ranges: tuple[IndexRange, ...]
+    ) -> None:
         self.name = name_of_input(graph, position)
         self.dtype, self.rank = value.type.dtype, value.type.rank
         self.fixed = [
             (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
         ]
+        self.ranges = ranges
         self.written = position in graph.updates
         self.layout = dict(graph.signature.layouts).get(position) if graph.signature else None
         self._value = value

@@ -31,6 +31,7 @@ from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symb
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
+from purevk.passes.check_indices import ranges_of_inputs
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
 from purevk.program.coverage import wider_sizes
@@ -221,9 +222,10 @@ class Variant:
         self.used = 0
         # A module is rather exported again for sizes outside of the ranges of an export.
         self.lenient = program.bounds in ("grow", "open") and not hasattr(source, "again")
-        self.graph: Graph = self._prepare(None).graph
+        first = self._prepare(None)
+        self.graph: Graph = first.graph
         self.where = f"{program.name}, method {name}({describe_inputs(self.graph)})"
-        self.reader = InputReader(self.graph, self.where)
+        self.reader = InputReader(self.graph, self.where, ranges_of_inputs(first.imported))
 
     # -- lowering --------------------------------------------------------------------------------
     def _prepare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import purevk
@@ -30,19 +31,69 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
 
 
 class Indexes(torch.nn.Module):
-    def __init__(self, do: Callable[..., Any]) -> None:
+    def __init__(self, do: Callable[..., Any], computed: bool = False) -> None:
         super().__init__()
-        self.do = do
+        self.do, self.computed = do, computed
 
     def forward(self, index: Any) -> Any:
-        return self.do(index)
+        return self.do(index - 1 + 1 if self.computed else index)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_indices_that_a_call_brings_are_checked(name: str) -> None:
+    do, size, from_end = CASES[name]
+    with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
+        for pair in ([0, size - 1], [-size, 1], [-1, 1], [2, size], [-size - 1, 0], [1 << 40, 0]):
+            for index in (torch.tensor(pair), np.array(pair)):
+                if min(pair) >= (-size if from_end else 0) and max(pair) < size:
+                    torch.testing.assert_close(
+                        torch.as_tensor(program(index)), do(torch.tensor(pair))
+                    )
+                    continue
+                with pytest.raises((IndexError, RuntimeError)):
+                    do(torch.tensor(pair))
+                wrong = max(pair) if max(pair) >= size else min(pair)
+                with pytest.raises(InputError, match=f"index has the index {wrong}\\n") as caught:
+                    program(index)
+                below = (
+                    5 if name == "two indices" and not -5 <= wrong < 5 else size
+                )  # the first one
+                lowest = -below if from_end else 0
+                assert f"takes indices from {lowest} to {below - 1}" in caught.value.why
+
+
+def test_indices_in_another_shape_or_dtype_are_checked() -> None:
+    table = torch.nn.Embedding(9, 4)
+    cases: list[tuple[Callable[..., Any], torch.dtype]] = [
+        (lambda i: table(i.long().unsqueeze(0).permute(1, 0)), torch.int32),
+        (lambda i: table(i.reshape(-1, 2)), torch.int64),
+    ]
+    for do, dtype in cases:
+        with purevk.compile(Indexes(do), (torch.zeros(4, dtype=dtype),)) as program:
+            index = torch.tensor([3, 8, 0, 1], dtype=dtype)
+            torch.testing.assert_close(program(index), do(index).detach())
+            with pytest.raises(InputError, match="index has the index 9"):
+                program(index + 1)
+
+
+def test_indices_that_may_not_be_used_are_not_checked() -> None:
+    for do in (
+        lambda i: X.index_select(0, i[:1]),
+        lambda i: X.index_select(0, i.clamp(0, 4)),
+        lambda i: torch.cond(
+            i.sum() > 100, lambda i: X.index_select(0, i).cumsum(0), lambda i: X[:2].cumsum(1), (i,)
+        ),
+    ):
+        with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
+            index = torch.tensor([2, 9])
+            torch.testing.assert_close(program(index), do(index))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_indices_out_of_range_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
     do, size, from_end = CASES[name]
-    with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
+    with purevk.compile(Indexes(do, True), (torch.tensor([0, 1]),)) as program:
         for pair in ([0, size - 1], [-size, 1], [-1, 1], [2, size], [-size - 1, 0], [1 << 40, 0]):
             index = torch.tensor(pair)
             if min(pair) >= (-size if from_end else 0) and max(pair) < size:
@@ -69,5 +120,6 @@ def test_no_indices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_knob_the_nearest_element_is_taken() -> None:
-    with purevk.compile(Indexes(lambda i: X.index_select(0, i)), (torch.tensor([0, 1]),)) as one:
+    module = Indexes(lambda i: X.index_select(0, i), True)
+    with purevk.compile(module, (torch.tensor([0, 1]),)) as one:
         torch.testing.assert_close(one(torch.tensor([9, 0])), X[[4, 0]])
