@@ -22,7 +22,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="purevk",
         description="Runs PyTorch models on any Vulkan device.",
-        epilog="`purevk COMMAND --help` explains a command. docs/cli.md has examples and describes --json.",
+        epilog=(
+            "examples:\n"
+            "  purevk doctor\n"
+            "  purevk inspect model.pte\n"
+            "  purevk run model.pte --input x.npy\n\n"
+            "`purevk COMMAND --help` explains a command. docs/cli.md describes --json."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"purevk {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
