@@ -288,6 +288,7 @@ class Page {
       this.ordered.some((node) => node.graphs.length) && h("p", { class: "quiet" }, "The numbers above count sub-graphs. Temporary tensors and what the host writes and reads are listed below without those of sub-graphs."),
       memory.blocks.length > 0 && h("p", { class: "quiet" }, `Each box is a tensor: from the first to the last dispatch that needs it, at its offset. ${bytes(memory.planned)} serve ${count(memory.blocks.length, "tensor")} of ${bytes(memory.naive)}; no plan can do with less than ${bytes(memory.lower_bound)}. From left to right: the dispatches of a call.`),
       memory.blocks.length ? memoryPicture(this, memory, this.makers) : null,
+      memory.blocks.length ? legend(this.families.map(([name]) => [`made by ${name}`, this.colours.get(name)])) : null,
       h("details", {}, h("summary", {}, `${count(tensors.length, "tensor")} by size`),
         table([
           { name: "tensor", kind: "name", of: (row) => row.label },
