@@ -17,6 +17,7 @@ from purevk.cli.stopwatch import Stopwatch
 from purevk.graph import limits
 from purevk.graph.context import Context
 from purevk.graph.limits import DeviceLimits, device_limits
+from purevk.progress import Steps
 from purevk.report import timings
 from purevk.report.timings import Timing, table
 
@@ -165,7 +166,7 @@ def test_a_process_that_fails_says_why(foreign: Path) -> None:
         model=str(foreign), data=[], input=[], size=[], seed=0, method=None, device=None
     )
     with pytest.raises(PurevkError, match="CoreMLBackend"):
-        bench._loads(args)
+        bench._loads(args, Steps())
 
 
 @pytest.mark.device
