@@ -121,7 +121,7 @@ class _Collector:
             )
         known = () if signature is None else signature.output_names
         outputs = [
-            self._output(output, known[at] if at < len(known) else "")
+            self._output(output, known[at] if at < len(known) else f"output_{at}")
             for at, output in enumerate(graph.outputs)
         ]
         return {
@@ -207,7 +207,7 @@ class _Collector:
         kind = str(output.type) if isinstance(output, Value) else "size"
         return {
             "id": node,
-            "name": name or (output.name if isinstance(output, Value) else str(output)),
+            "name": name,
             "type": kind,
         }
 

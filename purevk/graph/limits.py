@@ -73,20 +73,13 @@ def device_limits(context: Context, again: bool = False) -> DeviceLimits:
         return known
     measured = DeviceLimits(_copy_rate(context), _fma_rate(context))
     if known is not None:
-        measured = _faster(measured, known)
+        measured = faster(measured, known)
     context.cache.put_tuning(key, _NAME, asdict(measured))
     return measured
 
 
-def raise_limits(context: Context, known: DeviceLimits, reached: DeviceLimits) -> DeviceLimits:
-    """The known limits of a context's device, or what kernels reached if that is more. It is kept."""
-    raised = _faster(known, reached)
-    if raised != known:
-        context.cache.put_tuning(context.kernels.device_key, _NAME, asdict(raised))
-    return raised
-
-
-def _faster(one: DeviceLimits, other: DeviceLimits) -> DeviceLimits:
+def faster(one: DeviceLimits, other: DeviceLimits) -> DeviceLimits:
+    """The larger of each rate."""
     return DeviceLimits(
         max(one.bytes_per_second, other.bytes_per_second),
         max(one.flops_per_second, other.flops_per_second),

@@ -12,6 +12,7 @@ from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.shapes import wrap
+from purevk.passes.rewrite import changing
 
 # Operators with one index along a dim, and those of them that count negative indices from the end.
 _ALONG = {
@@ -41,6 +42,7 @@ _TABLES = {
 }
 
 
+_SIGNED = (DType.int8, DType.int16, DType.int32, DType.int64)
 # Operators whose results have all elements of their first argument, and no others.
 _SAME_ELEMENTS = {
     f"aten.{name}"
@@ -63,10 +65,12 @@ _SAME_ELEMENTS = {
 
 @dataclass(frozen=True)
 class IndexRange:
-    """The indices that an operator takes: from `lowest` to `below`, without it."""
+    """The indices that an operator takes: from `lowest` to `below`, without it, once they are of
+    `dtype`."""
 
     lowest: int
     below: int
+    dtype: DType
     op: str
     source: str
 
@@ -76,6 +80,7 @@ def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
     and what they have to be within. Sizes that differ from call to call are left out, and so are
     sub-graphs, which may not run."""
     inputs = {value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)}
+    moving = changing(graph.nodes)
     made: dict[Value, Node] | None = None
     found: dict[int, dict[IndexRange, None]] = {}
     for node in graph.nodes:
@@ -84,13 +89,17 @@ def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
                 continue
             if made is None:
                 made = graph.producers()
+            narrowest = index.type.dtype
             while index not in inputs and index in made and made[index].op in _SAME_ELEMENTS:
                 before = made[index].args[0]
-                if not isinstance(before, Value) or not before.type.dtype.is_int:
+                if not isinstance(before, Value) or before.type.dtype not in _SIGNED:
+                    break
+                if index in moving:
                     break
                 index = before
-            if index in inputs and index.type.dtype is not DType.bool:
-                place = IndexRange(lowest, size, node.op, node.source)
+                narrowest = min(narrowest, index.type.dtype, key=lambda dtype: dtype.itemsize)
+            if index in inputs and index not in moving and narrowest in _SIGNED:
+                place = IndexRange(lowest, size, narrowest, node.op, node.source)
                 found.setdefault(inputs[index], {})[place] = None
     return {position: tuple(ranges) for position, ranges in found.items()}
 

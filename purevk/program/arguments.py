@@ -323,8 +323,10 @@ class InputReader:
         """Raises InputError for an index that is out of range. A kernel would take the nearest."""
         if not array.size:
             return
-        least, greatest = int(array.min()), int(array.max())
         for taken in expected.ranges:
+            # As the model converts them: large numbers wrap.
+            indices = array.astype(taken.dtype.numpy, copy=False)
+            least, greatest = int(indices.min()), int(indices.max())
             if least >= taken.lowest and greatest < taken.below:
                 continue
             wrong = greatest if greatest >= taken.below else least

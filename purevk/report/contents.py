@@ -122,7 +122,6 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
     origins = symbol_origins(parts.graph, [each["name"] for each in inputs])
     outputs = describe(output_specs(parts.graph))
     drawing = GraphDrawing(plan).data()
-    _name_ends(drawing, parts.graph, inputs, outputs)
     _add_dispatches(drawing, plan, values, kernels)
     if parts.timings is not None:
         timings = {id(each.dispatch): each for each in parts.timings}
@@ -155,22 +154,6 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
             plan, device.unified, device.max_arena, _ends_of(parts.graph, inputs)
         ),
     }
-
-
-def _name_ends(
-    drawing: dict[str, Any],
-    graph: Graph,
-    inputs: Sequence[Mapping[str, Any]],
-    outputs: Sequence[Mapping[str, Any]],
-) -> None:
-    """Gives the inputs and outputs of a drawing the names that calls use."""
-    tensors = [
-        each["name"] for each, value in zip(inputs, graph.inputs) if isinstance(value, Value)
-    ]
-    for end, name in zip(drawing["inputs"], tensors):
-        end["name"] = name
-    for end, each in zip(drawing["outputs"], outputs):
-        end["name"] = each["name"]
 
 
 def _ends_of(graph: Graph, inputs: Sequence[Mapping[str, Any]]) -> dict[Value, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 
 from purevk.graph.context import Context
 from purevk.graph.executable import Executable, Observation
-from purevk.graph.limits import DeviceLimits, device_limits, raise_limits
+from purevk.graph.limits import DeviceLimits, device_limits, faster
 from purevk.ir import Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
@@ -115,6 +116,7 @@ def time_call(
     sizes = {(one, number): inside for one, number, inside in observation.submissions}
     numbers = {key: at for at, key in enumerate(sizes)}
     order = [numbers[one, number] for one, number, _ in observation.submissions]
+    count = Counter(order)
     cuts = [one.graph.cuts[number] for one, number in numbers]
     total = sum(cut.last - cut.first for cut in cuts)
     timings: list[Timing] = []
@@ -133,7 +135,7 @@ def time_call(
                     _dims.evaluate(dispatch.nbytes, env),
                     _dims.evaluate(dispatch.flops, env),
                     at,
-                    order.count(at),
+                    count[at],
                     one.plan.nodes_of[position],
                     dispatch,
                 )
@@ -174,7 +176,8 @@ def limits_for(context: Context, timings: Sequence[Timing], again: bool = False)
     if not above or context.device.kind != "cpu":
         return limits  # on a GPU, caches and matrix cores explain it
     # The limits may be those of a machine that had other work. What a kernel reached is possible:
-    # operations in any case, bytes if they are more than caches have.
+    # operations in any case, bytes if they are more than caches have. It is not kept, because a
+    # kernel states how many operations it does, and may do fewer.
     if not again:
         limits = device_limits(context, again=True)
     large = [each for each in timings if each.nbytes >= _CACHES and each.seconds]
@@ -182,7 +185,7 @@ def limits_for(context: Context, timings: Sequence[Timing], again: bool = False)
         max((each.nbytes / each.seconds for each in large), default=0.0),
         max((each.flops / each.seconds for each in timings if each.seconds), default=0.0),
     )
-    return raise_limits(context, limits, reached)
+    return faster(limits, reached)
 
 
 def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:

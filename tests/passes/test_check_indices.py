@@ -76,6 +76,15 @@ def test_indices_in_another_shape_or_dtype_are_checked() -> None:
                 program(index + 1)
 
 
+def test_large_numbers_wrap_as_in_the_model() -> None:
+    do: Callable[..., Any] = lambda i: X.index_select(0, i.int())  # noqa: E731
+    with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
+        index = torch.tensor([(1 << 32) + 3, 2])
+        torch.testing.assert_close(program(index), do(index))
+        with pytest.raises(InputError, match="index has the index 5"):
+            program(torch.tensor([(1 << 32) + 5, 2]))
+
+
 def test_indices_that_may_not_be_used_are_not_checked() -> None:
     for do in (
         lambda i: X.index_select(0, i[:1]),
