@@ -47,6 +47,7 @@ from bench.timing import (
     Budget,
     Sampler,
     error_of,
+    floats_of,
     interleave,
     machine,
     of_timestamps,
@@ -54,7 +55,7 @@ from bench.timing import (
 )
 
 GROUP = 32
-LIMIT = {"fp32": 1e-4, "fp16": 3e-2, "q4": 3e-2}
+LIMIT = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 1e-1, "q4": 3e-2}
 """The largest accepted error relative to the largest logit: of other algorithms in float32, of
 halves in the others."""
 
@@ -219,7 +220,7 @@ def build(form: Form, variant: str) -> Llama:
     """The model with random weights, the same for each call."""
     with torch.device("meta"):
         model = Llama(form, variant == "q4")
-    dtype = torch.float32 if variant == "fp32" else torch.float16
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(variant, torch.float16)
     model = model.to(dtype).to_empty(device="cpu").eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     angles = Llama(Form(0, *_sizes(form)), False)
@@ -301,7 +302,7 @@ def measure(
         for row, wanted in zip(rows, expected, strict=True):
             method = program.methods[method_name(row.case)]
             arrays = [each.numpy() for each in given[row.case]]
-            row.errors["purevk"] = error_of(method(*arrays), wanted)
+            row.errors["purevk"] = error_of(floats_of(method(*arrays)), wanted)
             anatomy(row, program, method, arrays, options.seconds, settle)
             samplers: dict[str, Sampler] = {"purevk": of_timestamps(method.executable, arrays)}
             if torch.cuda.is_available() and row.variant != "q4":
@@ -356,7 +357,7 @@ def llama_cpp(model: Llama, form: Form, rows: Sequence[Row]) -> Iterator[LlamaCp
     peer = None
     with tempfile.TemporaryDirectory() as folder:
         try:
-            if rows[0].variant == "fp32":
+            if rows[0].variant in ("fp32", "bf16"):
                 raise Unavailable("it computes with halves")
             path = Path(folder) / "llama.gguf"
             write_gguf(model, form, path)

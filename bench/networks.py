@@ -190,7 +190,7 @@ class Work:
     build: Callable[[int], Sample]
     batched: bool = False
     images: bool = False
-    variants: tuple[str, ...] = ("fp16", "fp32")
+    variants: tuple[str, ...] = ("fp16", "bf16", "fp32")
 
 
 def _matmul(size: int) -> Work:
@@ -209,7 +209,7 @@ def _attention(heads: int, tokens: int, depth: int, causal: bool) -> Work:
 
     name = f"attention_{tokens}" + ("_causal" if causal else "")
     about = f"attention, {heads} heads, {tokens} tokens, {depth} wide{', causal' * causal}"
-    return Work(name, about, build, variants=("fp16",))
+    return Work(name, about, build, variants=("fp16", "bf16"))
 
 
 def _image_network(

@@ -79,6 +79,20 @@ def error_of(actual: Any, expected: Any) -> float:
     return float(numpy.abs(found - wanted).max() / numpy.abs(wanted).max())
 
 
+def array_of(tensor: Any) -> numpy.ndarray:
+    """A torch tensor as an array. bfloat16 gives its bits, in uint16."""
+    import torch
+
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def floats_of(array: numpy.ndarray) -> numpy.ndarray:
+    """An array, or the float32 of what is the bits of bfloat16 if it has uint16."""
+    if array.dtype != numpy.uint16:
+        return array
+    return (array.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
 def machine() -> dict[str, Any]:
     """What has to stand beside the figures."""
     from purevk.graph.context import default_context

@@ -122,11 +122,12 @@ def _warm(
     specs = list(dict.fromkeys(spec for method in methods for spec in method.kernels))
     pipelines = context.kernels.prepare(specs, bar)
     dispatch_each(context.device, list(zip(specs, pipelines)), bar)
-    if any(
-        spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
+    tried = {
+        ("BFLOAT16", "1") in spec.macros
         for spec in specs
-    ):  # chosen where this one ran
-        specs.append(fragments.SPEC)
+        if spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
+    }
+    specs += [fragments.SPECS[bfloat16] for bfloat16 in tried]  # those were chosen where these ran
     keys = dict.fromkeys(context.kernels.key(spec) for spec in specs)
     context.kernels.save()
     compiled, made = report.compiled - compiled, report.pipelines - made

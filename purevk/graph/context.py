@@ -61,6 +61,9 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+_FRAGMENT = (16, 8, 16)  # whose order of elements attention has to know
+
+
 class Context:
     """A device and its kernels.
 
@@ -78,7 +81,11 @@ class Context:
         self.traits = dataclasses.replace(self.traits, choices=measured_choices(self.kernels))
         if self.traits.coopmat_16x8x16 and knobs.FRAGMENTS():
             self.traits = dataclasses.replace(
-                self.traits, fragment_order=fragment_order(self.kernels)
+                self.traits,
+                fragment_order=fragment_order(
+                    self.kernels,
+                    self.traits.bfloat16_fragments and _FRAGMENT in _fragments(device, "bfloat16"),
+                ),
             )
         self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
         # The device in another API, by the number that it has there; None if it is another device.
@@ -112,8 +119,11 @@ class Context:
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     """The device traits, which the choice of kernels depends on. The cache keeps what the compiler
     was asked."""
-    limits, shapes = device.limits, _coopmat_shapes(device, cache or Cache(None))
-    matrices = _workgroup_matrices(device, cache or Cache(None)) if shapes else ()
+    cache = cache or Cache(None)
+    limits, shapes = device.limits, _coopmat_shapes(device, cache)
+    matrices = _workgroup_matrices(device, cache) if shapes else ()
+    shape = max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None)
+    bfloat16 = bool(shapes) and _knows_bfloat16(device, cache)
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
@@ -125,10 +135,12 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
-        coopmat_shape=max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None),
-        coopmat_16x8x16=(16, 8, 16) in shapes and device.physical.subgroup_size == 32,
+        coopmat_shape=shape,
+        coopmat_16x8x16=_FRAGMENT in shapes and device.physical.subgroup_size == 32,
         workgroup_matrices=matrices,
         max_workgroup_matrix=device.physical.matrix2_max_dimension if matrices else 0,
+        bfloat16_fragments=bfloat16 and shape in _fragments(device, "bfloat16"),
+        bfloat16_matrices=bfloat16 and set(matrices) <= set(_matrices(device, "bfloat16")),
     )
 
 
@@ -177,10 +189,20 @@ def _coopmat_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, in
         getattr(features, name) for name in needed
     ):
         return []
-    shapes = [
+    shapes = _fragments(device, "float16")
+    return (
+        shapes
+        if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache)
+        else []
+    )
+
+
+def _fragments(device: api.Device, dtype: str) -> list[tuple[int, int, int]]:
+    """The shapes of a subgroup for operands of a type that fit the kernels' tiles."""
+    return [
         (shape.m, shape.n, shape.k)
         for shape in device.physical.matrix_shapes
-        if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
+        if (shape.a, shape.b, shape.c, shape.result) == (dtype, dtype, "float32", "float32")
         and shape.scope == "subgroup"
         and not shape.flexible
         and not shape.saturating
@@ -188,10 +210,14 @@ def _coopmat_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, in
         and 16 % shape.n == 0
         and 32 % shape.k == 0
     ]
+
+
+def _knows_bfloat16(device: api.Device, cache: Cache) -> bool:
+    """Whether the device's matrix cores and the compiler know bfloat16."""
     return (
-        shapes
-        if shapes and _compiler_knows("GL_KHR_cooperative_matrix", device.physical.name, cache)
-        else []
+        device.features.bfloat16
+        and ("bfloat16", "shaderBFloat16CooperativeMatrix") in device.physical.feature_fields
+        and _compiler_knows("GL_EXT_bfloat16", device.physical.name, cache)
     )
 
 
@@ -211,32 +237,38 @@ def _workgroup_matrices(device: api.Device, cache: Cache) -> tuple[tuple[int, in
     )
     if not device.features.cooperative_matrix2 or not has_all:
         return ()
-    found = tuple(
-        (shape.m, shape.n, shape.k, shape.invocations)
-        for shape in physical.matrix_shapes
-        if (shape.a, shape.b, shape.c, shape.result) == ("float16", "float16", "float32", "float32")
-        and shape.scope == "workgroup"
-        and shape.flexible
-        and not shape.saturating
-    )
+    found = _matrices(device, "float16")
     known = found and _compiler_knows("GL_NV_cooperative_matrix2", physical.name, cache)
     return found if known else ()
 
 
+def _matrices(device: api.Device, dtype: str) -> tuple[tuple[int, int, int, int], ...]:
+    """The shapes of a workgroup for operands of a type."""
+    return tuple(
+        (shape.m, shape.n, shape.k, shape.invocations)
+        for shape in device.physical.matrix_shapes
+        if (shape.a, shape.b, shape.c, shape.result) == (dtype, dtype, "float32", "float32")
+        and shape.scope == "workgroup"
+        and shape.flexible
+        and not shape.saturating
+    )
+
+
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
     """Whether the compiler knows a GLSL extension. The cache keeps a yes, so that a warm start
-    loads no compiler. Without a compiler the answer is yes: all kernels come from the cache or a
-    bundle. Nor is the compiler asked with PUREVK_ASSERT_CACHED."""
+    loads no compiler. Without a compiler the answer is that of the last one, or yes: all kernels
+    come from the cache or a bundle. Nor is the compiler asked with PUREVK_ASSERT_CACHED."""
     from purevk.shaders import shaderc
 
-    if cache.get_tuning(device, extension) or knobs.ASSERT_CACHED():
-        return True
+    kept = cache.get_tuning(device, extension)
+    if kept or knobs.ASSERT_CACHED():
+        return kept is not False
     try:
         known = shaderc.load().supports(extension)
     except ShaderCompilerError:
-        return True
-    if known:
-        cache.put_tuning(device, extension, True)
+        return kept is not False
+    if known is not kept:
+        cache.put_tuning(device, extension, known)
     return known
 
 

@@ -17,31 +17,41 @@ from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import KernelSpec
 
 TEMPLATE = "core/fragment_order.comp"
-ANSWER = f"{TEMPLATE} A B"  # its key in the cache. A and B are the operands that are tried
-SPEC = KernelSpec(TEMPLATE, (("COOPMAT", "1"),), (), ("storage",), 32)
+# By whether the operands are bfloat16: what is tried, and the key of the answer in the cache. A and B
+# are the operands that are tried.
+SPECS = {
+    False: KernelSpec(TEMPLATE, (("COOPMAT", "1"),), (), ("storage",), 32),
+    True: KernelSpec(TEMPLATE, (("BFLOAT16", "1"), ("COOPMAT", "1")), (), ("storage",), 32),
+}
+ANSWERS = {False: f"{TEMPLATE} A B", True: f"{TEMPLATE} A B bfloat16"}
 
 
-def fragment_order(kernels: KernelStore) -> Callable[[], bool]:
-    """A function that tries a fragment when it is first called. The cache keeps the answer for the
-    driver. The function keeps no reference to the device."""
+def fragment_order(kernels: KernelStore, bfloat16: bool) -> Callable[[bool], bool]:
+    """A function that tries a fragment of float16, or of bfloat16 if its argument is true, when it is
+    first called. The cache keeps the answers for the driver. The function keeps no reference to the
+    device.
+
+    Args:
+        bfloat16: whether there are fragments of bfloat16.
+    """
     held: weakref.ref[KernelStore] = weakref.ref(kernels)
-    answers: list[bool] = []
+    answers: dict[bool, bool] = {} if bfloat16 else {True: False}
 
-    def ask() -> bool:
+    def ask(wanted: bool) -> bool:
         store = held()
-        if not answers and store is not None:
-            kept = store.cache.get_tuning(store.device_key, ANSWER)
+        if wanted not in answers and store is not None:
+            kept = store.cache.get_tuning(store.device_key, ANSWERS[wanted])
             if kept is None:
                 try:
-                    made = run_fragment(store.device, store.prepare([SPEC])[0])
+                    made = run_fragment(store.device, store.prepare([SPECS[wanted]])[0])
                 except KernelNotCachedError:
                     raise
                 except (DeviceError, ShaderCompilerError):
                     return False  # not cached: another driver or compiler may work
                 kept = bool(np.array_equal(made, expected_product()))
-                store.cache.put_tuning(store.device_key, ANSWER, kept)
-            answers.append(bool(kept))
-        return bool(answers) and answers[0]
+                store.cache.put_tuning(store.device_key, ANSWERS[wanted], kept)
+            answers[wanted] = bool(kept)
+        return answers.get(wanted, False)
 
     return ask
 

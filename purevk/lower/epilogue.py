@@ -16,7 +16,9 @@ from purevk.lower.operands import broadcast_strides
 from purevk.shaders.interface import EXTRA_BINDING
 
 _LANES = {"float": "vec4", "int": "ivec4", "bool": "bvec4", "int64_t": "i64vec4"}
-_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
+# Four neighbours in a buffer, and as a vec4 (elements.glslh).
+_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
+_FLOATS = {"uvec2": "pv_bfloat16_quad"}
 
 
 @dataclass
@@ -63,7 +65,8 @@ def make_epilogue(
     made = Epilogue(flops=len(expression.steps))
     declared: list[str] = []
     names, loads, loads4 = ["v"], [], []
-    fields: list[tuple[str, str, str]] = []  # type and value of what is loaded, and its use
+    fields: list[tuple[str, str, str]] = []  # type and value of what is loaded, what converts it
+    kinds: list[str] = []  # what it is converted to
     words = 0
     if second:
         names.append("w")
@@ -89,7 +92,7 @@ def make_epilogue(
         acc = operand.dtype.acc
         loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
         if wide:
-            fields.append((element, f"buf_{name}[({at}) >> 2]", "vec4"))
+            fields.append((element, f"buf_{name}[({at}) >> 2]", _FLOATS.get(element, "vec4")))
             words += operand.dtype.itemsize
         elif kind in ("full", "column"):
             parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
@@ -99,7 +102,8 @@ def make_epilogue(
             fields.append((acc, _scalar(operand.dtype, number, at), _LANES[acc]))
             words += 2 if acc == "int64_t" else 1
         _, read, lanes = fields[-1]
-        loads4.append(f"{lanes} x{number} = {lanes}({read});")
+        loads4.append(f"{_LANES[acc]} x{number} = {lanes}({read});")
+        kinds.append(_LANES[acc])
         names.append(f"x{number}")
         made.buffers[name] = (operand, "r")
     body, (result,) = expression.glsl(names, (), prefix="t")
@@ -120,7 +124,7 @@ def make_epilogue(
         )
         made.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
         if fields and ahead:
-            text += _two_steps(fields, coordinates, lanes)
+            text += _two_steps(fields, kinds, coordinates, lanes)
             made.macros |= {
                 "EXTRAS": "PvExtras",
                 "EXTRAS_WORDS": str(words),
@@ -141,12 +145,18 @@ def make_epilogue(
     return made
 
 
-def _two_steps(fields: list[tuple[str, str, str]], coordinates: str, result: str) -> str:
+def _two_steps(
+    fields: list[tuple[str, str, str]], kinds: list[str], coordinates: str, result: str
+) -> str:
     """A struct of what an epilogue loads, the function that loads it, and the one that uses it.
-    `fields` has the type and value of each field, and the type that the program takes."""
+    `fields` has the type and value of each field, and what converts it to the type in `kinds`, which
+    the program takes."""
     members = " ".join(f"{kind} x{n};" for n, (kind, _, _) in enumerate(fields))
     values = ", ".join(read for _, read, _ in fields)
-    uses = " ".join(f"{lanes} x{n} = {lanes}(e.x{n});" for n, (_, _, lanes) in enumerate(fields))
+    uses = " ".join(
+        f"{kind} x{n} = {convert}(e.x{n});"
+        for n, ((_, _, convert), kind) in enumerate(zip(fields, kinds))
+    )
     return (
         f" struct PvExtras {{ {members} }};"
         f" PvExtras pv_read_extras({coordinates}) {{ return PvExtras({values}); }}"
@@ -157,6 +167,8 @@ def _two_steps(fields: list[tuple[str, str, str]], coordinates: str, result: str
 def _scalar(dtype: DType, number: int, at: str) -> str:
     if dtype is DType.bool:
         return f"(int(buf_extra{number}[{at}]) != 0)"  # a conversion is all that storage of 8 bits allows
+    if dtype is DType.bfloat16:
+        return f"uintBitsToFloat(uint(buf_extra{number}[{at}]) << 16)"
     return f"{dtype.acc}(buf_extra{number}[{at}])"
 
 

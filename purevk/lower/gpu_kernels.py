@@ -43,7 +43,8 @@ class Problem:
 
     Attributes:
         m, n, k, batches: sizes.
-        half: both operands are float16, as matrix cores need.
+        half: both operands are float16, or both are bfloat16, as matrix cores need.
+        bfloat16: with `half`, they are bfloat16.
         transposed: B is dense along K.
         vectors: whether A and B are read as vec4s.
         window: the rows of A are the windows of a convolution, whose addresses take arithmetic.
@@ -63,11 +64,18 @@ class Problem:
     window: bool = False
     tiles: TileBounds | None = None
     wide: bool = False
+    bfloat16: bool = False
 
     @property
     def large(self) -> bool:
         """Whether its results alone fill a large GPU."""
         return self.m * self.n * self.batches >= 1 << 20
+
+    def on_matrix_cores(self, traits: DeviceTraits) -> bool:
+        """Whether matrix cores of subgroups take these operands. Only loads of 16 bytes are made for
+        bfloat16."""
+        known = traits.bfloat16_fragments and self.wide if self.bfloat16 else True
+        return self.half and known and traits.coopmat_shape is not None
 
 
 class GpuChoice(ABC):
@@ -299,7 +307,8 @@ class Coopmat(_TileChoice):
         """Whether the template's conditions and the device's limits hold. Few large workgroups hide
         nothing of the start and end of a few steps."""
         return (
-            problem.half
+            problem.on_matrix_cores(traits)
+            and (self.width == 8 or not problem.bfloat16)
             and self.sub_m % self.shape[0] == 0
             and self.sub_n % self.shape[1] == 0
             and self.tile_k % (self.shape[2] * self.slices) == 0
@@ -371,6 +380,7 @@ class WorkgroupCoopmat(_TileChoice):
         """Whether the template's conditions and the device's limits hold."""
         return (
             problem.half
+            and (traits.bfloat16_matrices or not problem.bfloat16)
             and problem.tiles is not None
             and self.tile_m <= problem.tiles.m
             and self.tile_n <= problem.tiles.n

@@ -36,7 +36,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
         and ceil(problem.m, 64) * ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
     ):
         tiles.append(Tiled(*sizes.tiled_few))
-    if problem.half and traits.coopmat_shape is not None:
+    if problem.on_matrix_cores(traits) and traits.coopmat_shape is not None:
         for each in (*sizes.coopmat, *(() if problem.window else sizes.coopmat_more)):
             narrow = Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size)
             wide = replace(narrow, width=8)
@@ -49,7 +49,7 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     if problem.window:
         return
     yield from dots(traits, problem)
-    if problem.m > 8 and problem.transposed and problem.half and traits.coopmat_shape is not None:
+    if problem.m > 8 and problem.transposed and problem.on_matrix_cores(traits):
         return  # matrix cores are faster
     for rows in (1, 2, 4, 8, 16):
         if rows > 1 and rows >= 2 * problem.m:

@@ -17,7 +17,14 @@ from purevk.shaders.templates import template_interface
 from purevk.tuning import DeviceTraits
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
-TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui")
+TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui", "r16ui", "rgba16ui")
+_TEXELS = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui", DType.bfloat16: "16ui"}
+
+
+def texel_form(kind: str) -> int:
+    """TEXEL_* of a kernel that reads bfloat16 from texel buffers, by what `Lowering.texel` gave: 0 for
+    a storage buffer, 1 for floats, 2 for the bits of bfloat16."""
+    return 0 if not kind else 2 if kind.endswith("16ui") else 1
 
 
 @dataclass(frozen=True)
@@ -316,14 +323,17 @@ class Lowering:
             )
         )
 
-    def texel(self, operand: Operand, vector: bool) -> str:
+    def texel(self, operand: Operand, vector: bool, bits: bool = False) -> str:
         """What to add to the mode of a binding that software devices read faster as a texel buffer,
         such as ":rgba32f"; "" for a storage buffer. The macro TEXEL_* of the operand is then 1.
 
         Args:
             vector: elements are read as vec4s.
+            bits: the kernel reads bfloat16 as unsigned integers; TEXEL_* is 2 then.
         """
-        form = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui"}.get(operand.dtype)
+        form = _TEXELS.get(operand.dtype)
+        if operand.dtype is DType.bfloat16 and not bits:
+            form = None
         if (
             not self.traits.profile.prefers_texel_reads
             or form is None

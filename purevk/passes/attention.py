@@ -28,7 +28,7 @@ _RESHAPES = (
     "aten.squeeze.dims",
     "aten.alias.default",
 )
-_FLOATS = (DType.float32, DType.float16)
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
 def guard_softmax(graph: Graph) -> Graph:

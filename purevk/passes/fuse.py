@@ -214,20 +214,21 @@ def fuse_epilogues(graph: Graph) -> Graph:
         if node.op != NAME or len(node.results) != 1 or not node.result.type.dtype.is_float:
             continue
         expression, inputs = node.attribute("expression", Expression), node.tensors("inputs")
-        if DType.bfloat16 in (node.result.type.dtype, *expression.inputs):
-            continue  # epilogues read and write elements as they are
         if DType.float64 in (node.result.type.dtype, *expression.dtypes):
             continue  # and kernels that take them are not made for double precision
         if node.sizes("scalars") or len(inputs) + 3 > MAX_BUFFERS:
             continue
         if expression.code_size > MAX_EPILOGUE_CODE:
             continue
+        dtypes = (node.result.type.dtype, *expression.inputs)
         makers = [(value, producer[value]) for value in inputs if value in producer]
         makers.sort(key=lambda maker: -position[maker[1]])  # the last one that runs comes first
         for value, kernel in makers:
             if kernel in gone or written & set(kernel.inputs) or readers[value] != 1:
                 continue
             if not _takes_epilogue(kernel, node.sizes("sizes")):
+                continue
+            if DType.bfloat16 in dtypes and not _takes_bfloat16(kernel):
                 continue
             fused = _attach(kernel, node, value)
             gone.add(kernel)
@@ -249,6 +250,13 @@ def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
         return False
     made = kernel.result.type.dims
     return len(made) == len(sizes) and all(a == b for a, b in zip(made, sizes))
+
+
+def _takes_bfloat16(kernel: Node) -> bool:
+    """Whether a kernel, and so its epilogue, reads and writes bfloat16."""
+    definition = registry.find(kernel.op)
+    form = None if definition is None else definition.form
+    return isinstance(form, registry.Kernel) and form.bfloat16
 
 
 def _attach(kernel: Node, node: Node, value: Value) -> Node:

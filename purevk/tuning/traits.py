@@ -12,8 +12,8 @@ from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.profile import DeviceProfile
 
 
-def no() -> bool:
-    """The answer about a property that a device has not been asked for."""
+def no(bfloat16: bool) -> bool:
+    """The answer about fragments that a device has not been asked for."""
     return False
 
 
@@ -40,7 +40,11 @@ class DeviceTraits:
             workgroup, of halves with float sums: its sizes are multiples of m, n and k in
             workgroups of this many invocations. Empty without them or a compiler that knows them.
         max_workgroup_matrix: rows and columns of such a matrix, at most.
-        fragment_order: whether the elements of a fragment of 16 x 8 x 16 are in the order that
+        bfloat16_fragments: whether the cooperative matrices of a subgroup exist for operands of
+            bfloat16 too.
+        bfloat16_matrices: whether those of a workgroup do.
+        fragment_order: whether there are fragments of 16 x 8 x 16 in subgroups of 32 invocations,
+            of float16 (False) or of bfloat16 (True), and their elements are in the order that
             `glsl/core/fragments.glslh` states; asks the device when called.
         choices: the kernels that were measured on the device.
     """
@@ -59,7 +63,9 @@ class DeviceTraits:
     coopmat_16x8x16: bool = False
     workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
     max_workgroup_matrix: int = 0
-    fragment_order: Callable[[], bool] = field(default=no, compare=False, repr=False)
+    bfloat16_fragments: bool = False
+    bfloat16_matrices: bool = False
+    fragment_order: Callable[[bool], bool] = field(default=no, compare=False, repr=False)
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)
 
     @property

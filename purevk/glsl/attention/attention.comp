@@ -32,7 +32,7 @@
 #endif
 
 #include "attention/attention_io.glslh"
-WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
 layout(local_size_x = LX, local_size_y = WY, local_size_z = 1) in;
 
 #if MASKED && !EXACT_BOUNDS
@@ -178,7 +178,7 @@ void main() {
         float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
         if (row < S) {
             UNROLL for (int d = 0; d < DV4; d++) {
-                buf_out[(base_o + row * o_row) / 4 + d] = VEC4_OF(T_OUT)(acc[r][d] * over);
+                buf_out[(base_o + row * o_row) / 4 + d] = QUAD_FROM(T_OUT, acc[r][d] * over);
             }
         }
     }

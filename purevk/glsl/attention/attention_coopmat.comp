@@ -6,19 +6,23 @@
 #if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if defined(BFLOAT16) && BFLOAT16
+#extension GL_EXT_bfloat16 : require
 #endif
-// softmax(scale * q k^T + mask) v of halves on matrix cores, in one pass with a running maximum.
+#endif
+// softmax(scale * q k^T + mask) v of 16 bits on matrix cores, in one pass with a running maximum.
 // Scores, their softmax and the sums are float. Scores and sums stay in a subgroup's fragments,
 // whose elements are in the order that fragments.glslh states; the device must have been tested for
 // that. The scores are then in the right order for the left operand of the second matmul.
 //
-// Buffers, parameters and macros: attention_io.glslh; q, k and v are float16_t. Heads are padded
-// with zeros to multiples of 16 columns. More macros:
+// Buffers, parameters and macros: attention_io.glslh; q, k and v are all float16, or all bfloat16.
+// Heads are padded with zeros to multiples of 16 columns. More macros:
+//   BFLOAT16  with COOPMAT, 1: they are bfloat16. Needs a compiler that knows GL_EXT_bfloat16. (0)
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16; times the columns of a padded head, of k and of v, a
 //     multiple of 128 * SUBS
-//   VEC8_KV  with COOPMAT, 1: k and v are read 8 halves at a time. HEAD_DIM, VALUE_DIM and the strides
+//   VEC8_KV  with COOPMAT, 1: k and v are read 8 elements at a time. HEAD_DIM, VALUE_DIM and the strides
 //     and offsets of k and v are multiples of 8, and KEYS times the columns of a padded head is a
 //     multiple of 256 * SUBS.
 //   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
@@ -27,6 +31,9 @@
 //   steps.glslh
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "core/common.glslh"
+#ifndef BFLOAT16
+#define BFLOAT16 0
+#endif
 #ifndef FRAGMENTS_M
 #define FRAGMENTS_M 1
 #endif
@@ -39,7 +46,7 @@
 
 #include "attention/attention_io.glslh"
 #include "core/fragments.glslh"
-WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
 #define LOCAL (32 * SUBS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define SUB_QUERIES (16 * FRAGMENTS_M)
@@ -66,31 +73,35 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #if COOPMAT
 #define SUB int(gl_SubgroupID)
 #define LANE int(gl_SubgroupInvocationID)
+#if BFLOAT16
+#define LOADED bfloat16_t
+#else
 #define LOADED float16_t
-#define LOADED4 f16vec4
+#endif
 #if VEC8_KV
 #define LOADED_VECTOR uvec4
 #else
-#define LOADED_VECTOR f16vec4
+#define LOADED_VECTOR QUAD_OF(T_K)
 #endif
-#define LEFT(name) coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> name
+#define FETCHED(T, v) LOADED_VECTOR(v)
+#define LEFT(name) coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> name
 #define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> name
 #define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
 shared LOADED_VECTOR tiles[TILES_SIZE / EACH];
 
 // The right operand, 16 x 8, for MULTIPLY: keys, whose columns are rows of the tile, or values,
 // whose rows are.
-#define RIGHT_KEYS(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+#define RIGHT_KEYS(at) coopmat<LOADED, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, (at) / EACH, KEY_LINE / EACH, gl_CooperativeMatrixLayoutColumnMajor)
-#define RIGHT_VALUES(at) coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+#define RIGHT_VALUES(at) coopmat<LOADED, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, (at) / EACH, VALUE_LINE / EACH, gl_CooperativeMatrixLayoutRowMajor)
 #define MULTIPLY(sums, left) sums = coopMatMulAdd(left, right, sums)
 #else
 #define SUB int(gl_LocalInvocationIndex / 32u)
 #define LANE int(gl_LocalInvocationIndex % 32u)
 #define LOADED float
-#define LOADED4 vec4
 #define LOADED_VECTOR vec4
+#define FETCHED(T, v) FLOATS_OF(T, v)
 #define LEFT(name) float name[8]
 #define SUMS(name) float name[4]
 #define CLEAR(sums) sums = float[4](0.0, 0.0, 0.0, 0.0)
@@ -133,12 +144,12 @@ void fetch(int base_k, int base_v, int t0) {
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
         int at = id + s * LOCAL, column = at % VECTORS_K, row = base_k + min(t0 + at / VECTORS_K, T - 1) * k_row;
         next_k[s] = LOADED_VECTOR(0.0);
-        if (column < HEAD_DIM / EACH) next_k[s] = LOADED_VECTOR(buf_k[row / EACH + column]);
+        if (column < HEAD_DIM / EACH) next_k[s] = FETCHED(T_K, buf_k[row / EACH + column]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
         int at = id + s * LOCAL, column = at % VECTORS_V, row = base_v + min(t0 + at / VECTORS_V, T - 1) * v_row;
         next_v[s] = LOADED_VECTOR(0.0);
-        if (column < VALUE_DIM / EACH) next_v[s] = LOADED_VECTOR(buf_v[row / EACH + column]);
+        if (column < VALUE_DIM / EACH) next_v[s] = FETCHED(T_V, buf_v[row / EACH + column]);
     }
 }
 
@@ -183,10 +194,10 @@ void main() {
             UNROLL for (int i = 0; i < 4; i++) {
                 int column = 16 * d + A_COLUMN(lane, i);
                 int at = base_q + min(row0 + 16 * m + A_ROW(lane, i), S - 1) * q_row + column;
-                LOADED4 quad = LOADED4(0.0);
-                if (column < HEAD_DIM) quad = LOADED4(buf_q[at / 4]);
-                q[m][d][2 * i] = (lane & 1) == 0 ? quad.x : quad.z;
-                q[m][d][2 * i + 1] = (lane & 1) == 0 ? quad.y : quad.w;
+                vec4 quad = vec4(0.0);
+                if (column < HEAD_DIM) quad = READ4_Q(at);
+                q[m][d][2 * i] = LOADED((lane & 1) == 0 ? quad.x : quad.z);
+                q[m][d][2 * i + 1] = LOADED((lane & 1) == 0 ? quad.y : quad.w);
             }
         }
         UNROLL for (int v = 0; v < VALUES8; v++) CLEAR(sums[m][v]);
@@ -279,7 +290,7 @@ void main() {
             int quad = 2 * v + lane % 4 / 2;
             if (row < S && quad < DV4) {
                 buf_out[(base_o + row * o_row) / 4 + quad] =
-                    VEC4_OF(T_OUT)(odd ? vec4(other, lower) : vec4(upper, other));
+                    QUAD_FROM(T_OUT, (odd ? vec4(other, lower) : vec4(upper, other)));
             }
         }
     }

@@ -30,7 +30,7 @@ PARAM(26, splits)
 #if SPLIT
 WRITEONLY_BUFFER(OUT_BINDING, out, vec4)
 #else
-WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
 #endif
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
@@ -153,7 +153,7 @@ void main() {
 #if SPLIT
             buf_out[at + quad] = sum;
 #else
-            buf_out[at + quad] = VEC4_OF(T_OUT)(total == 0.0 ? vec4(0.0) : sum / total);
+            buf_out[at + quad] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : sum / total));
 #endif
         }
         barrier();

@@ -6,6 +6,7 @@
 // Macros: T_OUT. Local size 128; DV is at most 512.
 // Grid: (S, Hq, B)
 #include "core/common.glslh"
+#include "core/elements.glslh"
 #ifndef T_OUT
 #define T_OUT float
 #endif
@@ -21,7 +22,7 @@ PARAM(6, offset_shares)  // of the shares in their buffer, in elements
 PARAM(7, offset_o)  // of out
 
 READONLY_BUFFER(0, shares, vec4)
-WRITEONLY_BUFFER(1, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(1, out, QUAD_OF(T_OUT))
 layout(local_size_x = 128, local_size_y = 1, local_size_z = 1) in;
 
 shared vec4 sums[128];
@@ -60,5 +61,5 @@ void main() {
         acc += scale * sums[i * vectors + column];
     }
     int to = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4 + column;
-    buf_out[to] = VEC4_OF(T_OUT)(total == 0.0 ? vec4(0.0) : acc / total);
+    buf_out[to] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : acc / total));
 }

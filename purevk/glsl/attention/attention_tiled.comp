@@ -34,7 +34,7 @@
 #endif
 
 #include "attention/attention_io.glslh"
-WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
 #define LOCAL (LANES * GROUPS)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
@@ -214,7 +214,7 @@ void main() {
         UNROLL for (int d = 0; d < MY_VALUES; d++) {
             int c = column + d * COLUMNS;
             if (share == 0 && row < S && c < DV4) {
-                buf_out[(base_o + row * o_row) / 4 + c] = VEC4_OF(T_OUT)(acc[r][d] * over);
+                buf_out[(base_o + row * o_row) / 4 + c] = QUAD_FROM(T_OUT, acc[r][d] * over);
             }
         }
     }

@@ -6,15 +6,27 @@
 #if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if defined(BFLOAT16) && BFLOAT16
+#extension GL_EXT_bfloat16 : require
+#endif
 #endif
 // Tests whether a device has the order of elements in fragments.glslh. Multiplies A, 16 x 16, by B,
 // 16 x 8. Fills the fragments and stores the sums element by element, in this order. `out` is A B only
 // if the device has it.
 //
 // COOPMAT  1: by cooperative matrices; 0: step by step, for comparison
+// BFLOAT16  with COOPMAT, 1: of bfloat16 (0: of float16)
 //
 // Buffer: out, float [16, 8]. A[m][k] = (7 m + 13 k) % 17 - 8, B[k][n] = (5 k + 11 n) % 19 - 9.
 // Grid: (1). The subgroup has 32 invocations.
+#ifndef BFLOAT16
+#define BFLOAT16 0
+#endif
+#if BFLOAT16
+#define HALF bfloat16_t
+#else
+#define HALF float16_t
+#endif
 #include "core/common.glslh"
 #include "core/fragments.glslh"
 
@@ -27,13 +39,13 @@ float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }
 void main() {
     int lane = int(gl_LocalInvocationIndex);
 #if COOPMAT
-    coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
+    coopmat<HALF, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
     UNROLL for (int i = 0; i < 4; i++) {
-        a[2 * i] = float16_t(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
-        a[2 * i + 1] = float16_t(a_at(A_ROW(lane, i), A_COLUMN(lane, i) + 1));
+        a[2 * i] = HALF(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
+        a[2 * i + 1] = HALF(a_at(A_ROW(lane, i), A_COLUMN(lane, i) + 1));
     }
-    coopmat<float16_t, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> b;
-    UNROLL for (int i = 0; i < 4; i++) b[i] = float16_t(b_at(B_ROW(lane, i), B_COLUMN(lane)));
+    coopmat<HALF, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> b;
+    UNROLL for (int i = 0; i < 4; i++) b[i] = HALF(b_at(B_ROW(lane, i), B_COLUMN(lane)));
     coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> sums =
         coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0);
     sums = coopMatMulAdd(a, b, sums);

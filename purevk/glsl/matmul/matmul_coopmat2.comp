@@ -7,8 +7,11 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_NV_cooperative_matrix2 : require
+#if defined(BFLOAT16) && BFLOAT16
+#extension GL_EXT_bfloat16 : require
 #endif
-// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) of halves with float sums, by
+#endif
+// out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) of 16 bits with float sums, by
 // cooperative matrices of a workgroup, which the driver distributes and stages itself
 // (VK_NV_cooperative_matrix2).
 //
@@ -19,9 +22,14 @@
 //   TILE_M, TILE_N, TILE_K  the result of a workgroup, and the step along K (128, 128, 64)
 //   LOCAL  invocations of a workgroup (256)
 //   B_TRANSPOSED, SPLIT_K  as in matmul_tiled.comp
+//   BFLOAT16  with COOPMAT, 1: A and B are bfloat16: T_A and T_B, and T_OUT if it is too, are
+//     bfloat16_t (0: float16_t)
 //   COOPMAT  0: the same element by element, for tests on devices without matrix cores
 // Grid: as matmul_tiled.comp
 #include "core/common.glslh"
+#ifndef BFLOAT16
+#define BFLOAT16 0
+#endif
 #ifndef TILE_M
 #define TILE_M 128
 #endif
@@ -132,8 +140,8 @@ void main() {
 #endif
     MATRIX(float, TILE_M, TILE_N, Accumulator) sums = MATRIX(float, TILE_M, TILE_N, Accumulator)(0.0);
     for (int k = k_first; k < k_last; k += TILE_K) {
-        MATRIX(float16_t, TILE_M, TILE_K, A) a;
-        MATRIX(float16_t, TILE_K, TILE_N, B) b;
+        MATRIX(T_A, TILE_M, TILE_K, A) a;
+        MATRIX(T_B, TILE_K, TILE_N, B) b;
         coopMatLoadTensorNV(a, buf_a, base_a, sliceTensorLayoutNV(layout_a, row0, TILE_M, k, TILE_K));
 #if B_TRANSPOSED
         coopMatLoadTensorNV(b, buf_b, base_b, sliceTensorLayoutNV(layout_b, column0, TILE_N, k, TILE_K), turned);
@@ -164,11 +172,11 @@ void main() {
             sum += READ_A(int(base_a) + m * lda + k) * b;
         }
 #if SPLIT_K
-        buf_out[int(base_o) + m * N + n] = T_OUT(sum);
+        buf_out[int(base_o) + m * N + n] = ELEMENT_OF(T_OUT, sum);
 #elif defined(ELEMENT)
-        buf_out[offset_o + ELEMENT(batch, m, n)] = T_OUT(finish(sum, batch, m, n));
+        buf_out[offset_o + ELEMENT(batch, m, n)] = ELEMENT_OF(T_OUT, finish(sum, batch, m, n));
 #else
-        buf_out[int(base_o) + m * int(pitch) + n] = T_OUT(finish(sum, batch, m, n));
+        buf_out[int(base_o) + m * int(pitch) + n] = ELEMENT_OF(T_OUT, finish(sum, batch, m, n));
 #endif
     }
 #endif

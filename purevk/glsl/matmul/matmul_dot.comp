@@ -5,9 +5,9 @@
 // read once, at copy bandwidth, 16 bytes at a time. The invocations of a workgroup share K, for 4
 // columns.
 //
-// Buffers: as matmul.comp, of float or of float16_t, A and B alike. A row of A, and a column of B,
+// Buffers: as matmul.comp, A and B alike in the size of their elements. A row of A, and a column of B,
 // is dense, and starts at a multiple of 16 bytes, of which K has a whole number: VEC8_A and VEC8_B
-// are 1 for halves, VEC4_A and VEC4_B for floats.
+// are 1 for elements of 16 bits, VEC4_A and VEC4_B for floats.
 // Parameters: as matmul.comp.
 // Macros: those of matmul_io.glslh, and
 //   ROWS  rows of A that a workgroup takes (1), up to 8
@@ -80,11 +80,11 @@ layout(local_size_x = LANES, local_size_y = 1, local_size_z = 1) in;
 #if VEC8_B
 #define PER 8  // elements of a load
 #define T_LOAD uvec4
-#define QUAD(load, half) vec4(unpackHalf2x16(load[2 * (half)]), unpackHalf2x16(load[2 * (half) + 1]))
+#define QUAD(T, load, half) FLOATS_OF_WORDS(T, uvec2(load[2 * (half)], load[2 * (half) + 1]))
 #else
 #define PER 4
 #define T_LOAD vec4
-#define QUAD(load, half) load
+#define QUAD(T, load, half) load
 #endif
 #define COLS (4 + 4 * PAIRED)
 #define SUBGROUPS (LANES / SG)
@@ -96,7 +96,7 @@ T_LOAD columns[STEPS][COLS];
 #ifndef T_SCALE
 #define T_SCALE float
 #endif
-READONLY_BUFFER(INPUTS + BIAS + 1, scale, VEC4_OF(T_SCALE))
+READONLY_BUFFER(INPUTS + BIAS + 1, scale, QUAD_OF(T_SCALE))
 shared float all_squares[SUBGROUPS * ROWS];
 float squares[ROWS];  // sums over what an invocation reads of a row
 #endif
@@ -135,17 +135,17 @@ void main() {
             int at = min(k + s * LANES, loads - 1);
 #if NORM
             vec4 factors[PER / 4];
-            UNROLL for (int h = 0; h < PER / 4; h++) factors[h] = vec4(buf_scale[((offset_scale + at * PER) >> 2) + h]);
+            UNROLL for (int h = 0; h < PER / 4; h++) factors[h] = FLOATS_OF(T_SCALE, buf_scale[((offset_scale + at * PER) >> 2) + h]);
 #endif
             UNROLL for (int r = 0; r < ROWS; r++) {
                 T_LOAD row = beyond ? T_LOAD(0) : buf_a[base_a + min(m0 + r, M - 1) * (lda / PER) + at];
                 UNROLL for (int h = 0; h < PER / 4; h++) {
-                    vec4 a = vec4(QUAD(row, h));
+                    vec4 a = vec4(QUAD(T_A, row, h));
 #if NORM
                     squares[r] += dot(a, a);
                     a *= factors[h];
 #endif
-                    UNROLL for (int c = 0; c < COLS; c++) sums[c / 4 * ROWS + r][c % 4] += dot(a, vec4(QUAD(columns[s][c], h)));
+                    UNROLL for (int c = 0; c < COLS; c++) sums[c / 4 * ROWS + r][c % 4] += dot(a, vec4(QUAD(T_B, columns[s][c], h)));
                 }
             }
         }

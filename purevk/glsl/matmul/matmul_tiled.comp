@@ -3,6 +3,9 @@
 #if defined(COOPMAT) && COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if defined(BFLOAT16) && BFLOAT16
+#extension GL_EXT_bfloat16 : require
+#endif
 #endif
 // out[b, m, n] = EPILOGUE(sum_k A[b, m, k] * B[b, k, n] + bias[n]) in float, by tiles in shared
 // memory: for GPUs.
@@ -50,6 +53,15 @@ PARAM(18, split_size)  // K of one split, a multiple of TILE_K
 #include "matmul/matmul_io.glslh"
 #include "matmul/matmul_groups.glslh"
 
+// Four elements in the form that the tile has.
+#if COOPMAT
+#define QUAD_A(i) RAW4_A(i)
+#define QUAD_B(i) RAW4_B(i)
+#else
+#define QUAD_A(i) READ4_A(i)
+#define QUAD_B(i) READ4_B(i)
+#endif
+
 int base_b, base_o, pitch, batch, k_now, k_last;
 int row_at[A_SLOTS];
 
@@ -67,7 +79,7 @@ LOADED_VECTOR a_load(int slot) {
 #if WIDTH == 8
     if (k_now < k_last) v = buf_a[at >> 3];
 #elif VEC4_A
-    if (k_now < k_last) v = LOADED_VECTOR(RAW4_A(at));
+    if (k_now < k_last) v = LOADED_VECTOR(QUAD_A(at));
 #else
     if (k_now < k_last) v.x = LOADED(READ_A(at));
     if (k_now + 1 < k_last) v.y = LOADED(READ_A(at + 1));
@@ -84,7 +96,7 @@ LOADED_VECTOR load_b(int k, int n) {
 #if WIDTH == 8
         v = buf_b[(at + min(n, N - 8)) >> 3];
 #elif VEC4_B
-        v = LOADED_VECTOR(RAW4_B(at + min(n, N - 4)));
+        v = LOADED_VECTOR(QUAD_B(at + min(n, N - 4)));
 #else
         int last = N - 1;
         v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
@@ -100,7 +112,7 @@ LOADED_VECTOR load_bt(int n, int k) {
 #if WIDTH == 8
     if (k < k_last) v = buf_b[at >> 3];
 #elif VEC4_B
-    if (k < k_last) v = LOADED_VECTOR(RAW4_B(at));
+    if (k < k_last) v = LOADED_VECTOR(QUAD_B(at));
 #else
     if (k < k_last) v.x = LOADED(READ_B(at));
     if (k + 1 < k_last) v.y = LOADED(READ_B(at + 1));

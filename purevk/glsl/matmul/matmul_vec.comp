@@ -184,11 +184,11 @@ vec4 load_bt(int n, int k) {
 #ifndef T_SCALE
 #define T_SCALE float
 #endif
-READONLY_BUFFER(INPUTS + BIAS + 1, scale, VEC4_OF(T_SCALE))
+READONLY_BUFFER(INPUTS + BIAS + 1, scale, QUAD_OF(T_SCALE))
 float squares[ROWS];  // sums over what an invocation reads of a row
 shared float all_squares[SLICES * ROWS];
 
-vec4 load_scale(int k) { return vec4(buf_scale[(offset_scale + k) >> 2]); }
+vec4 load_scale(int k) { return FLOATS_OF(T_SCALE, buf_scale[(offset_scale + k) >> 2]); }
 
 // What a row is divided by, as a factor.
 float row_factor(int r) {

@@ -7,7 +7,7 @@
 // rstd), and what EXTRA_BUFFERS declares.
 // Offsets and strides are in elements. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_W, T_OUT, T_STATS  element types, float or float16_t; T_W is that of weight and bias
+//   T_X, T_W, T_OUT, T_STATS  element types, those of elements.glslh; T_W is that of weight and bias
 //   FROM_X(v), FROM_W(v)      convert an element to float
 //   TO_OUT(v), TO_STATS(v)    convert float to an element
 //   TO_OUT4(v)                the same for a vec4
@@ -34,7 +34,7 @@
 //   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
 //               first of them; default 1
 #include "core/rows.glslh"
-#include "core/math.glslh"
+#include "core/elements.glslh"
 
 #ifndef T_W
 #define T_W float
@@ -49,19 +49,19 @@
 #define T_STATS float
 #endif
 #ifndef FROM_X
-#define FROM_X(v) float(v)
+#define FROM_X(v) FLOAT_OF(T_X, v)
 #endif
 #ifndef FROM_W
-#define FROM_W(v) float(v)
+#define FROM_W(v) FLOAT_OF(T_W, v)
 #endif
 #ifndef TO_OUT
-#define TO_OUT(v) T_OUT(v)
+#define TO_OUT(v) ELEMENT_OF(T_OUT, v)
 #endif
 #ifndef TO_OUT4
-#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
+#define TO_OUT4(v) QUAD_FROM(T_OUT, v)
 #endif
 #ifndef TO_STATS
-#define TO_STATS(v) T_STATS(v)
+#define TO_STATS(v) ELEMENT_OF(T_STATS, v)
 #endif
 #ifndef HAS_WEIGHT
 #define HAS_WEIGHT 0
@@ -129,7 +129,7 @@ PARAM(13, groups)
 #define V vec4
 #define EACH 4
 #define SUM(v) (((v).x + (v).y) + ((v).z + (v).w))
-#define ELEMENT(T) VEC4_OF(T)
+#define ELEMENT(T) QUAD_OF(T)
 #define TO_V(FROM, v) vec4(FROM((v).x), FROM((v).y), FROM((v).z), FROM((v).w))
 #else
 #define V float

@@ -7,7 +7,7 @@
 // Offsets and strides are in elements. Up to three outer dims give the row; outer dim 0 is the
 // innermost. Parameters from number 14 on are free for EXTRA_BUFFERS.
 // Macros:
-//   T_X, T_OUT  element types, float or float16_t
+//   T_X, T_OUT  element types, those of elements.glslh
 //   FROM_X(v)   converts an element of x to float
 //   TO_OUT(v)   converts float to an element of out
 //   TO_OUT4(v)  the same for a vec4
@@ -29,19 +29,19 @@
 //   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
 //               first of them; default 1
 #include "core/rows.glslh"
-#include "core/math.glslh"
+#include "core/elements.glslh"
 
 #ifndef T_OUT
 #define T_OUT float
 #endif
 #ifndef FROM_X
-#define FROM_X(v) float(v)
+#define FROM_X(v) FLOAT_OF(T_X, v)
 #endif
 #ifndef TO_OUT
-#define TO_OUT(v) T_OUT(v)
+#define TO_OUT(v) ELEMENT_OF(T_OUT, v)
 #endif
 #ifndef TO_OUT4
-#define TO_OUT4(v) VEC4_OF(T_OUT)(v)
+#define TO_OUT4(v) QUAD_FROM(T_OUT, v)
 #endif
 #ifndef OUTER_DIMS
 #define OUTER_DIMS 1
@@ -89,7 +89,7 @@ PARAM(13, size_1)
 #endif
 
 #if VEC4
-BUFFER(1, out, VEC4_OF(T_OUT))
+BUFFER(1, out, QUAD_OF(T_OUT))
 #else
 BUFFER(1, out, T_OUT)
 #endif

@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand, texel_form
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import Attention, choose
@@ -97,8 +97,8 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     }
     buffers: dict[str, tuple[Operand, str]] = {}
     for name, operand in (("q", q), ("k", k), ("v", v)):
-        texel = lowering.texel(operand, True)
-        macros[f"TEXEL_{name.upper()}"] = int(bool(texel))
+        texel = lowering.texel(operand, True, bits=True)
+        macros[f"TEXEL_{name.upper()}"] = texel_form(texel)
         buffers[name] = (operand, "r" + texel)
     axes = ("batch", "head", "row", "column")
     mask_params: dict[str, Size] = {
@@ -159,8 +159,18 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         **written.params,
     }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
-    half = q.dtype is k.dtype is v.dtype is DType.float16
-    choice = choose(lowering.traits, batches, heads, queries, k.dims[2], width, value_width, half)
+    half = q.dtype is k.dtype is v.dtype and q.dtype.itemsize == 2
+    choice = choose(
+        lowering.traits,
+        batches,
+        heads,
+        queries,
+        k.dims[2],
+        width,
+        value_width,
+        half,
+        half and q.dtype is DType.bfloat16,
+    )
     choice.emit(
         lowering,
         Attention(buffers, macros, params, out, batches, heads, queries, value_width, flops),
@@ -195,9 +205,7 @@ register(
     Operator(
         NAME,
         _attention_shape,
-        Kernel(
-            _attention_lower, layouts=_result_order, supports=supports_attention, bfloat16=False
-        ),
+        Kernel(_attention_lower, layouts=_result_order, supports=supports_attention),
     )
 )
 

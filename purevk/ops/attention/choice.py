@@ -115,6 +115,7 @@ class Coopmat:
             macros={
                 **call.macros,
                 "COOPMAT": 1,
+                "BFLOAT16": int(call.buffers["q"][0].dtype is DType.bfloat16),
                 "FRAGMENTS_M": self.fragments,
                 "SUBS": self.subgroups,
                 "KEYS": self.keys,
@@ -265,15 +266,16 @@ def choose(
     width: int,
     value_width: int,
     half: bool = False,
+    bfloat16: bool = False,
 ) -> Choice:
     """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
-    operands are float16."""
+    operands are float16, or (`bfloat16`) bfloat16."""
     upper = _dims.upper
-    default = _choose(traits, batches, heads, queries, keys, width, value_width, half)
+    default = _choose(traits, batches, heads, queries, keys, width, value_width, half, bfloat16)
     sizes = (upper(batches), upper(heads), upper(queries), upper(keys))
     return traits.choices.take(
         "attention",
-        (*sizes, width, value_width, half),
+        (*sizes, width, value_width, half, bfloat16),
         lambda: _candidates(traits, default, upper(keys), width, value_width),
         default,
     )
@@ -309,6 +311,7 @@ def _choose(
     width: int,
     value_width: int,
     half: bool,
+    bfloat16: bool,
 ) -> Choice:
     widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
@@ -343,9 +346,9 @@ def _choose(
             64,
         )
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
-    if half:
+    if half and traits.coopmat_16x8x16:
         coopmat = _coopmat(
-            traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width
+            traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width, bfloat16
         )
         if coopmat is not None:
             return coopmat
@@ -374,13 +377,18 @@ def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:
 
 
 def _coopmat(
-    traits: DeviceTraits, queries: int, keys: int, groups: int, width: int, value_width: int
+    traits: DeviceTraits,
+    queries: int,
+    keys: int,
+    groups: int,
+    width: int,
+    value_width: int,
+    bfloat16: bool,
 ) -> Coopmat | None:
-    """The cheapest kernel on matrix cores, if the device has them and fragments of these widths fit
-    into registers."""
-    if not traits.coopmat_16x8x16 or not traits.has("subgroup_shuffle"):
+    """The cheapest kernel on matrix cores, if fragments of these widths fit into registers."""
+    if max(width, value_width) > 128 or not traits.has("subgroup_shuffle"):
         return None
-    if max(width, value_width) > 128 or not traits.fragment_order():
+    if not traits.fragment_order(bfloat16):
         return None
     sizes = groups, queries, keys, width, value_width
     found = _coopmats(traits, width, value_width)

@@ -19,7 +19,7 @@ from purevk.lower.gpu_kernels import (
     WorkgroupCoopmat,
 )
 from purevk.lower.gpu_tiles import choose_gpu
-from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.lowering import Lowering, Operand, texel_form
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import tiles_by_cost
 from purevk.tuning import DeviceTraits
@@ -111,16 +111,18 @@ def choose(
     vectors: tuple[bool, bool] = (True, True),
     aligned: bool = False,
     wide: bool = False,
+    bfloat16: bool = False,
 ) -> Choice:
     """The kernel for a matmul of [m, k] and [k, n].
 
     Args:
-        half: both operands are float16.
+        half: both operands are float16, or both are bfloat16.
         transposed: the second is dense along k.
         vectors: whether the operands can be read as vectors of 4.
         aligned: rows and batches of both and of the result start at multiples of 8 elements.
         wide: rows of the first, and rows of the second (or columns, if `transposed`), start at
             multiples of 16 bytes, of which they have a whole number.
+        bfloat16: with `half`, they are bfloat16.
     """
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, m, n, k, batches, gcd4(k), gcd4(k if transposed else n))
@@ -137,6 +139,7 @@ def choose(
         vectors,
         tiles=tiles,
         wide=wide,
+        bfloat16=bfloat16,
     )
     choice: Choice = choose_gpu(traits, problem)
     return choice
@@ -185,21 +188,21 @@ def bind(
         vectors: whether A, B and the output are read and written as vectors of 4.
         wide: whether A and B are read 16 bytes at a time.
     """
-    texel_a, texel_b = lowering.texel(a, vectors[0]), lowering.texel(b, vectors[1])
+    texel_a, texel_b = (
+        lowering.texel(each, vector, bits=True) for each, vector in zip((a, b), vectors)
+    )
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
-        "T_B": "int16_t" if b.dtype is DType.bfloat16 else b.dtype.glsl,
+        "T_B": b.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "VEC4_A": int(vectors[0]),
         "VEC4_B": int(vectors[1]),
         "VEC4_OUT": int(vectors[2]),
         "BIAS": int(bias is not None),
-        "TEXEL_A": int(bool(texel_a)),
-        "TEXEL_B": int(bool(texel_b)),
+        "TEXEL_A": texel_form(texel_a),
+        "TEXEL_B": texel_form(texel_b),
     }
-    if b.dtype is DType.bfloat16:
-        macros["BITS_B"] = 1
-    if wide and b.dtype is DType.float16:
+    if wide and b.dtype.itemsize == 2:
         macros |= {"VEC4_A": 0, "VEC4_B": 0, "VEC8_A": 1, "VEC8_B": 1}
     buffers = {"a": (a, "r" + texel_a), "b": (b, "r" + texel_b), "out": (out, "w")}
     if bias is not None:
@@ -269,6 +272,7 @@ def emit(
             reads_wide(choice),
         )
         macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
+        macros |= matrix_macros(choice, a, parts)
         params |= {
             "offset_o": 0,
             "offset_bias": 0,
@@ -290,7 +294,7 @@ def emit(
         )
         return
     macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]), reads_wide(choice))
-    macros |= {**choice.macros(), **epilogue.macros}
+    macros |= {**choice.macros(), **epilogue.macros, **matrix_macros(choice, a, out)}
     if not isinstance(choice, Dot):
         macros["B_TRANSPOSED"] = int(transposed)
     buffers |= epilogue.buffers
@@ -305,6 +309,23 @@ def emit(
         subgroup_size=choice.subgroup,
         flops=flops,
     )
+
+
+def both_half(a: DType, b: DType) -> bool:
+    """Whether both operands are float16, or both are bfloat16."""
+    return a is b and a in (DType.float16, DType.bfloat16)
+
+
+def matrix_macros(choice: Choice, a: Operand, out: Operand) -> dict[str, str | int]:
+    """The macros of kernels for matrix cores that depend on the dtype of the operands."""
+    if a.dtype is not DType.bfloat16 or not isinstance(choice, (Coopmat, WorkgroupCoopmat)):
+        return {}
+    macros: dict[str, str | int] = {"BFLOAT16": 1}
+    if isinstance(choice, WorkgroupCoopmat):
+        macros |= {"T_A": "bfloat16_t", "T_B": "bfloat16_t"}
+        if out.dtype is DType.bfloat16:
+            macros["T_OUT"] = "bfloat16_t"
+    return macros
 
 
 def may_overlap(lowering: Lowering, out: Operand, extras: Iterable[Value]) -> bool:

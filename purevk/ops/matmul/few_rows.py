@@ -23,7 +23,7 @@ from purevk.lower.gpu_tiles import choose_few_rows as choose
 from purevk.lower.gpu_tiles import prefers_few_rows
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
-from purevk.ops.matmul.choice import bind
+from purevk.ops.matmul.choice import bind, both_half
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.shaders.interface import EXTRA_BINDING
@@ -31,7 +31,8 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_few_rows"
 TO_CACHE = "purevk.matmul_to_cache"
-_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4"}
+# Four neighbours in a buffer: QUAD_OF of elements.glslh.
+_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
 
 
 def choose_few_rows(
@@ -46,10 +47,11 @@ def choose_few_rows(
     (m, k), n = a.dims, b.dims[1]
     if not traits.profile.has_fast_shared_memory or k % 4 or (paired and n % 8):
         return None
-    half = a.dtype is b.dtype is DType.float16
+    half = both_half(a.dtype, b.dtype)
     sizes = (_dims.upper(m), _dims.upper(n), _dims.upper(k))
     wide = transposed and k % (8 if half else 4) == 0
-    problem = Problem(*sizes, half=half, transposed=transposed, wide=wide)
+    bfloat16 = half and a.dtype is DType.bfloat16
+    problem = Problem(*sizes, half=half, transposed=transposed, wide=wide, bfloat16=bfloat16)
     if not prefers_few_rows(traits, problem):
         return None
     if paired and not transposed:
@@ -126,7 +128,7 @@ def _emit(
     ldb = b.strides[1] if transposed else b.strides[0]
     choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair), transposed)
     dot = isinstance(choice, Dot)
-    whole = gcd8 if dot and a.dtype is DType.float16 else gcd4
+    whole = gcd8 if dot and a.dtype.itemsize == 2 else gcd4
     if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):
         a = dense(lowering, a)
     if scale is not None and not gcd4(scale.offset):
@@ -182,7 +184,7 @@ def _emit(
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower, epilogue=True, bfloat16=False)))
+register(Operator(NAME, _shape, Kernel(_lower, epilogue=True)))
 
 
 # -- with a cache --------------------------------------------------------------------------------
@@ -228,18 +230,18 @@ void pv_store_pair(vec4 v, vec4 w, int m, int n) {{
     }}
     if (head < {queries}) {{
         int at = (m * {queries} + head) * {width};
-        buf_out[(at + low) >> 2] = {out}(v);
-        buf_out[(at + high) >> 2] = {out}(w);
+        buf_out[(at + low) >> 2] = QUAD_FROM({out}, v);
+        buf_out[(at + high) >> 2] = QUAD_FROM({out}, w);
         return;
     }}
     bool is_key = head < {rotated};
     int at = position * {row_stride} + (head - (is_key ? {queries} : {rotated})) * {head_stride};
     if (is_key) {{
-        buf_keys[(at + low) >> 2] = {cache}(v);
-        buf_keys[(at + high) >> 2] = {cache}(w);
+        buf_keys[(at + low) >> 2] = QUAD_FROM({cache}, v);
+        buf_keys[(at + high) >> 2] = QUAD_FROM({cache}, w);
     }} else {{
-        buf_values[(at + low) >> 2] = {cache}(v);
-        buf_values[(at + high) >> 2] = {cache}(w);
+        buf_values[(at + low) >> 2] = QUAD_FROM({cache}, v);
+        buf_values[(at + high) >> 2] = QUAD_FROM({cache}, w);
     }}
 }}
 """
@@ -261,7 +263,8 @@ def store_to_cache(lowering: Lowering, node: Node) -> tuple[Operand, Epilogue, i
     queries = _dims.specialize(out.dims[2])
 
     def angle(name: str, operand: Operand, column: str) -> str:
-        return f"vec4(buf_{name}[(row + {column} + {operand.offset}) >> 2])"
+        at = f"(row + {column} + {operand.offset}) >> 2"
+        return f"FLOATS_OF({operand.dtype.glsl}, buf_{name}[{at}])"
 
     wide_index = index.dtype is DType.int64
     text = _STORE.format(
@@ -279,8 +282,8 @@ def store_to_cache(lowering: Lowering, node: Node) -> tuple[Operand, Epilogue, i
         sin_high=angle("sin", sin, "high"),
         row_stride=keys.strides[dim],
         head_stride=keys.strides[3 - dim],
-        out=_VECTOR[out.dtype],
-        cache=_VECTOR[keys.dtype],
+        out=out.dtype.glsl,
+        cache=keys.dtype.glsl,
     )
     extra: Mapping[str, tuple[Operand, str, str]] = {
         "cos": (cos, "r", _VECTOR[cos.dtype]),
@@ -315,9 +318,7 @@ def _aligned(lowering: Lowering, value: Value) -> Operand:
     return operand if known else dense(lowering, operand)
 
 
-register(
-    Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower, bfloat16=False), mutates=(8, 9))
-)
+register(Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower), mutates=(8, 9)))
 
 
 def takes_caches(q: Value, cos: Value, sin: Value, start: Size, keys: Value, values: Value) -> bool:

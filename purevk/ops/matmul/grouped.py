@@ -21,7 +21,14 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
-from purevk.ops.matmul.choice import Choice, bind, choose_registers, reads_wide
+from purevk.ops.matmul.choice import (
+    Choice,
+    bind,
+    both_half,
+    choose_registers,
+    matrix_macros,
+    reads_wide,
+)
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
@@ -70,17 +77,17 @@ def choose_grouped(
     vectors: tuple[bool, bool],
     sorted: bool,
     wide: bool = False,
+    bfloat16: bool = False,
 ) -> Choice:
-    """The kernel for `sizes` m, n, k. It is chosen for groups of equal sizes; `wide` as for a
-    `Problem`."""
+    """The kernel for `sizes` m, n, k. It is chosen for groups of equal sizes; `wide` and `bfloat16` as
+    for a `Problem`."""
     m, n, k = (_dims.upper(size) for size in sizes)
     used = max(min(_dims.upper(groups), m), 1)
     rows = max(-(-m // used), 1) if sorted else 1
     if not traits.profile.has_fast_shared_memory:
         return choose_registers(traits, rows, n, k, used, gcd4(k), gcd4(k if transposed else n))
-    return choose_rows(
-        traits, Problem(rows, n, k, used, half, transposed, vectors, wide=wide), not sorted
-    )
+    problem = Problem(rows, n, k, used, half, transposed, vectors, wide=wide, bfloat16=bfloat16)
+    return choose_rows(traits, problem, not sorted)
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -99,10 +106,18 @@ def _lower(lowering: Lowering, node: Node) -> None:
         gcd4(k if transposed else n, ldb, b.strides[0], b.offset),
         gcd4(n, out.strides[0], out.offset),
     )
-    half = a.dtype is b.dtype is DType.float16
+    half = both_half(a.dtype, b.dtype)
     wide = half and gcd8(k, n, a.strides[0], a.offset, ldb, b.strides[0], b.offset)
     choice = choose_grouped(
-        lowering.traits, (m, n, k), count, half, transposed, vectors[:2], sorted, wide
+        lowering.traits,
+        (m, n, k),
+        count,
+        half,
+        transposed,
+        vectors[:2],
+        sorted,
+        wide,
+        half and a.dtype is DType.bfloat16,
     )
     rows = choice.rows_per_group
     tiles: Size = m
@@ -124,7 +139,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         (0, "m"),
     )
     macros |= {"B_TRANSPOSED": int(transposed), "ROW_GROUPS": form}
-    macros |= {**choice.macros(), **epilogue.macros}
+    macros |= {**choice.macros(), **epilogue.macros, **matrix_macros(choice, a, out)}
     buffers |= {"groups": (groups, "r"), **epilogue.buffers}
     params: dict[str, Size] = {
         "M": m,
@@ -199,10 +214,10 @@ register(Operator(NAME, _shape, Kernel(_lower, supports=_supports, epilogue=True
 
 
 def emit_grouped(builder: Builder, a: Value, b: Value, groups: Value, sorted: bool = True) -> Value:
-    """`purevk.grouped_matmul`, in the dtype of `a`. The matrices are read as they are, also if they
-    are bfloat16; `a` is small and is converted."""
+    """`purevk.grouped_matmul`, in the dtype of `a`. The matrices are read as they are; `a` is small
+    and is converted if its dtype is another."""
     dtype = a.type.dtype
-    if dtype is DType.bfloat16 or b.type.dtype is not dtype:
+    if b.type.dtype is not dtype:
         a = builder.emit("aten._to_copy.default", a, DType.float32)
     groups = builder.emit("aten._to_copy.default", groups, DType.int32)
     made = builder.emit(NAME, a, b, groups, sorted, None, ())

@@ -21,6 +21,7 @@ from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import (
     Batches,
     Choice,
+    both_half,
     choose,
     emit,
     may_overlap,
@@ -34,7 +35,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul"
 Choose = Callable[
-    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool], Choice
+    [DeviceTraits, Size, Size, Size, Size, bool, bool, tuple[bool, bool], bool, bool, bool], Choice
 ]  # the parameters are those of `choose`
 
 
@@ -195,14 +196,12 @@ def lower_matmul(
     (inner, outer), ((batch_a, batch_b, batch_o), (outer_a, outer_b, outer_o)) = loops
     transposed = right.transposed
     batches = inner * outer
-    vector_a = a.dtype in (DType.float32, DType.float16) and gcd4(
-        k, left.row, batch_a, outer_a, a.offset
-    )
+    vector_a = gcd4(k, left.row, batch_a, outer_a, a.offset)
     ldb = right.row if not transposed else right.column
     vector_b = gcd4(k if transposed else n, ldb, batch_b, outer_b, b.offset)
     vector_out = gcd4(n, result.row, batch_o, outer_o, out.offset)
     bias = packed(lowering, bias_value)
-    half = a.dtype is b.dtype is DType.float16
+    half = both_half(a.dtype, b.dtype)
     aligned = gcd8(left.row, batch_a, outer_a, a.offset, ldb, batch_b, outer_b, b.offset)
     aligned = aligned and gcd8(n, result.row, batch_o, outer_o, out.offset)
     aligned = aligned and may_overlap(lowering, out, extras)
@@ -221,6 +220,7 @@ def lower_matmul(
         (vector_a, vector_b),
         aligned,
         wide,
+        half and a.dtype is DType.bfloat16,
     )
     vector_out = stored_vectors(choice, vector_out)
     last = len(node.result.type.dims) - 1
@@ -300,7 +300,7 @@ register(
     Operator(
         NAME,
         _matmul_shape,
-        Kernel(_matmul_lower, supports=supports_float, epilogue=True, bfloat16=False),
+        Kernel(_matmul_lower, supports=supports_float, epilogue=True),
     )
 )
 
@@ -325,6 +325,7 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         vectors: tuple[bool, bool],
         aligned: bool,
         wide: bool,
+        bfloat16: bool,
     ) -> Choice:
         return choose_distance(
             traits,
@@ -448,7 +449,9 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
         result = _multiply(builder, flat, packed)
         result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
         return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-    half = x.type.dtype is weight.type.dtype is DType.float16
+    half = both_half(x.type.dtype, weight.type.dtype) and (
+        x.type.dtype is DType.float16 or builder.traits.bfloat16_fragments
+    )
     columns = prefers_columns(builder.traits, _dims.upper(rows), _dims.upper(k), half)
     if weight in builder.graph.constants and not columns:
         packed = builder.emit("purevk.copy", packed)

@@ -310,7 +310,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
             break
     else:
         return None
-    if not traits.fragment_order():
+    if not traits.fragment_order(False):
         return None
     macros = {
         "COOPMAT": 1,

@@ -140,7 +140,7 @@ register(
     Operator(
         NAME,
         _kernel_shape,
-        Kernel(_kernel_lower, layouts=_kernel_order, epilogue=True, bfloat16=False),
+        Kernel(_kernel_lower, layouts=_kernel_order, epilogue=True),
     )
 )
 

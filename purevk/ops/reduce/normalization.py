@@ -170,7 +170,7 @@ def emit_norm(
     )
 
 
-register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True, bfloat16=False)))
+register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True)))
 
 
 def _layer_norm_shape(

@@ -90,7 +90,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower, bfloat16=False)))
+register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower)))
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:

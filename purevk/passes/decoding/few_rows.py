@@ -28,7 +28,7 @@ from purevk.passes.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
-_FLOATS = (DType.float32, DType.float16)
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 # The operators that take over neighbours, and those that rotate to a cache, by the matmul.
 _NAMES = {
     MATMUL: (FEW_ROWS, TO_CACHE),

@@ -9,7 +9,7 @@ from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 from purevk.passes.simplify import static_value
 
-_FLOATS = (DType.float32, DType.float16)
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
 def find_rms_norm(graph: Graph) -> Graph:

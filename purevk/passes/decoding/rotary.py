@@ -12,7 +12,7 @@ from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 
-_FLOATS = (DType.float32, DType.float16)
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
 _ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_rows"
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back

@@ -243,7 +243,9 @@ class _Finder:
         array = constant.array(table.type)
         if table.type.dtype is DType.bool:
             return self._of_rows(array, lambda rows: (rows != 0) ^ negated)
-        if table.type.dtype not in (DType.float32, DType.float16):
+        if table.type.dtype is DType.bfloat16:
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        elif table.type.dtype not in (DType.float32, DType.float16):
             return None
         return self._of_rows(array, _unmasked)
 

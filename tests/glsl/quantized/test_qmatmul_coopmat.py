@@ -110,7 +110,7 @@ def test_the_answer_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(
         fragments,
         "SPEC",
-        replace(fragments.SPEC, macros=(("COOPMAT", "0"),), subgroup_size=None),
+        replace(fragments.SPECS[False], macros=(("COOPMAT", "0"),), subgroup_size=None),
     )
     cache, runs = Cache(tmp_path), []
     monkeypatch.setattr(

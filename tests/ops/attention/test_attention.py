@@ -136,7 +136,7 @@ def test_the_choice_of_matrix_cores():
         max_shared_memory=49152,
         max_invocations=1024,
         coopmat_16x8x16=True,
-        fragment_order=lambda: True,
+        fragment_order=lambda bfloat16: True,
     )
     for width in range(4, 160, 12):
         for value_width in range(4, 160, 12):
@@ -164,7 +164,7 @@ def test_fragments_fill_the_multiprocessors():
         max_shared_memory=49152,
         max_invocations=1024,
         coopmat_16x8x16=True,
-        fragment_order=lambda: True,
+        fragment_order=lambda bfloat16: True,
     )
     few = choose(traits, 1, 12, 1024, 1024, 64, 64, True)
     many = choose(traits, 8, 32, 4096, 4096, 64, 64, True)
