@@ -35,7 +35,7 @@ _ACCESS = {
     "TEXEL_BUFFER": "r",
     "UTEXEL_BUFFER": "r",
 }
-_HINTS = ("PARAM", "_CONSTANT", "local_size_x_id", "BUFFER")  # one of these is in each declaration
+_HINT = re.compile("PARAM|_CONSTANT|local_size_x_id|BUFFER")  # one of these is in each declaration
 
 
 class ConstantDeclaration(NamedTuple):
@@ -66,7 +66,7 @@ Declaration = ConstantDeclaration | BufferDeclaration
 
 def may_declare(text: str) -> bool:
     """Whether a text may hold a declaration: a quick test."""
-    return any(hint in text for hint in _HINTS)
+    return _HINT.search(text) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -138,6 +138,8 @@ def source_files(source: str, *, name: str, include: Include = None) -> dict[str
         if file in files:
             return
         for start, _, wanted in _scan_includes(text):
+            if wanted in files:
+                continue
             try:
                 visit(*find(wanted), (*trail, file))
             except ShaderCompilerError as error:
