@@ -1,4 +1,4 @@
-"""What programs show in a browser: a page, and a summary in notebooks."""
+"""What programs show in a browser and in notebooks: a page, and a summary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from purevk.ir import Node, Value
 from purevk.program.variant import Specialization
 from purevk.progress import Progress
 from purevk.report.contents import DeviceParts, MethodParts, contents
-from purevk.report.page import page, summary_html
+from purevk.report.page import framed, page, summary_html
 from purevk.report.timings import limits_for, time_dispatches
 from purevk.report.words import size_text
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from purevk.program.program import Program
 
 _CALLS = 5
+_MOST_IN_NOTEBOOK = 4 << 20  # bytes of a page: a notebook keeps it with each output that shows it
 
 
 def program_page(
@@ -141,21 +142,35 @@ def _parts(
     )
 
 
-def program_summary(program: Program, closed: bool) -> str:
-    """A table of a program's methods, device and memory."""
+def program_output(program: Program, closed: bool) -> str:
+    """What a notebook shows of a program: its page, without times, and the summary. The summary
+    alone if the program is closed, or if the page is too large."""
     title = f"Program {program.name}"
     if closed:
         return summary_html(title, [("state", "closed")])
+    rows = _summary(program)
+    text = page_of(program, method_parts(program, list(program.methods), {}))
+    size = len(text.encode())
+    if size > _MOST_IN_NOTEBOOK:
+        to_file = 'pathlib.Path("report.html").write_text(program.report_html(), encoding="utf-8")'
+        why = f"{size_text(size)} are too much for a notebook. {to_file} writes a file"
+        return summary_html(title, [*rows, ("page", why)])
+    line = f"{title} on {program.device.name}"
+    return framed(text, line, summary_html(title, rows))
+
+
+def _summary(program: Program) -> list[tuple[str, str]]:
+    """A program's methods, device and memory."""
     found, memory = program.report(), program.memory
     rows = [("device", str(found["device"]))]
     for name, method in program.methods.items():
         given, made = (", ".join(map(str, each)) for each in (method.inputs, method.outputs))
         rows.append((f"method {name}", f"({given}) -> ({made})"))
-    rows += [
+    return [
+        *rows,
         ("dispatches", str(found["dispatches"])),
         ("segments on the GPU", str(found["segments"])),
         ("nodes on the CPU", str(found["cpu_nodes"])),
         ("weights", size_text(memory.weights)),
         ("temporary", size_text(memory.planned)),
     ]
-    return summary_html(title, rows)

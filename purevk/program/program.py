@@ -336,10 +336,11 @@ class Program:
         return program_page(self, method, args, kwargs)
 
     def _repr_html_(self) -> str:
-        """The summary that notebooks show. `report_html` makes the page."""
-        from purevk.program.pages import program_summary
+        """What notebooks show: the page of `report_html`, in a frame, or a summary if the page is too
+        large."""
+        from purevk.program.pages import program_output
 
-        return program_summary(self, self._closed)
+        return program_output(self, self._closed)
 
     def add_seconds(self, phase: str, start: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start

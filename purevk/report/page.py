@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _ASSETS = Path(__file__).parent / "assets"
+_FRAME_HEIGHT = 720  # pixels, in a notebook
 _SCRIPTS = ("base.js", "layout.js", "graph.js", "pictures.js", "kernels.js", "main.js")
 
 
@@ -42,6 +43,24 @@ def page(contents: Mapping[str, Any]) -> str:
             "</body>",
             "</html>\n",
         ]
+    )
+
+
+def framed(text: str, title: str, summary: str) -> str:
+    """A page for the output of a notebook, in a frame: its style and its scripts do not meet those of
+    the notebook. Where frames are left out, such as on GitHub, the summary is what there is.
+
+    Args:
+        text: the page.
+        title: the line above the frame.
+        summary: HTML that a click on this line shows.
+    """
+    text = text.replace("<head>", '<head>\n<base href="about:srcdoc">', 1)  # its links stay inside
+    text = text.replace("&", "&amp;").replace("'", "&#39;")
+    return (
+        f"<details><summary>{escape(_shown(title))}</summary>{summary}</details>"
+        f'<iframe srcdoc=\'{text}\' sandbox="allow-scripts" title="{escape(_shown(title))}"'
+        f' width="100%" height="{_FRAME_HEIGHT}" frameborder="0"></iframe>'
     )
 
 

@@ -47,7 +47,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         env=knobs.child_environment({"PYTHONPATH": str(ROOT)}),
     )
     assert done.returncode == 0, done.stderr
-    assert "<table" in done.stdout and "(33, 17) largest slope" in done.stdout
+    assert "<iframe" in done.stdout and "(33, 17) largest slope" in done.stdout
     assert (tmp_path / "edges.html").stat().st_size > 50_000
 
 

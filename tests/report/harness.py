@@ -4,6 +4,7 @@ DevTools through pipes."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -157,6 +159,26 @@ class Browser:
             "new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))"
         )
         self.settle()
+
+    @contextlib.contextmanager
+    def in_frame(self) -> Iterator[None]:
+        """Within this, all is about the frame of the page. It has a process of its own."""
+        page, self._session = self._session, None
+        (target,) = [
+            each
+            for each in self._ask("Target.getTargets")["targetInfos"]
+            if each["type"] == "iframe"
+        ]
+        self._session = self._ask(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
+        for domain in ("Runtime", "Log", "Network"):
+            self._ask(f"{domain}.enable")
+        self.settle()
+        try:
+            yield
+        finally:
+            self._session = page
 
     def settle(self) -> None:
         """Waits until the page has drawn what was asked for."""

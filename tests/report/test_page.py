@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from purevk.report.contents import contents
-from purevk.report.page import page, summary_html
+from purevk.report.page import framed, page, summary_html
 from tests.report.harness import NO_DEVICE, Browser, find_browser, lowered
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"`${alert(2)}<!--\ud800&lt;"
@@ -159,6 +159,32 @@ def check_edges(browser: Browser, drawing: dict[str, Any], boxes: set[str]) -> N
     for one, other in (map(around.__getitem__, pair) for pair in pairs):
         start = round(one["x"] + one["w"] / 2), round(one["y"] + one["h"])
         assert (*start, round(other["x"] + other["w"] / 2), round(other["y"])) in lines
+
+
+def test_a_page_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
+    """Styles and scripts of the page and of the notebook do not meet, and links stay inside."""
+    made = contents_of()
+    made["model"] = HOSTILE
+    shown = framed(page(made), f"Program {HOSTILE}", summary_html("summary", [("a", HOSTILE)]))
+    path = tmp_path / "notebook.html"
+    style = "section, nav { display: none } details { color: rgb(1, 2, 3) }"
+    text = f"<!doctype html><meta charset=utf-8><style>{style}</style><body>{shown}<p>next</p>"
+    path.write_text(text, encoding="utf-8")
+    browser.open(path)
+    outside = "getComputedStyle(document.querySelector({!r})).{}"
+    assert browser.run(outside.format("details", "color")) == "rgb(1, 2, 3)"
+    assert browser.run("document.querySelectorAll('section, img, h1').length") == 0
+    assert browser.run("document.querySelector('iframe').contentDocument") is None
+    assert browser.run("document.querySelector('iframe').offsetWidth") > 1200
+    with browser.in_frame():
+        assert browser.run("document.querySelectorAll('section').length") == 7
+        assert browser.run(outside.format("nav", "display")) != "none"
+        assert browser.run("document.querySelector('h1').textContent") == HOSTILE
+        browser.run("document.querySelector('nav a[href=\"#kernels\"]').click()")
+        browser.settle()
+        assert browser.run("location.href") == "about:srcdoc#kernels"
+        assert browser.run("document.querySelectorAll('section').length") == 7
+    assert browser.problems == []
 
 
 def test_load_time_nodes_are_drawn_where_they_are_read(show: Callable[..., Browser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import purevk
 from purevk import api
 from purevk.cache import Cache
 from purevk.graph.context import Context
+from purevk.graph.executable import Executable
 from purevk.graph.unbacked import Replan
 from purevk.passes import placement
 from purevk.program import pages
@@ -193,15 +195,38 @@ def test_what_is_refused(context: Context) -> None:
         program.report_html()
 
 
-def test_the_summary_of_a_notebook(context: Context, tmp_path: Path) -> None:
-    path = tmp_path / "<img src=x>.pte"
+def framed_page(text: str) -> str:
+    """The page in the frame of a notebook."""
+    (source,) = re.findall("<iframe srcdoc='([^']*)'", text)
+    return html.unescape(source)
+
+
+def test_a_notebook_shows_the_page(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "it's <img src=x>.pte"
     path.write_bytes((DATA / "linear_relu.pte").read_bytes())
     with purevk.load(path, context=context) as program:
+        monkeypatch.setattr(pages, "limits_for", None)  # nothing is measured, and nothing runs
+        monkeypatch.setattr(Executable, "run", None)
         text = program._repr_html_()
-        assert "float32[2, 5]" in text and "<th>dispatches</th><td>1</td>" in text
-        assert "&lt;img src=x&gt;.pte" in text and "<img" not in text
-        assert len(text) < 2000
-    assert "closed" in program._repr_html_()
+        page = program.report_html()
+    assert contents_of(framed_page(text)) == contents_of(page)
+    summary = text[: text.index("<iframe")]
+    assert "float32[2, 5]" in summary and "<th>dispatches</th><td>1</td>" in summary
+    assert "&lt;img src=x&gt;.pte" in summary and "<img" not in text
+    assert len(summary) < 2000 and len(text) < len(page) + 5000
+    assert "closed" in program._repr_html_() and "<iframe" not in program._repr_html_()
+
+
+def test_a_page_that_is_too_large_for_a_notebook(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MOST_IN_NOTEBOOK", 1 << 16)
+    with purevk.load(DATA / "linear_relu.pte", context=context) as program:
+        text = program._repr_html_()
+    assert "<iframe" not in text and "float32[2, 5]" in text and len(text) < 2000
+    assert "program.report_html()" in text and "KiB are too much for a notebook" in text
 
 
 @pytest.mark.slow
@@ -210,7 +235,8 @@ def test_a_page_of_mobilenet_is_small() -> None:
     built = CASES["mobilenet_v2"].build()
     with purevk.compile(built.module, built.inputs) as program:
         text = program.report_html(*built.inputs)
-    assert len(text.encode()) < 2 << 20
+        shown = program._repr_html_()
+    assert max(len(each.encode()) for each in (text, shown)) < 2 << 20
     (method,) = contents_of(text)["methods"]
     paths = {
         tuple(node["path"])
