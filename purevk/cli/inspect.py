@@ -109,6 +109,22 @@ def _in_pte(program: pte.Program, plan: P.ExecutionPlan) -> dict[str, Any]:
     }
 
 
+def _add_names(
+    rows: list[dict[str, Any]], opened: ModelFile, method: str, args: argparse.Namespace
+) -> None:
+    """Adds the lines and parameters that an ETRecord knows."""
+    from purevk.report.etdump import delegate_calls
+    from purevk.report.etrecord import known_nodes, lines_of, parameters_of, read_etrecord
+
+    record = read_etrecord(Path(args.etrecord), method)
+    calls = delegate_calls(args.model, args.data, method)
+    assert isinstance(opened.content, pte.Program)  # else the calls were refused
+    known = known_nodes(record, opened.content, method)
+    for row in rows:
+        row["line"] = lines_of(row["source"], calls, record, known)
+        row["parameters"] = parameters_of(row["source"], calls, known)
+
+
 def _method(
     opened: ModelFile, name: str, target: Target, args: argparse.Namespace
 ) -> dict[str, Any]:
@@ -138,12 +154,7 @@ def _method(
     if args.node_table or args.etrecord is not None:
         data["node_table"] = rows = lowered.node_rows(run)
         if args.etrecord is not None:
-            from purevk.report.etdump import delegate_calls, lines_of, read_etrecord
-
-            known = read_etrecord(Path(args.etrecord), name)
-            calls = delegate_calls(args.model, args.data, name)
-            for row in rows:
-                row["line"] = lines_of(row["source"], calls, known)
+            _add_names(rows, opened, name, args)
     if args.graph:
         from purevk.ir.printer import to_text
 

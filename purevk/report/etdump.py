@@ -1,20 +1,18 @@
-"""Timings as an ETDump, which executorch's Inspector reads, and names from its ETRecord."""
+"""Timings as an ETDump, which executorch's Inspector reads."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from purevk import pte
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
-from purevk.frontends.torch.nodes import line_of
 from purevk.pte import program as P
 from purevk.report.lowered import label_operator, label_source
 from purevk.report.timings import Timing
 
-_MOST = 4  # lines of a delegate that are listed
 _SOURCE = re.compile(r"(delegate (\d+)|[^#]+)#(\d+) ")
 
 
@@ -24,13 +22,6 @@ class Place(NamedTuple):
 
     instruction: int
     node: int | None
-
-
-class Origin(NamedTuple):
-    """What an ETRecord knows of a node: the path of its module, and the line in the user's code."""
-
-    path: str
-    line: str
 
 
 def places_of(source: str, calls: dict[int, int]) -> list[Place]:
@@ -126,72 +117,3 @@ def etdump(
     run = schema.RunData(name=method, bundled_input_index=-1, allocators=[], events=events)
     made: bytes = serialize_to_etdump_flatcc(schema.ETDumpFlatCC(version=0, run_data=[run]))
     return len(made).to_bytes(4, "little") + made  # the Inspector reads buffers with their size
-
-
-def read_etrecord(path: Path, method: str) -> dict[int, list[Origin]]:
-    """What an ETRecord, which executorch writes beside a .pte file, knows of each instruction.
-
-    Of a delegate it is that of all its nodes. VulkanPartitioner numbers them anew, so that the debug
-    handles of the single nodes are those of others.
-
-    Raises:
-        UnsupportedProgramError: executorch is not installed.
-        FileFormatError: the file is no ETRecord.
-    """
-    try:
-        from executorch.devtools import parse_etrecord
-    except ImportError as error:
-        raise UnsupportedProgramError(
-            "an ETRecord is read by executorch, which cannot be imported",
-            why=str(error),
-            next="pip install executorch",
-        ) from error
-    try:
-        record = parse_etrecord(str(path))
-    except OSError:
-        raise
-    except Exception as error:
-        raise FileFormatError(
-            "this is no ETRecord",
-            where=str(path),
-            why=f"{type(error).__name__}: {error}",
-            next="write it with generate_etrecord, or to_edge_transform_and_lower(..., generate_etrecord=True)",
-        ) from error
-    programs = record.edge_dialect_program
-    program = programs.get(method) if isinstance(programs, dict) else programs
-    origins: dict[int, list[Origin]] = {}
-    for node in () if program is None else program.graph.nodes:
-        for handle in _handles(node.meta.get("debug_handle")):
-            stack = list((node.meta.get("nn_module_stack") or {}).values())
-            module = stack[-1][0] if stack else ""
-            origin = Origin(module, line_of(node.meta.get("stack_trace") or ""))
-            if origin not in origins.setdefault(handle, []):
-                origins[handle].append(origin)
-    found: dict[int, list[Origin]] = {}
-    for at, handles in ((record._debug_handle_map or {}).get(method) or {}).items():
-        mine = found.setdefault(int(at), [])
-        for handle in _handles(handles):
-            mine += [each for each in origins.get(handle, ()) if each not in mine]
-    return found
-
-
-def lines_of(source: str, calls: dict[int, int], known: dict[int, list[Origin]]) -> str:
-    """The modules and lines of a node, or of the delegate that it is in, as text: "layers.0.fc,
-    model.py:12, in forward"."""
-    found = [
-        ", ".join(filter(None, origin))
-        for place in places_of(source, calls)
-        for origin in known.get(place.instruction, ())
-    ]
-    unique = list(dict.fromkeys(found))
-    more = f"; {len(unique) - _MOST} more" if len(unique) > _MOST else ""
-    return "; ".join(unique[:_MOST]) + more
-
-
-def _handles(value: Any) -> Iterator[int]:
-    """The debug handles of a node: one, several, or none."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _handles(each)
-    elif isinstance(value, int) and value:
-        yield value

@@ -1,9 +1,8 @@
-"""Times of a .pte file's nodes for executorch's Inspector, and lines from its ETRecord."""
+"""Times of a .pte file's nodes for executorch's Inspector."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import torch
 
 import purevk
 from purevk.cli import main
-from purevk.report.etdump import Place, lines_of, places_of, read_etrecord
-
-HERE = Path(__file__).name
+from purevk.report.etdump import Place, places_of
 
 
 class Model(torch.nn.Module):
@@ -81,27 +78,6 @@ def test_the_inspector_reads_the_times(
         assert any(f"#{each.name} " in source for source in named)
 
 
-@pytest.mark.export
-@pytest.mark.slow
-def test_lines_of_an_etrecord(
-    exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, record = exported
-    data = run(capsys, "inspect", model, "--no-device", "--etrecord", record)
-    lines = {row["operator"]: row["line"] for row in data["methods"][0]["node_table"]}
-    assert lines["purevk.matmul"].startswith(f"inner, {_line('y = torch.relu')}")
-    assert lines["purevk.sort"] == _line("torch.topk(y")
-    assert lines["purevk.pointwise"] == _line("return torch.sigmoid")
-
-
-def _line(text: str) -> str:
-    """The first line of this file that has a text, as purevk writes it."""
-    path = os.path.relpath(__file__)
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    number = next(at for at, each in enumerate(lines, 1) if text in each)
-    return f"{HERE if path.startswith(os.pardir) else path}:{number}, in forward"
-
-
 @pytest.mark.device
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with purevk.compile(torch.nn.ReLU(), (torch.randn(3),)) as program:
@@ -112,17 +88,6 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert not (tmp_path / "dump").exists()
 
 
-@pytest.mark.export
-@pytest.mark.slow
-def test_what_is_no_etrecord(tmp_path: Path) -> None:
-    path = tmp_path / "model.etrecord"
-    path.write_bytes(b"no record")
-    with pytest.raises(purevk.FileFormatError, match="no ETRecord"):
-        read_etrecord(path, "forward")
-    with pytest.raises(OSError):
-        read_etrecord(tmp_path / "none", "forward")
-
-
 def test_places_in_a_file() -> None:
     calls = {0: 3, 1: 7}
     assert places_of("forward#5 aten::topk.values", calls) == [Place(5, None)]
@@ -130,4 +95,3 @@ def test_places_in_a_file() -> None:
     assert places_of(source, calls) == [Place(3, 4), Place(7, 9)]
     assert places_of("delegate 2#1 aten.add.Tensor", calls) == []
     assert places_of("", calls) == places_of("layers.0.fc", calls) == []
-    assert lines_of(source, calls, {}) == ""

@@ -1,0 +1,259 @@
+"""Names from an ETRecord, which executorch writes beside a .pte file.
+
+Of a delegate, the record has the modules and lines of all nodes together. VulkanPartitioner numbers
+them anew, so that the debug handles of the single nodes are those of others. But a node that reads
+a parameter is known by its content: the record has the parameters, and the delegate has them as
+constants. What two parameters have in common, such as zeros, tells nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from purevk import pte
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.torch.nodes import line_of
+from purevk.pte import program as P
+from purevk.pte import vkgraph as vk
+from purevk.records import dataclass
+from purevk.report.etdump import Place, places_of
+
+_MOST = 4  # lines of a delegate that are listed
+_PREPACK = "et_vk.prepack.default"
+_NORM = "_native_batch_norm_legit_no_training.default"
+
+
+class Origin(NamedTuple):
+    """What an ETRecord knows of a node: the path of its module, and the line in the user's code."""
+
+    path: str
+    line: str
+
+
+class Parameter(NamedTuple):
+    """A parameter or buffer, with the nodes that read it."""
+
+    name: str
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class EtRecord:
+    """What an ETRecord knows of a method.
+
+    Attributes:
+        instructions: by the number of an instruction; of a delegate, what is known of all its nodes.
+        parameters: by content, see `_content`; None for what several of them have.
+    """
+
+    instructions: Mapping[int, list[Origin]]
+    parameters: Mapping[bytes, Parameter | None]
+
+
+def read_etrecord(path: Path, method: str) -> EtRecord:
+    """What an ETRecord knows of a method.
+
+    Raises:
+        UnsupportedProgramError: executorch is not installed.
+        FileFormatError: the file is no ETRecord.
+    """
+    try:
+        from executorch.devtools import parse_etrecord
+    except ImportError as error:
+        raise UnsupportedProgramError(
+            "an ETRecord is read by executorch, which cannot be imported",
+            why=str(error),
+            next="pip install executorch",
+        ) from error
+    try:
+        record = parse_etrecord(str(path))
+    except OSError:
+        raise
+    except Exception as error:
+        raise FileFormatError(
+            "this is no ETRecord",
+            where=str(path),
+            why=f"{type(error).__name__}: {error}",
+            next="write it with generate_etrecord, or to_edge_transform_and_lower(..., generate_etrecord=True)",
+        ) from error
+    programs = record.edge_dialect_program
+    program = programs.get(method) if isinstance(programs, dict) else programs
+    origins: dict[int, list[Origin]] = {}
+    for node in () if program is None else program.graph.nodes:
+        for handle in _handles(node.meta.get("debug_handle")):
+            if (origin := _origin(node)) not in origins.setdefault(handle, []):
+                origins[handle].append(origin)
+    found: dict[int, list[Origin]] = {}
+    for at, handles in ((record._debug_handle_map or {}).get(method) or {}).items():
+        mine = found.setdefault(int(at), [])
+        for handle in _handles(handles):
+            mine += [each for each in origins.get(handle, ()) if each not in mine]
+    return EtRecord(found, {} if program is None else _parameters(program))
+
+
+def known_nodes(
+    record: EtRecord, program: pte.Program, method: str
+) -> dict[Place, tuple[Parameter, ...]]:
+    """The nodes of delegates that read parameters which the record has, with these."""
+    plan = program.method(method)
+    found: dict[Place, list[Parameter]] = {}
+    for at, call in enumerate(plan.chains[0].instructions):
+        if not isinstance(call, P.DelegateCall):
+            continue
+        delegate = plan.delegates[call.delegate_index]
+        if delegate.id != P.VULKAN_BACKEND:
+            continue
+        graph = program.vulkan_graph(delegate)
+        packed: dict[int, int] = {}  # what a node has only packed, and its source
+        for node in graph.chain:
+            *inputs, output = node.args
+            if node.name == _PREPACK:
+                packed[output] = packed.get(inputs[0], inputs[0])
+                continue
+            mine = found.setdefault(Place(at, node.node_id), [])
+            for number in inputs:
+                parameter = _read(record, program, graph, packed.get(number, number))
+                if parameter is not None and parameter not in mine:
+                    mine.append(parameter)
+    return {place: tuple(each) for place, each in found.items() if each}
+
+
+def lines_of(
+    source: str,
+    calls: dict[int, int],
+    record: EtRecord,
+    known: Mapping[Place, tuple[Parameter, ...]],
+) -> str:
+    """The modules and lines of a node as text: "layers.0.fc, model.py:12, in forward". Where nothing
+    is known of the node itself, those of the delegate that it is in."""
+    places = places_of(source, calls)
+    origins = [
+        origin
+        for place in places
+        for parameter in known.get(place, ())
+        for origin in parameter.origins
+    ] or [origin for place in places for origin in record.instructions.get(place.instruction, ())]
+    unique = list(dict.fromkeys(", ".join(filter(None, origin)) for origin in origins))
+    more = f"; {len(unique) - _MOST} more" if len(unique) > _MOST else ""
+    return "; ".join(unique[:_MOST]) + more
+
+
+def parameters_of(
+    source: str, calls: dict[int, int], known: Mapping[Place, tuple[Parameter, ...]]
+) -> list[str]:
+    """The names of the parameters that a node reads, as far as they are known."""
+    names = [each.name for place in places_of(source, calls) for each in known.get(place, ())]
+    return list(dict.fromkeys(names))
+
+
+# -- the record ----------------------------------------------------------------------------------
+def _parameters(program: Any) -> dict[bytes, Parameter | None]:
+    """The parameters and buffers of an exported program by content, also as a convolution has them
+    once the batch norm behind it is part of it."""
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {**program.constants, **program.state_dict}
+    found: dict[bytes, Parameter | None] = {}
+
+    def add(tensor: Any, parameter: Parameter | None) -> None:
+        for content in _contents(tensor):
+            same = found.get(content, parameter)
+            found[content] = parameter if same == parameter else None
+
+    named = set()
+    for node in program.graph.nodes:
+        target: Any = targets.get(node.name) if node.op == "placeholder" else None
+        if target in tensors:
+            named.add(target)
+            add(tensors[target], Parameter(target, _origins(node.users)))
+        elif node.op == "call_function" and _NORM in str(node.target):
+            for tensor, parameter in _folded(node, targets, tensors):
+                add(tensor, parameter)
+    for name, tensor in tensors.items():
+        if name not in named:  # a constant of the graph, or another name of a parameter
+            add(tensor, None)
+    return found
+
+
+def _folded(
+    norm: Any, targets: Mapping[str, str], tensors: Mapping[str, Any]
+) -> Iterator[tuple[Any, Parameter]]:
+    """The weight and bias of a convolution with the batch norm behind it, as torch folds them."""
+    import torch
+    from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+    source, gamma, beta, mean, variance, _, epsilon = norm.args
+    if "convolution.default" not in str(getattr(source, "target", "")) or len(source.users) != 1:
+        return
+    nodes = [source.args[1], source.args[2], mean, variance, gamma, beta]
+    names: list[Any] = [None if each is None else targets.get(each.name) for each in nodes]
+    if any(each is not None and name not in tensors for each, name in zip(nodes, names)):
+        return
+    parts: list[Any] = [None if name is None else tensors[name] for name in names]
+    with torch.no_grad():
+        weight, bias, mean, variance, gamma, beta = parts
+        folded = fuse_conv_bn_weights(
+            weight, bias, mean, variance, epsilon, gamma, beta, source.args[6]
+        )
+    origins = _origins([source, norm])
+    for tensor, name in zip(folded, (names[0], names[1] or names[5])):
+        yield tensor.detach(), Parameter(f"{name}, with batch norm", origins)
+
+
+def _origins(nodes: Iterable[Any]) -> tuple[Origin, ...]:
+    return tuple(dict.fromkeys(_origin(node) for node in nodes if node.op == "call_function"))
+
+
+def _origin(node: Any) -> Origin:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return Origin(stack[-1][0] if stack else "", line_of(node.meta.get("stack_trace") or ""))
+
+
+def _handles(value: Any) -> Iterator[int]:
+    """The debug handles of a node: one, several, or none."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _handles(each)
+    elif isinstance(value, int) and value:
+        yield value
+
+
+# -- contents ------------------------------------------------------------------------------------
+def _contents(tensor: Any) -> Iterator[bytes]:
+    """The content of a tensor of torch, and that of its transpose."""
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    dtype = DType.from_torch(tensor.dtype)
+    forms = [tensor, tensor.T] if tensor.dim() == 2 else [tensor]
+    for form in forms:
+        data = form.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        content = None if dtype is None else _content(dtype, memoryview(data))
+        if content is not None:
+            yield content
+
+
+def _read(
+    record: EtRecord, program: pte.Program, graph: vk.VkGraph, number: int
+) -> Parameter | None:
+    """The parameter that a value of a delegate is, if it is known."""
+    value = graph.values[number]
+    if not isinstance(value, vk.VkTensor) or not value.is_constant or value.dtype is None:
+        return None
+    content = _content(value.dtype, program.vulkan_constant(graph, value.constant_id))
+    return None if content is None else record.parameters.get(content)
+
+
+def _content(dtype: DType, data: memoryview) -> bytes | None:
+    """A digest of what a tensor holds. None: too little to tell it from others, such as zeros."""
+    first = bytes(data[: dtype.itemsize])
+    if not (dtype.is_float or dtype in (DType.int8, DType.uint8)):
+        return None  # indices and masks, which graphs make themselves too
+    if bytes(data) == first * (len(data) // dtype.itemsize):
+        return None
+    return hashlib.blake2b(data, key=dtype.name.encode(), digest_size=16).digest()
