@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.torch.nodes import line_of
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
-from purevk.records import dataclass
 from purevk.report.etdump import Place, places_of
 
 _MOST = 4  # lines of a delegate that are listed
