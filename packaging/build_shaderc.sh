@@ -13,8 +13,8 @@ set -eu
 SOURCES=${SOURCES:-debian}
 SUITE=${SUITE:-trixie}
 GIT_BASE=${GIT_BASE:-https://github.com}
-SHADERC_TAG=v2025.2
-SDK_TAG=vulkan-sdk-1.4.309.0 # of glslang, SPIRV-Tools and SPIRV-Headers
+SHADERC_TAG=v2025.4
+SDK_TAG=vulkan-sdk-1.4.328.1 # of glslang, SPIRV-Tools and SPIRV-Headers
 JOBS=${JOBS:-$(nproc 2>/dev/null || sysctl -n hw.ncpu)}
 here=$(cd "$(dirname "$0")" && pwd)
 case $(uname -s) in
