@@ -262,8 +262,8 @@ void main() {
             LEFT(p[FRAGMENTS_M]);
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
                 UNROLL for (int i = 0; i < 4; i++) {
-                    p[m][2 * i] = LOADED(scores[m][2 * j + i % 2][i / 2 * 2]);
-                    p[m][2 * i + 1] = LOADED(scores[m][2 * j + i % 2][i / 2 * 2 + 1]);
+                    p[m][2 * i] = LOADED(ROUNDED(LOADED, scores[m][2 * j + i % 2][i / 2 * 2]));
+                    p[m][2 * i + 1] = LOADED(ROUNDED(LOADED, scores[m][2 * j + i % 2][i / 2 * 2 + 1]));
                 }
             }
             UNROLL for (int v = 0; v < VALUES8; v++) {

@@ -96,7 +96,7 @@ float finish(float sum, int b, int m, int n) {
 float finish_element(const in uint row, const in uint column, const in float sum, const in int b,
                      const in int row0, const in int column0) {
     int m = row0 + int(row), n = column0 + int(column);
-    float value = finish(sum, b, m, n);
+    float value = ROUNDED(T_OUT, finish(sum, b, m, n));
 #ifdef ELEMENT
     buf_out[offset_o + ELEMENT(b, m, n)] = T_OUT(value);
 #endif
