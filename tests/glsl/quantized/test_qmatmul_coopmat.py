@@ -107,21 +107,20 @@ def test_fragments_are_tried(coopmat):
 
 def test_the_answer_is_kept(monkeypatch, tmp_path):
     """Asked once of a driver; the question does not hold the kernels."""
-    monkeypatch.setattr(
-        fragments,
-        "SPEC",
-        replace(fragments.SPECS[False], macros=(("COOPMAT", "0"),), subgroup_size=None),
-    )
+    for bfloat16 in (False, True):
+        steps = replace(fragments.SPECS[bfloat16], macros=(("COOPMAT", "0"),), subgroup_size=None)
+        monkeypatch.setitem(fragments.SPECS, bfloat16, steps)
     cache, runs = Cache(tmp_path), []
     monkeypatch.setattr(
         fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args)
     )
     for _ in range(2):
         store = KernelStore(device(), cache, DeviceTraits(frozenset()))
-        ask = fragments.fragment_order(store)
-        assert ask() and ask()
-    assert len(runs) == 1
+        ask = fragments.fragment_order(store, bfloat16=True)
+        assert all(ask(bfloat16) for bfloat16 in (False, False, True, True))
+        assert not fragments.fragment_order(store, bfloat16=False)(True)
+    assert len(runs) == 2
     held = weakref.ref(store)
     del store
     gc.collect()
-    assert held() is None and ask()
+    assert held() is None and ask(False)
