@@ -122,12 +122,16 @@ def _warm(
     specs = list(dict.fromkeys(spec for method in methods for spec in method.kernels))
     pipelines = context.kernels.prepare(specs, bar)
     dispatch_each(context.device, list(zip(specs, pipelines)), bar)
-    tried = {
-        ("BFLOAT16", "1") in spec.macros
+    # These were chosen where a kernel that tries fragments ran.
+    tried = [
+        dict(spec.macros)
         for spec in specs
         if spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
-    }
-    specs += [fragments.SPECS[bfloat16] for bfloat16 in tried]  # those were chosen where these ran
+    ]
+    specs += dict.fromkeys(
+        fragments.spec_of(macros.get("BFLOAT16") == "1", int(macros.get("FRAGMENT_N", 8)))
+        for macros in tried
+    )
     keys = dict.fromkeys(context.kernels.key(spec) for spec in specs)
     context.kernels.save()
     compiled, made = report.compiled - compiled, report.pipelines - made

@@ -61,9 +61,6 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_FRAGMENT = (16, 8, 16)  # whose order of elements attention has to know
-
-
 class Context:
     """A device and its kernels.
 
@@ -79,14 +76,9 @@ class Context:
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
         self.traits = dataclasses.replace(self.traits, choices=measured_choices(self.kernels))
-        if self.traits.coopmat_16x8x16 and knobs.FRAGMENTS():
-            self.traits = dataclasses.replace(
-                self.traits,
-                fragment_order=fragment_order(
-                    self.kernels,
-                    self.traits.bfloat16_fragments and _FRAGMENT in _fragments(device, "bfloat16"),
-                ),
-            )
+        if self.traits.coopmat_columns and knobs.FRAGMENTS():
+            order = fragment_order(self.kernels)
+            self.traits = dataclasses.replace(self.traits, fragment_order=order)
         self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
         # The device in another API, by the number that it has there; None if it is another device.
         self.external: dict[int, Any] = {}
@@ -123,7 +115,7 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     limits, shapes = device.limits, _coopmat_shapes(device, cache)
     matrices = _workgroup_matrices(device, cache) if shapes else ()
     shape = max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None)
-    bfloat16 = bool(shapes) and _knows_bfloat16(device, cache)
+    bfloat16 = _fragments(device, "bfloat16") if shapes and _knows_bfloat16(device, cache) else []
     return DeviceTraits(
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
@@ -136,11 +128,12 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
         coopmat_shape=shape,
-        coopmat_16x8x16=_FRAGMENT in shapes and device.physical.subgroup_size == 32,
+        coopmat_columns=_columns(device, shapes),
+        bfloat16_columns=_columns(device, bfloat16),
         workgroup_matrices=matrices,
         max_workgroup_matrix=device.physical.matrix2_max_dimension if matrices else 0,
-        bfloat16_fragments=bfloat16 and shape in _fragments(device, "bfloat16"),
-        bfloat16_matrices=bfloat16 and set(matrices) <= set(_matrices(device, "bfloat16")),
+        bfloat16_fragments=shape in bfloat16,
+        bfloat16_matrices=bool(bfloat16) and set(matrices) <= set(_matrices(device, "bfloat16")),
     )
 
 
@@ -210,6 +203,13 @@ def _fragments(device: api.Device, dtype: str) -> list[tuple[int, int, int]]:
         and 16 % shape.n == 0
         and 32 % shape.k == 0
     ]
+
+
+def _columns(device: api.Device, shapes: list[tuple[int, int, int]]) -> tuple[int, ...]:
+    """`DeviceTraits.coopmat_columns` of these shapes."""
+    if device.physical.subgroup_size != 32:
+        return ()
+    return tuple(columns for columns in (8, 16) if (16, columns, 16) in shapes)
 
 
 def _knows_bfloat16(device: api.Device, cache: Cache) -> bool:

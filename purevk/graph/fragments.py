@@ -17,55 +17,54 @@ from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import KernelSpec
 
 TEMPLATE = "core/fragment_order.comp"
-# By whether the operands are bfloat16: what is tried, and the key of the answer in the cache. A and B
-# are the operands that are tried.
-SPECS = {
-    False: KernelSpec(TEMPLATE, (("COOPMAT", "1"),), (), ("storage",), 32),
-    True: KernelSpec(TEMPLATE, (("BFLOAT16", "1"), ("COOPMAT", "1")), (), ("storage",), 32),
-}
-ANSWERS = {False: f"{TEMPLATE} A B", True: f"{TEMPLATE} A B bfloat16"}
 
 
-def fragment_order(kernels: KernelStore, bfloat16: bool) -> Callable[[bool], bool]:
-    """A function that tries a fragment of float16, or of bfloat16 if its argument is true, when it is
-    first called. The cache keeps the answers for the driver. The function keeps no reference to the
-    device.
+def spec_of(bfloat16: bool, columns: int) -> KernelSpec:
+    """The kernel that tries fragments of these operands, with sums of these columns."""
+    macros = (("BFLOAT16", str(int(bfloat16))), ("COOPMAT", "1"), ("FRAGMENT_N", str(columns)))
+    return KernelSpec(TEMPLATE, macros, (), ("storage",), 32)
 
-    Args:
-        bfloat16: whether there are fragments of bfloat16.
+
+def fragment_order(kernels: KernelStore) -> Callable[[bool, int], bool]:
+    """A function that tries a fragment when it is first called: of float16 or of bfloat16, by its
+    first argument, with 8 or 16 columns, its second. The device must have it. The cache keeps the
+    answers for the driver. The function keeps no reference to the device.
     """
     held: weakref.ref[KernelStore] = weakref.ref(kernels)
-    answers: dict[bool, bool] = {} if bfloat16 else {True: False}
+    answers: dict[tuple[bool, int], bool] = {}
 
-    def ask(wanted: bool) -> bool:
-        store = held()
+    def ask(bfloat16: bool, columns: int) -> bool:
+        store, wanted = held(), (bfloat16, columns)
         if wanted not in answers and store is not None:
-            kept = store.cache.get_tuning(store.device_key, ANSWERS[wanted])
+            answer = f"{TEMPLATE} A B{' bfloat16' * bfloat16}{' 16' * (columns == 16)}"
+            kept = store.cache.get_tuning(store.device_key, answer)
             if kept is None:
+                spec = spec_of(bfloat16, columns)
                 try:
-                    made = run_fragment(store.device, store.prepare([SPECS[wanted]])[0])
+                    made = run_fragment(store.device, store.prepare([spec])[0], columns)
                 except KernelNotCachedError:
                     raise
                 except (DeviceError, ShaderCompilerError):
                     return False  # not cached: another driver or compiler may work
-                kept = bool(np.array_equal(made, expected_product()))
-                store.cache.put_tuning(store.device_key, ANSWERS[wanted], kept)
+                kept = bool(np.array_equal(made, expected_product(columns)))
+                store.cache.put_tuning(store.device_key, answer, kept)
             answers[wanted] = bool(kept)
         return answers.get(wanted, False)
 
     return ask
 
 
-def expected_product() -> np.ndarray:
-    """The expected result of `fragment_order.comp`: float32 [16, 8]."""
-    m, k, n = np.arange(16)[:, None], np.arange(16), np.arange(8)
+def expected_product(columns: int = 8) -> np.ndarray:
+    """The expected result of `fragment_order.comp`: float32 [16, columns]."""
+    m, k, n = np.arange(16)[:, None], np.arange(16), np.arange(columns)
     return (((7 * m + 13 * k) % 17 - 8) @ ((5 * k[:, None] + 11 * n) % 19 - 9)).astype(np.float32)
 
 
-def run_fragment(device: api.Device, pipeline: api.ComputePipeline) -> np.ndarray:
-    """The result of a pipeline of this template: float32 [16, 8]."""
+def run_fragment(device: api.Device, pipeline: api.ComputePipeline, columns: int = 8) -> np.ndarray:
+    """The result of a pipeline of this template: float32 [16, columns]."""
+    size = 64 * columns
     with contextlib.ExitStack() as stack:
-        out = api.Buffer(device, 512, api.MemoryKind.READBACK)
+        out = api.Buffer(device, size, api.MemoryKind.READBACK)
         stack.callback(out.destroy)
         arena = api.DescriptorArena(device)
         stack.callback(arena.destroy)
@@ -78,5 +77,5 @@ def run_fragment(device: api.Device, pipeline: api.ComputePipeline) -> np.ndarra
         commands.barrier(api.Access.COMPUTE, api.Access.HOST)
         commands.end()
         device.queue.run(commands)
-        made: np.ndarray = np.frombuffer(out.read(0, 512), np.float32).reshape(16, 8).copy()
+        made: np.ndarray = np.frombuffer(out.read(0, size), np.float32).reshape(16, columns).copy()
         return made

@@ -12,7 +12,7 @@ from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.profile import DeviceProfile
 
 
-def no(bfloat16: bool) -> bool:
+def no(bfloat16: bool, columns: int) -> bool:
     """The answer about fragments that a device has not been asked for."""
     return False
 
@@ -34,8 +34,9 @@ class DeviceTraits:
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
         coopmat_shape: the largest cooperative matrix of a subgroup, as rows, columns and depth,
             of halves with float sums; None without matrix cores or a compiler that knows them.
-        coopmat_16x8x16: whether cooperative matrices of 16 rows, 8 columns and depth 16 exist too,
-            and subgroups have 32 invocations.
+        coopmat_columns: columns (8, 16) that cooperative matrices of 16 rows and depth 16 may have,
+            of halves with float sums, in subgroups of 32 invocations. Empty in other subgroups.
+        bfloat16_columns: the same for operands of bfloat16.
         workgroup_matrices: (m, n, k, invocations) for each kind of cooperative matrix of a
             workgroup, of halves with float sums: its sizes are multiples of m, n and k in
             workgroups of this many invocations. Empty without them or a compiler that knows them.
@@ -43,9 +44,9 @@ class DeviceTraits:
         bfloat16_fragments: whether the cooperative matrices of a subgroup exist for operands of
             bfloat16 too.
         bfloat16_matrices: whether those of a workgroup do.
-        fragment_order: whether there are fragments of 16 x 8 x 16 in subgroups of 32 invocations,
-            of float16 (False) or of bfloat16 (True), and their elements are in the order that
-            `glsl/core/fragments.glslh` states; asks the device when called.
+        fragment_order: whether the elements of such fragments are in the order that
+            `glsl/core/fragments.glslh` states, by whether the operands are bfloat16, and by the
+            columns; asks the device when called.
         choices: the kernels that were measured on the device.
     """
 
@@ -60,12 +61,13 @@ class DeviceTraits:
     storage_alignment: int = 256
     max_texels: int = 0
     coopmat_shape: tuple[int, int, int] | None = None
-    coopmat_16x8x16: bool = False
+    coopmat_columns: tuple[int, ...] = ()
+    bfloat16_columns: tuple[int, ...] = ()
     workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
     max_workgroup_matrix: int = 0
     bfloat16_fragments: bool = False
     bfloat16_matrices: bool = False
-    fragment_order: Callable[[bool], bool] = field(default=no, compare=False, repr=False)
+    fragment_order: Callable[[bool, int], bool] = field(default=no, compare=False, repr=False)
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)
 
     @property

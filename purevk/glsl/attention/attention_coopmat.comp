@@ -19,6 +19,7 @@
 // Heads are padded with zeros to multiples of 16 columns. More macros:
 //   BFLOAT16  with COOPMAT, 1: they are bfloat16. Needs a compiler that knows GL_EXT_bfloat16. (0)
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
+//   FRAGMENT_N  columns of the right fragments: 8 or 16, what the device has (8)
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16; times the columns of a padded head, of k and of v, a
 //     multiple of 128 * SUBS
@@ -63,6 +64,8 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define STEPS_D (WIDTH / 16)
 #define KEYS8 (KEYS / 8)
 #define VALUES8 (VALUE_WIDTH / 8)
+#define KEYS_N (KEYS / FRAGMENT_N)
+#define VALUES_N (VALUE_WIDTH / FRAGMENT_N)
 // Elements of a load of k or v.
 #define EACH (4 + 4 * VEC8_KV)
 #define VECTORS_K (WIDTH / EACH)
@@ -85,15 +88,15 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #endif
 #define FETCHED(T, v) LOADED_VECTOR(v)
 #define LEFT(name) coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> name
-#define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator> name
-#define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>(0.0)
+#define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator> name
+#define CLEAR(sums) sums = coopmat<float, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator>(0.0)
 shared LOADED_VECTOR tiles[TILES_SIZE / EACH];
 
-// The right operand, 16 x 8, for MULTIPLY: keys, whose columns are rows of the tile, or values,
+// The right operand, 16 x FRAGMENT_N, for MULTIPLY: keys, whose columns are rows of the tile, or values,
 // whose rows are.
-#define RIGHT_KEYS(at) coopmat<LOADED, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+#define RIGHT_KEYS(at) coopmat<LOADED, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, (at) / EACH, KEY_LINE / EACH, gl_CooperativeMatrixLayoutColumnMajor)
-#define RIGHT_VALUES(at) coopmat<LOADED, gl_ScopeSubgroup, 16, 8, gl_MatrixUseB> right; \
+#define RIGHT_VALUES(at) coopmat<LOADED, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, (at) / EACH, VALUE_LINE / EACH, gl_CooperativeMatrixLayoutRowMajor)
 #define MULTIPLY(sums, left) sums = coopMatMulAdd(left, right, sums)
 #else
@@ -103,8 +106,8 @@ shared LOADED_VECTOR tiles[TILES_SIZE / EACH];
 #define LOADED_VECTOR vec4
 #define FETCHED(T, v) FLOATS_OF(T, v)
 #define LEFT(name) float name[8]
-#define SUMS(name) float name[4]
-#define CLEAR(sums) sums = float[4](0.0, 0.0, 0.0, 0.0)
+#define SUMS(name) float name[FRAGMENT_N / 2]
+#define CLEAR(sums) UNROLL for (int i = 0; i < FRAGMENT_N / 2; i++) sums[i] = 0.0
 shared float tiles[TILES_SIZE];
 shared float lefts[LOCAL * 8];
 
@@ -113,11 +116,11 @@ shared float lefts[LOCAL * 8];
 #define MULTIPLY(sums, left) multiply(sums, left, right)
 // Multiplies a fragment by the elements of the tiles from right.x on, in steps of y along rows and
 // z along columns, and adds the result.
-void multiply(inout float sums[4], float left[8], ivec3 right) {
+void multiply(inout float sums[FRAGMENT_N / 2], float left[8], ivec3 right) {
     barrier();
     UNROLL for (int i = 0; i < 8; i++) lefts[(SUB * 32 + LANE) * 8 + i] = left[i];
     barrier();
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < FRAGMENT_N / 2; i++) {
         int row = SUM_ROW(LANE, i), column = SUM_COLUMN(LANE, i);
         for (int k = 0; k < 16; k++) {
             float held = lefts[(SUB * 32 + row % 8 * 4 + k % 8 / 2) * 8 + row / 8 * 4 + k / 8 * 2 + k % 2];
@@ -126,6 +129,9 @@ void multiply(inout float sums[4], float left[8], ivec3 right) {
     }
 }
 #endif
+
+// Element i (0 .. 3) of 8 columns of scores or of sums.
+#define OF8(fragments, block, i) fragments[(block) * 8 / FRAGMENT_N][SUM8(block, i)]
 
 // Scores are multiples of log 2, unless a mask or a function makes them, which may be the lowest
 // floats.
@@ -186,7 +192,7 @@ void main() {
     int keys = ends.y, next = next_step(ends.x, keys, first);
     if (next < keys) fetch(base_k, base_v, next);
     LEFT(q[FRAGMENTS_M][STEPS_D]);
-    SUMS(sums[FRAGMENTS_M][VALUES8]);
+    SUMS(sums[FRAGMENTS_M][VALUES_N]);
     float highest[FRAGMENTS_M][2], total[FRAGMENTS_M][2];
     ivec2 seen[FRAGMENTS_M][2];
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
@@ -200,11 +206,11 @@ void main() {
                 q[m][d][2 * i + 1] = LOADED((lane & 1) == 0 ? quad.y : quad.w);
             }
         }
-        UNROLL for (int v = 0; v < VALUES8; v++) CLEAR(sums[m][v]);
+        UNROLL for (int v = 0; v < VALUES_N; v++) CLEAR(sums[m][v]);
         UNROLL for (int h = 0; h < 2; h++) {
             highest[m][h] = UNSEEN;
             total[m][h] = 0.0;
-            seen[m][h] = keys_of(row0 + 16 * m + SUM_ROW(lane, 2 * h));
+            seen[m][h] = keys_of(row0 + 16 * m + ROW8(lane, 2 * h));
         }
     }
     ROLL while (next < keys) {
@@ -214,11 +220,11 @@ void main() {
         barrier();
         next = next_step(t0 + KEYS, keys, first);
         if (next < keys) fetch(base_k, base_v, next);
-        SUMS(scores[FRAGMENTS_M][KEYS8]);
-        UNROLL for (int j = 0; j < KEYS8; j++) {
+        SUMS(scores[FRAGMENTS_M][KEYS_N]);
+        UNROLL for (int j = 0; j < KEYS_N; j++) {
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) CLEAR(scores[m][j]);
             UNROLL for (int d = 0; d < STEPS_D; d++) {
-                RIGHT_KEYS(8 * j * KEY_LINE + 16 * d);
+                RIGHT_KEYS(FRAGMENT_N * j * KEY_LINE + 16 * d);
                 UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d]);
             }
         }
@@ -230,15 +236,18 @@ void main() {
             } else {
                 UNROLL for (int j = 0; j < KEYS8; j++) {
                     UNROLL for (int i = 0; i < 4; i++) {
-                        int s = row0 + 16 * m + SUM_ROW(lane, i), t = t0 + 8 * j + SUM_COLUMN(lane, i);
-                        scores[m][j][i] = masked_score(scores[m][j][i], base_mask, s, t, seen[m][i / 2]) * UNIT;
+                        int s = row0 + 16 * m + ROW8(lane, i), t = t0 + 8 * j + COLUMN8(lane, i);
+                        float score = OF8(scores[m], j, i);
+                        OF8(scores[m], j, i) = masked_score(score, base_mask, s, t, seen[m][i / 2]) * UNIT;
                     }
                 }
             }
             float shrink[2], base[2];
             UNROLL for (int h = 0; h < 2; h++) {
-                float top = max(scores[m][0][2 * h], scores[m][0][2 * h + 1]);
-                UNROLL for (int j = 1; j < KEYS8; j++) top = max(top, max(scores[m][j][2 * h], scores[m][j][2 * h + 1]));
+                float top = max(OF8(scores[m], 0, 2 * h), OF8(scores[m], 0, 2 * h + 1));
+                UNROLL for (int j = 1; j < KEYS8; j++) {
+                    top = max(top, max(OF8(scores[m], j, 2 * h), OF8(scores[m], j, 2 * h + 1)));
+                }
                 top = max(highest[m][h], top * factor);
                 top = max(top, subgroupShuffleXor(top, 1u));
                 top = max(top, subgroupShuffleXor(top, 2u));
@@ -248,26 +257,26 @@ void main() {
                 total[m][h] *= shrink[h];
                 UNROLL for (int j = 0; j < KEYS8; j++) {
                     UNROLL for (int e = 0; e < 2; e++) {
-                        float p = POWER(fma(scores[m][j][2 * h + e], factor, -base[h]));
-                        scores[m][j][2 * h + e] = p;
+                        float p = POWER(fma(OF8(scores[m], j, 2 * h + e), factor, -base[h]));
+                        OF8(scores[m], j, 2 * h + e) = p;
                         total[m][h] += p;
                     }
                 }
             }
             UNROLL for (int v = 0; v < VALUES8; v++) {
-                UNROLL for (int i = 0; i < 4; i++) sums[m][v][i] *= shrink[i / 2];
+                UNROLL for (int i = 0; i < 4; i++) OF8(sums[m], v, i) *= shrink[i / 2];
             }
         }
         UNROLL for (int j = 0; j < KEYS8 / 2; j++) {
             LEFT(p[FRAGMENTS_M]);
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
                 UNROLL for (int i = 0; i < 4; i++) {
-                    p[m][2 * i] = LOADED(ROUNDED(LOADED, scores[m][2 * j + i % 2][i / 2 * 2]));
-                    p[m][2 * i + 1] = LOADED(ROUNDED(LOADED, scores[m][2 * j + i % 2][i / 2 * 2 + 1]));
+                    p[m][2 * i] = LOADED(ROUNDED(LOADED, OF8(scores[m], 2 * j + i % 2, i / 2 * 2)));
+                    p[m][2 * i + 1] = LOADED(ROUNDED(LOADED, OF8(scores[m], 2 * j + i % 2, i / 2 * 2 + 1)));
                 }
             }
-            UNROLL for (int v = 0; v < VALUES8; v++) {
-                RIGHT_VALUES(TILE_V + 16 * j * VALUE_LINE + 8 * v);
+            UNROLL for (int v = 0; v < VALUES_N; v++) {
+                RIGHT_VALUES(TILE_V + 16 * j * VALUE_LINE + FRAGMENT_N * v);
                 UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(sums[m][v], p[m]);
             }
         }
@@ -276,7 +285,7 @@ void main() {
     // the second.
     bool odd = (lane & 1) != 0;
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
-        int row = row0 + 16 * m + SUM_ROW(lane, 0) + (odd ? 8 : 0);
+        int row = row0 + 16 * m + ROW8(lane, 0) + (odd ? 8 : 0);
         float over[2];
         UNROLL for (int h = 0; h < 2; h++) {
             float all = total[m][h] + subgroupShuffleXor(total[m][h], 1u);
@@ -284,7 +293,8 @@ void main() {
             over[h] = all == 0.0 ? 0.0 : 1.0 / all;
         }
         UNROLL for (int v = 0; v < VALUES8; v++) {
-            vec2 upper = over[0] * vec2(sums[m][v][0], sums[m][v][1]), lower = over[1] * vec2(sums[m][v][2], sums[m][v][3]);
+            vec2 upper = over[0] * vec2(OF8(sums[m], v, 0), OF8(sums[m], v, 1));
+            vec2 lower = over[1] * vec2(OF8(sums[m], v, 2), OF8(sums[m], v, 3));
             vec2 other = odd ? upper : lower;
             other = vec2(subgroupShuffleXor(other.x, 1u), subgroupShuffleXor(other.y, 1u));
             int quad = 2 * v + lane % 4 / 2;

@@ -19,7 +19,7 @@
 // Grid: batches * OC_total / EACH * ceil(OH / ROWS) * OW invocations, along x and, if that is too
 //   small, along y.
 #include "core/common.glslh"
-#include "core/math.glslh"
+#include "core/elements.glslh"
 #pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
@@ -93,7 +93,7 @@ PARAM(22, row_a)
 
 READONLY_BUFFER(0, a, T_A)
 #if VEC4_B
-READONLY_BUFFER(1, b, VEC4_OF(T_B))
+READONLY_BUFFER(1, b, QUAD_OF(T_B))
 #else
 READONLY_BUFFER(1, b, T_B)
 #endif
@@ -101,7 +101,7 @@ READONLY_BUFFER(1, b, T_B)
 READONLY_BUFFER(2, bias, T_BIAS)
 #endif
 #if VEC4_OUT
-WRITEONLY_BUFFER(2 + BIAS, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(2 + BIAS, out, QUAD_OF(T_OUT))
 #else
 WRITEONLY_BUFFER(2 + BIAS, out, T_OUT)
 #endif
@@ -137,7 +137,7 @@ void main() {
         float v[SPAN * KW];
         UNROLL for (int t = 0; t < SPAN; t++) {
             int from = base + clamp(y0 + t, 0, H - 1) * row_a;
-            UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = float(buf_a[from + column[k]]);
+            UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = FLOAT_OF(T_A, buf_a[from + column[k]]);
         }
         if (PADDED) {
             UNROLL for (int t = 0; t < SPAN; t++) {
@@ -151,14 +151,14 @@ void main() {
                 float w[EACH];
 #if VEC4_B
                 UNROLL for (int o = 0; o < EACH; o += 4) {
-                    vec4 four = vec4(buf_b[(at + o) >> 2]);
+                    vec4 four = FLOATS_OF(T_B, buf_b[(at + o) >> 2]);
                     w[o] = four.x;
                     w[o + 1] = four.y;
                     w[o + 2] = four.z;
                     w[o + 3] = four.w;
                 }
 #else
-                UNROLL for (int o = 0; o < EACH; o++) w[o] = float(buf_b[at + o]);
+                UNROLL for (int o = 0; o < EACH; o++) w[o] = FLOAT_OF(T_B, buf_b[at + o]);
 #endif
                 UNROLL for (int r = 0; r < ROWS; r++) {
                     float a = v[(r * stride_y + ky * dilation_y) * KW + kx];
@@ -170,7 +170,7 @@ void main() {
     }
 #if BIAS
     UNROLL for (int o = 0; o < EACH; o++) {
-        float bias = float(buf_bias[offset_bias + first + o]);
+        float bias = FLOAT_OF(T_BIAS, buf_bias[offset_bias + first + o]);
         UNROLL for (int r = 0; r < ROWS; r++) acc[r][o] += bias;
     }
 #endif
@@ -185,12 +185,12 @@ void main() {
 #if VEC4_OUT
         UNROLL for (int o = 0; o < EACH; o += 4) {
             vec4 v = vec4(acc[r][o], acc[r][o + 1], acc[r][o + 2], acc[r][o + 3]);
-            buf_out[(offset_o + from + o) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, (from + o), (first + o)));
+            buf_out[(offset_o + from + o) >> 2] = QUAD_FROM(T_OUT, EPILOGUE4(v, (from + o), (first + o)));
         }
 #else
         UNROLL for (int o = 0; o < EACH; o++) {
             int at = from + o * step, n = first + o;
-            buf_out[offset_o + at] = T_OUT(EPILOGUE(acc[r][o], at, n));
+            buf_out[offset_o + at] = ELEMENT_OF(T_OUT, EPILOGUE(acc[r][o], at, n));
         }
 #endif
         }

@@ -33,7 +33,7 @@
 // Shared memory, bytes: `NchwTiles.shared` of ops/conv/nchw_tiles.py.
 // Grid: (tiles along x * tiles along y, ceil(columns / (OUTS * GROUPS_O)) * groups, images)
 #include "core/common.glslh"
-#include "core/math.glslh"
+#include "core/elements.glslh"
 #pragma purevk macro HAS_8BIT
 #ifdef HAS_8BIT
 #extension GL_EXT_shader_8bit_storage : require
@@ -143,12 +143,12 @@ PARAM(21, channel_a)
 PARAM(22, row_a)
 
 #if VEC4_A
-READONLY_BUFFER(0, a, VEC4_OF(T_A))
+READONLY_BUFFER(0, a, QUAD_OF(T_A))
 #else
 READONLY_BUFFER(0, a, T_A)
 #endif
 #if VEC4_B
-READONLY_BUFFER(1, b, VEC4_OF(T_B))
+READONLY_BUFFER(1, b, QUAD_OF(T_B))
 #else
 READONLY_BUFFER(1, b, T_B)
 #endif
@@ -156,7 +156,7 @@ READONLY_BUFFER(1, b, T_B)
 READONLY_BUFFER(2, bias, T_BIAS)
 #endif
 #if VEC4_OUT
-WRITEONLY_BUFFER(2 + BIAS, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(2 + BIAS, out, QUAD_OF(T_OUT))
 #else
 WRITEONLY_BUFFER(2 + BIAS, out, T_OUT)
 #endif
@@ -217,9 +217,9 @@ void fetch_a(int base, int c0, int y0, int x0) {
         if (i < A_COUNT && c0 + c < IC && y >= 0 && y < H && x >= 0 && x < W) {
             int at = base + (c0 + c) * channel_a + y * row_a + x;
 #if VEC4_A
-            next_a[s] = vec4(buf_a[at >> 2]);
+            next_a[s] = FLOATS_OF(T_A, buf_a[at >> 2]);
 #else
-            next_a[s] = float(buf_a[at]);
+            next_a[s] = FLOAT_OF(T_A, buf_a[at]);
 #endif
         }
     }
@@ -235,13 +235,13 @@ void fetch_b(int c0, int group, int first) {
         int channels = columns / PHASES, phase = j % PHASES, n = first / PHASES + j / PHASES * 4;
         next_b[s] = vec4(0.0);
         if (i < B_COUNT && c0 + c < IC && n < channels) {
-            next_b[s] = vec4(buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n) >> 2]);
+            next_b[s] = FLOATS_OF(T_B, buf_b[(offset_b + (tap * IC + c0 + c) * all_columns + group + phase * channels + n) >> 2]);
         }
 #else
         int row = i / TILE_O, n = first + i - row * TILE_O, c = row / TAPS, tap = row - c * TAPS;
         next_b[s] = 0.0;
         if (i < B_COUNT && c0 + c < IC && n < columns) {
-            next_b[s] = float(buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + n]);
+            next_b[s] = FLOAT_OF(T_B, buf_b[offset_b + (tap * IC + c0 + c) * all_columns + group + n]);
         }
 #endif
     }
@@ -311,10 +311,10 @@ void step(int from, int b) {
 // Stores 4 neighbours from element `at` on, of which `count` exist.
 void put(vec4 v, int at, int n, int count) {
 #if VEC4_OUT
-    buf_out[(offset_o + at) >> 2] = VEC4_OF(T_OUT)(EPILOGUE4(v, at, n));
+    buf_out[(offset_o + at) >> 2] = QUAD_FROM(T_OUT, EPILOGUE4(v, at, n));
 #else
     UNROLL for (int e = 0; e < 4; e++) {
-        if (e < count) buf_out[offset_o + at + e] = T_OUT(EPILOGUE(v[e], (at + e), n));
+        if (e < count) buf_out[offset_o + at + e] = ELEMENT_OF(T_OUT, EPILOGUE(v[e], (at + e), n));
     }
 #endif
 }
@@ -368,7 +368,7 @@ void main() {
         float bias[SPREAD_X];
         UNROLL for (int d = 0; d < SPREAD_X; d++) {
 #if BIAS
-            bias[d] = float(buf_bias[offset_bias + min((dy * SPREAD_X + d) * all + n, all_columns - 1)]);
+            bias[d] = FLOAT_OF(T_BIAS, buf_bias[offset_bias + min((dy * SPREAD_X + d) * all + n, all_columns - 1)]);
 #else
             bias[d] = 0.0;
 #endif

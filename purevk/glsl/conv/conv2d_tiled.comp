@@ -3,6 +3,9 @@
 #if defined(COOPMAT) && COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if defined(BFLOAT16) && BFLOAT16
+#extension GL_EXT_bfloat16 : require
+#endif
 #endif
 // 2-D convolution as an implicit matmul by tiles in shared memory: for GPUs. Images are NHWC.
 //
@@ -97,7 +100,7 @@ LOADED_VECTOR a_load(int slot) {
 #if WIDTH == 8
         v = buf_a[at >> 3];
 #elif VEC4_A
-        v = LOADED_VECTOR(RAW4_A(at));
+        v = LOADED_VECTOR(QUAD_A(at));
 #else
         v.x = LOADED(READ_A(at));
         if (channel + 1 < IC) v.y = LOADED(READ_A(at + 1));
@@ -122,7 +125,7 @@ LOADED_VECTOR load_b(int k, int n) {
 #if WIDTH == 8
         v = buf_b[(at + min(n, OC - 8)) >> 3];
 #elif VEC4_B
-        v = LOADED_VECTOR(RAW4_B(at + min(n, OC - 4)));
+        v = LOADED_VECTOR(QUAD_B(at + min(n, OC - 4)));
 #else
         int last = OC - 1;
         v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
@@ -139,12 +142,12 @@ LOADED_VECTOR load_bt(int n, int k) {
 #if WIDTH == 8
     if (k < k_last) v = buf_b[(at + k) >> 3];
 #elif VEC4_A && VEC4_B
-    if (k < k_last) v = LOADED_VECTOR(RAW4_B(at + k));
+    if (k < k_last) v = LOADED_VECTOR(QUAD_B(at + k));
 #else
     int padded = padded_channels(), tap = k / padded, c = k - tap * padded;
     UNROLL for (int i = 0; i < 4; i++) {
 #if VEC4_B
-        if (k < k_last && c + i < IC) v[i] = LOADED(RAW4_B(at + tap * IC + c)[i]);
+        if (k < k_last && c + i < IC) v[i] = LOADED(QUAD_B(at + tap * IC + c)[i]);
 #else
         if (k < k_last && c + i < IC) v[i] = LOADED(READ_B(at + tap * IC + c + i));
 #endif

@@ -53,15 +53,6 @@ PARAM(18, split_size)  // K of one split, a multiple of TILE_K
 #include "matmul/matmul_io.glslh"
 #include "matmul/matmul_groups.glslh"
 
-// Four elements in the form that the tile has.
-#if COOPMAT
-#define QUAD_A(i) RAW4_A(i)
-#define QUAD_B(i) RAW4_B(i)
-#else
-#define QUAD_A(i) READ4_A(i)
-#define QUAD_B(i) READ4_B(i)
-#endif
-
 int base_b, base_o, pitch, batch, k_now, k_last;
 int row_at[A_SLOTS];
 

@@ -101,11 +101,12 @@ class Tiled:
 @dataclass(frozen=True)
 class Coopmat:
     """`attention_coopmat.comp`: each of the `subgroups` of a workgroup takes `fragments` times 16
-    queries."""
+    queries. Fragments of sums have `columns` columns."""
 
     fragments: int = 1
     subgroups: int = 4
     keys: int = 64
+    columns: int = 8
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         groups = _dims.ceil_div(call.queries, 16 * self.fragments * self.subgroups)
@@ -117,6 +118,7 @@ class Coopmat:
                 "COOPMAT": 1,
                 "BFLOAT16": int(call.buffers["q"][0].dtype is DType.bfloat16),
                 "FRAGMENTS_M": self.fragments,
+                "FRAGMENT_N": self.columns,
                 "SUBS": self.subgroups,
                 "KEYS": self.keys,
                 "VEC8_KV": int(self._reads_wide(call)),
@@ -250,6 +252,7 @@ class Decode:
 
 Choice = Simple | Tiled | Coopmat | Decode
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
+_WIDEST = 256  # columns of a head, up to which one does: measured on an NVIDIA GPU
 
 
 def _known(params: Mapping[str, Size]) -> list[str]:
@@ -276,13 +279,18 @@ def choose(
     return traits.choices.take(
         "attention",
         (*sizes, width, value_width, half, bfloat16),
-        lambda: _candidates(traits, default, upper(keys), width, value_width),
+        lambda: _candidates(traits, default, upper(keys), width, value_width, bfloat16),
         default,
     )
 
 
 def _candidates(
-    traits: DeviceTraits, default: Choice, keys: int, width: int, value_width: int
+    traits: DeviceTraits,
+    default: Choice,
+    keys: int,
+    width: int,
+    value_width: int,
+    bfloat16: bool,
 ) -> Iterator[Choice]:
     """Kernels of the same template: with other tiles, or other parts of the keys."""
     yield default
@@ -294,7 +302,7 @@ def _candidates(
         most = max(keys // 16, 1)
         yield from (replace(default, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
     elif isinstance(default, Coopmat):
-        yield from _coopmats(traits, width, value_width)
+        yield from _coopmats(traits, width, value_width, bfloat16)
     elif isinstance(default, Tiled):
         for rows in (64, 32, 16, 8):
             for step in (64, 32, 16):
@@ -346,7 +354,7 @@ def _choose(
             64,
         )
         return Decode(splits, 128, traits.subgroup_size if shuffles else None)
-    if half and traits.coopmat_16x8x16:
+    if half:
         coopmat = _coopmat(
             traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width, bfloat16
         )
@@ -386,19 +394,23 @@ def _coopmat(
     bfloat16: bool,
 ) -> Coopmat | None:
     """The cheapest kernel on matrix cores, if fragments of these widths fit into registers."""
-    if max(width, value_width) > 128 or not traits.has("subgroup_shuffle"):
-        return None
-    if not traits.fragment_order(bfloat16):
+    if max(width, value_width) > _WIDEST or not traits.has("subgroup_shuffle"):
         return None
     sizes = groups, queries, keys, width, value_width
-    found = _coopmats(traits, width, value_width)
+    found = _coopmats(traits, width, value_width, bfloat16)
     return min(found, key=lambda each: each.cost(traits, *sizes), default=None)
 
 
-def _coopmats(traits: DeviceTraits, width: int, value_width: int) -> Iterator[Coopmat]:
+def _coopmats(
+    traits: DeviceTraits, width: int, value_width: int, bfloat16: bool
+) -> Iterator[Coopmat]:
     """The kernels on matrix cores that fit."""
+    listed = traits.bfloat16_columns if bfloat16 else traits.coopmat_columns
+    columns = next((each for each in listed if traits.fragment_order(bfloat16, each)), None)
+    if columns is None:
+        return
     for sizes in traits.profile.tiles.attention:
-        choice = Coopmat(*sizes)
+        choice = Coopmat(*sizes, columns)
         if choice.fits(traits, width, value_width):
             yield choice
 

@@ -31,9 +31,11 @@ def choose(
     vectors: tuple[bool, bool] = (True, True),
     wide: bool = False,
     transposed: bool = False,
+    bfloat16: bool = False,
 ) -> Choice:
     """The tiles of an implicit matmul [rows, taps * channels] x [taps * channels, columns] in
-    `groups` groups; `half`, `vectors`, `wide` and `transposed` as for a matmul."""
+    `groups` groups; `half`, `vectors`, `wide`, `transposed` and `bfloat16` as for a
+    matmul."""
     profile = traits.profile
     if not profile.has_fast_shared_memory and is_short(channels):
         # The loop over a row of taps is unrolled then. Larger tiles would spill registers.
@@ -55,6 +57,7 @@ def choose(
             vectors=vectors,
             window=True,
             wide=wide,
+            bfloat16=bfloat16,
         ),
     )
     return choice

@@ -34,7 +34,9 @@ from purevk.ops.matmul.choice import (
     Batches,
     add_parts,
     bind,
+    both_half,
     emit,
+    matrix_macros,
     may_overlap,
     parts_of,
     reads_extras_ahead,
@@ -238,7 +240,12 @@ class _Nhwc:
 
     @property
     def half(self) -> bool:
-        return self.x.dtype is self.weight.dtype is DType.float16
+        """Whether matrix cores take the operands."""
+        return both_half(self.x.dtype, self.weight.dtype)
+
+    @property
+    def bfloat16(self) -> bool:
+        return self.half and self.x.dtype is DType.bfloat16
 
     @property
     def flops(self) -> Size:
@@ -375,6 +382,7 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
             images.weight.offset,
         ),
         images.transposed,
+        images.bfloat16,
     )
     made = images.epilogue(
         lowering, "N" if choice.splits > 1 else "pixel_o", reads_extras_ahead(choice)
@@ -398,7 +406,12 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
     lowering.dispatch(
         "conv/conv2d.comp" if registers else "conv/conv2d_tiled.comp",
         {**buffers, **made.buffers},
-        macros={**macros, **made.macros, **choice.macros()},
+        macros={
+            **macros,
+            **made.macros,
+            **choice.macros(),
+            **matrix_macros(choice, images.x, images.out),
+        },
         params=params,
         specialize=lowering.fixed(
             params, ("IC", *window.params) if is_short(group_in) else window.params
@@ -435,7 +448,12 @@ def _lower_in_parts(
     lowering.dispatch(
         "conv/conv2d_tiled.comp",
         buffers,
-        macros={**macros, "SPLIT_K": 1, **choice.macros()},
+        macros={
+            **macros,
+            "SPLIT_K": 1,
+            **choice.macros(),
+            **matrix_macros(choice, images.x, parts),
+        },
         params=params,
         specialize=lowering.fixed(params),
         grid=choice.grid(rows, columns, 1),
@@ -474,6 +492,7 @@ def _lower_as_matmul(lowering: Lowering, images: _Nhwc) -> None:
         images.vectors[:2],
         aligned,
         wide,
+        images.bfloat16,
     )
     vectors = (*images.vectors[:2], stored_vectors(choice, images.vectors[2]))
     made = replace(images, vectors=vectors).epilogue(lowering, "N", reads_extras_ahead(choice))
@@ -502,7 +521,7 @@ def _adapt(node: Node, orders: tuple[Order | None, ...], query: LayoutQuery) -> 
     if orders[0] is None:
         return adapt(node, orders, query)
     conv, traits = Conv2d.of(node), query.traits
-    half = conv.x.type.dtype is conv.weight.type.dtype is DType.float16
+    half = both_half(conv.x.type.dtype, conv.weight.type.dtype)
     if traits is None or not half or traits.coopmat_shape is None:
         return node
     if not traits.profile.has_fast_shared_memory or not gcd8(conv.weight.type.dims[2]):
@@ -526,7 +545,6 @@ register(
             layouts=_conv2d_layouts,
             supports=supports_float,
             epilogue=True,
-            bfloat16=False,
             adapt=_adapt,
         ),
     )

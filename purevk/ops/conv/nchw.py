@@ -13,7 +13,7 @@ from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand
-from purevk.ops.matmul.choice import Batches, choose, emit, may_overlap, stored_vectors
+from purevk.ops.matmul.choice import Batches, both_half, choose, emit, may_overlap, stored_vectors
 from purevk.ops.registry import Order
 from purevk.tuning import DeviceTraits
 
@@ -54,7 +54,7 @@ def reads_nchw(traits: DeviceTraits, conv: Conv2d, x: Operand, result: TensorTyp
         or conv.column_loads > traits.profile.max_window_elements
     ):
         return False
-    coopmat = traits.coopmat_shape is not None and x.dtype is DType.float16
+    coopmat = traits.coopmat_shape is not None and x.dtype in (DType.float16, DType.bfloat16)
     work = _dims.upper(_dims.product((x.dims[0], *result.dims[1:])))
     many = work * 2 * conv.window.taps * group_in > traits.profile.max_direct_flops
     return out % FEW == 0 and not conv.is_matmul and not (coopmat and many)
@@ -133,7 +133,7 @@ def lower_matmul(
     )
     plain = conv.spread == (1, 1)
     vector_out = plain and gcd4(pixels, out.offset)
-    half = x.dtype is weight.dtype is DType.float16
+    half = both_half(x.dtype, weight.dtype)
     aligned = plain and may_overlap(lowering, out, conv.extras)
     aligned = aligned and gcd8(pixels, pitch, channel_step, x.strides[0], weight.offset, x.offset)
     choice = choose(
@@ -146,6 +146,7 @@ def lower_matmul(
         False,
         vectors,
         aligned and gcd8(out.offset),
+        bfloat16=half and x.dtype is DType.bfloat16,
     )
     vector_out = stored_vectors(choice, vector_out)
     element, channel = ("(b * M + m) * N + n", "m") if plain else _spread_nchw(x, out, conv.spread)

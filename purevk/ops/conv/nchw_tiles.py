@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.conv.arguments import Conv2d, Window
+from purevk.ops.matmul.choice import both_half
 from purevk.tuning import DeviceTraits
 from purevk.tuning.tiles import NchwStep, TileSizes
 
@@ -230,9 +230,8 @@ def tiles_of(traits: DeviceTraits, conv: Conv2d, result: TensorType) -> NchwTile
     """The tiles of a convolution, if it should run by them where its input and its result are
     NCHW."""
     _, _, group_in, channels = conv.weight.type.dims
-    coopmat = (
-        traits.coopmat_shape is not None
-        and conv.x.type.dtype is conv.weight.type.dtype is DType.float16
+    coopmat = traits.coopmat_shape is not None and both_half(
+        conv.x.type.dtype, conv.weight.type.dtype
     )
     few = channels // conv.groups < LEAST_COLUMNS or group_in < 4
     if not traits.profile.has_fast_shared_memory or coopmat or few:

@@ -288,7 +288,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         return None
     if (
         not traits.profile.has_fast_shared_memory
-        or not traits.coopmat_16x8x16
+        or 8 not in traits.coopmat_columns
         or not matmul.reads_words(4)
         or (group and segment % group and group % segment)
     ):
@@ -310,7 +310,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
             break
     else:
         return None
-    if not traits.fragment_order(False):
+    if not traits.fragment_order(False, 8):
         return None
     macros = {
         "COOPMAT": 1,

@@ -109,11 +109,18 @@ def test_heads_are_padded_to_fragments(size, values):
 
 
 @pytest.mark.parametrize(
-    "tile", [(1, 3, 48), (1, 6, 48), (2, 2, 32)], ids=lambda tile: "x".join(map(str, tile))
+    "tile",
+    [(1, 3, 48, 8), (1, 6, 48, 16), (2, 2, 32, 8), (2, 2, 32, 16)],
+    ids=lambda tile: "x".join(map(str, tile)),
 )
 def test_tiles_of_fragments(tile):
-    more = dict(zip(("FRAGMENTS_M", "SUBS", "KEYS"), tile))
+    more = dict(zip(("FRAGMENTS_M", "SUBS", "KEYS", "FRAGMENT_N"), tile))
     check((1, 1, 1, 19, 53, 16), "steps", more=more)
+
+
+@pytest.mark.parametrize("variant", ["boolean_mask", "causal", "wide_values", "rows_first"])
+def test_fragments_of_16_columns(variant):
+    check(SIZES[0], "steps", more={"FRAGMENT_N": 16}, **VARIANTS[variant])
 
 
 @pytest.mark.parametrize("factor", [-1.0, 0.0])

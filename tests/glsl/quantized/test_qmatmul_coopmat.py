@@ -4,8 +4,8 @@ device has them; and the trial of which invocation holds which element of a frag
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from purevk.cache import Cache
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
+from purevk.lower.lowering import KernelSpec
 from purevk.tuning import DeviceTraits
 from tests.glsl.harness import Out, bits, ceil_div, device, pipeline, run
 
@@ -99,28 +100,34 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
     assert (np.abs(got - numbers @ weight.T) <= 1e-6 * scale).all()
 
 
+@pytest.mark.parametrize("columns", [8, 16])
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
-def test_fragments_are_tried(coopmat):
-    made = run_fragment(device(), pipeline(TEMPLATE, {"COOPMAT": int(coopmat)}, 1, coopmat=coopmat))
-    np.testing.assert_array_equal(made, expected_product())
+def test_fragments_are_tried(coopmat, columns):
+    macros = {"COOPMAT": int(coopmat), "FRAGMENT_N": columns}
+    made = run_fragment(device(), pipeline(TEMPLATE, macros, 1, coopmat=coopmat), columns)
+    np.testing.assert_array_equal(made, expected_product(columns))
 
 
 def test_the_answer_is_kept(monkeypatch, tmp_path):
     """Asked once of a driver; the question does not hold the kernels."""
-    for bfloat16 in (False, True):
-        steps = replace(fragments.SPECS[bfloat16], macros=(("COOPMAT", "0"),), subgroup_size=None)
-        monkeypatch.setitem(fragments.SPECS, bfloat16, steps)
+    monkeypatch.setattr(
+        fragments,
+        "spec_of",
+        lambda bfloat16, columns: KernelSpec(
+            TEMPLATE, (("FRAGMENT_N", str(columns)),), (), ("storage",)
+        ),
+    )
     cache, runs = Cache(tmp_path), []
     monkeypatch.setattr(
         fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args)
     )
     for _ in range(2):
         store = KernelStore(device(), cache, DeviceTraits(frozenset()))
-        ask = fragments.fragment_order(store, bfloat16=True)
-        assert all(ask(bfloat16) for bfloat16 in (False, False, True, True))
-        assert not fragments.fragment_order(store, bfloat16=False)(True)
-    assert len(runs) == 2
+        ask = fragments.fragment_order(store)
+        for bfloat16, columns in itertools.product((False, True), (8, 16)):
+            assert ask(bfloat16, columns) and ask(bfloat16, columns)
+    assert len(runs) == 4
     held = weakref.ref(store)
     del store
     gc.collect()
-    assert held() is None and ask(False)
+    assert held() is None and ask(False, 8)

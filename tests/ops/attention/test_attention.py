@@ -135,23 +135,23 @@ def test_the_choice_of_matrix_cores():
         132,
         max_shared_memory=49152,
         max_invocations=1024,
-        coopmat_16x8x16=True,
-        fragment_order=lambda bfloat16: True,
+        coopmat_columns=(8,),
+        fragment_order=lambda bfloat16, columns: True,
     )
-    for width in range(4, 160, 12):
-        for value_width in range(4, 160, 12):
+    for width in range(4, 300, 12):
+        for value_width in range(4, 300, 12):
             for queries in (5, 100, 1000):
                 made = choose(traits, 2, 16, queries, queries, width, value_width, True)
-                assert isinstance(made, Coopmat) == (max(width, value_width) <= 128)
+                assert isinstance(made, Coopmat) == (max(width, value_width) <= 256)
                 if isinstance(made, Coopmat):
                     heads = [-(-each // 16) * 16 for each in (width, value_width)]
                     assert made.keys % 16 == 0
                     assert all(made.keys * each % (128 * made.subgroups) == 0 for each in heads)
                     assert 2 * made.keys * (sum(heads) + 16) <= traits.max_shared_memory
-                    assert made.fragments * sum(heads) <= 256
+                    assert made.fragments == 1 or sum(heads) <= 128
     assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
     assert not isinstance(
-        choose(replace(traits, coopmat_16x8x16=False), 2, 16, 100, 100, 64, 64, True), Coopmat
+        choose(replace(traits, coopmat_columns=()), 2, 16, 100, 100, 64, 64, True), Coopmat
     )
 
 
@@ -163,8 +163,8 @@ def test_fragments_fill_the_multiprocessors():
         132,
         max_shared_memory=49152,
         max_invocations=1024,
-        coopmat_16x8x16=True,
-        fragment_order=lambda bfloat16: True,
+        coopmat_columns=(8,),
+        fragment_order=lambda bfloat16, columns: True,
     )
     few = choose(traits, 1, 12, 1024, 1024, 64, 64, True)
     many = choose(traits, 8, 32, 4096, 4096, 64, 64, True)

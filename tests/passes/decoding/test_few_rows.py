@@ -30,7 +30,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Context:
         cores=4,
         max_texels=0,
         coopmat_shape=None,
-        coopmat_16x8x16=False,
+        coopmat_columns=(),
     )
     monkeypatch.setattr(context, "traits", traits)
     return context
