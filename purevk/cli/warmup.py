@@ -15,6 +15,7 @@ from purevk import progress as progress_bars
 from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, check_output, count, duration, size
+from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.importer import InputSizes
@@ -123,15 +124,7 @@ def _warm(
     pipelines = context.kernels.prepare(specs, bar)
     dispatch_each(context.device, list(zip(specs, pipelines)), bar)
     # These were chosen where a kernel that tries fragments ran.
-    tried = [
-        dict(spec.macros)
-        for spec in specs
-        if spec.template in ("quantized/qmatmul_coopmat.comp", "attention/attention_coopmat.comp")
-    ]
-    specs += dict.fromkeys(
-        fragments.spec_of(macros.get("BFLOAT16") == "1", int(macros.get("FRAGMENT_N", 8)))
-        for macros in tried
-    )
+    specs += dict.fromkeys(filter(None, map(_tries, specs)))
     keys = dict.fromkeys(context.kernels.key(spec) for spec in specs)
     context.kernels.save()
     compiled, made = report.compiled - compiled, report.pipelines - made
@@ -148,6 +141,24 @@ def _warm(
         "dispatched": len(pipelines),
         "seconds": time.perf_counter() - start,
     }, keys
+
+
+def _tries(spec: KernelSpec) -> KernelSpec | None:
+    """The kernel that tried the fragments of a kernel, if that needs to know their order."""
+    macros = dict(spec.macros)
+    dtypes = {
+        "quantized/qmatmul_coopmat.comp": DType.float16,
+        "attention/attention_coopmat.comp": (
+            DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
+        ),
+    }
+    if macros.get("FRAGMENTS") == "1":
+        dtypes |= dict.fromkeys(
+            ("quantized/qmatmul_int.comp", "quantized/qconv2d.comp"), DType.int8
+        )
+    if spec.template not in dtypes:
+        return None
+    return fragments.spec_of(dtypes[spec.template], int(macros.get("FRAGMENT_N", 8)))
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     was asked."""
     cache = cache or Cache(None)
     limits, shapes = device.limits, _coopmat_shapes(device, cache)
+    bytes_shapes = _fragments(device, "int8", "int32") if shapes and device.features.int8 else []
     matrices = _workgroup_matrices(device, cache) if shapes else ()
     shape = max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None)
     bfloat16 = _fragments(device, "bfloat16") if shapes and _knows_bfloat16(device, cache) else []
@@ -128,8 +129,9 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
         coopmat_shape=shape,
-        coopmat_columns=_columns(device, shapes),
-        bfloat16_columns=_columns(device, bfloat16),
+        coopmat_columns=_columns(device, shapes, 16),
+        bfloat16_columns=_columns(device, bfloat16, 16),
+        int8_columns=_columns(device, bytes_shapes, 32),
         workgroup_matrices=matrices,
         max_workgroup_matrix=device.physical.matrix2_max_dimension if matrices else 0,
         bfloat16_fragments=shape in bfloat16,
@@ -190,12 +192,12 @@ def _coopmat_shapes(device: api.Device, cache: Cache) -> list[tuple[int, int, in
     )
 
 
-def _fragments(device: api.Device, dtype: str) -> list[tuple[int, int, int]]:
-    """The shapes of a subgroup for operands of a type that fit the kernels' tiles."""
+def _fragments(device: api.Device, dtype: str, sums: str = "float32") -> list[tuple[int, int, int]]:
+    """The shapes of a subgroup for operands and sums of these types that fit the kernels' tiles."""
     return [
         (shape.m, shape.n, shape.k)
         for shape in device.physical.matrix_shapes
-        if (shape.a, shape.b, shape.c, shape.result) == (dtype, dtype, "float32", "float32")
+        if (shape.a, shape.b, shape.c, shape.result) == (dtype, dtype, sums, sums)
         and shape.scope == "subgroup"
         and not shape.flexible
         and not shape.saturating
@@ -205,11 +207,11 @@ def _fragments(device: api.Device, dtype: str) -> list[tuple[int, int, int]]:
     ]
 
 
-def _columns(device: api.Device, shapes: list[tuple[int, int, int]]) -> tuple[int, ...]:
-    """`DeviceTraits.coopmat_columns` of these shapes."""
+def _columns(device: api.Device, shapes: list[tuple[int, int, int]], depth: int) -> tuple[int, ...]:
+    """`DeviceTraits.coopmat_columns` of these shapes, for fragments of a depth."""
     if device.physical.subgroup_size != 32:
         return ()
-    return tuple(columns for columns in (8, 16) if (16, columns, 16) in shapes)
+    return tuple(columns for columns in (8, 16) if (16, columns, depth) in shapes)
 
 
 def _knows_bfloat16(device: api.Device, cache: Cache) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from purevk import api
+from purevk.dtypes import DType
 from purevk.errors import DeviceError, KernelNotCachedError, ShaderCompilerError
 from purevk.graph.kernels import KernelStore
 from purevk.lower.lowering import KernelSpec
@@ -19,34 +20,39 @@ from purevk.lower.lowering import KernelSpec
 TEMPLATE = "core/fragment_order.comp"
 
 
-def spec_of(bfloat16: bool, columns: int) -> KernelSpec:
-    """The kernel that tries fragments of these operands, with sums of these columns."""
-    macros = (("BFLOAT16", str(int(bfloat16))), ("COOPMAT", "1"), ("FRAGMENT_N", str(columns)))
+# Macros of the operands that are tried.
+_OPERANDS = {DType.float16: (), DType.bfloat16: (("BFLOAT16", "1"),), DType.int8: (("BYTES", "1"),)}
+
+
+def spec_of(dtype: DType, columns: int) -> KernelSpec:
+    """The kernel that tries fragments of operands of a dtype, with sums of so many columns."""
+    macros = (*_OPERANDS[dtype], ("COOPMAT", "1"), ("FRAGMENT_N", str(columns)))
     return KernelSpec(TEMPLATE, macros, (), ("storage",), 32)
 
 
-def fragment_order(kernels: KernelStore) -> Callable[[bool, int], bool]:
-    """A function that tries a fragment when it is first called: of float16 or of bfloat16, by its
-    first argument, with 8 or 16 columns, its second. The device must have it. The cache keeps the
-    answers for the driver. The function keeps no reference to the device.
+def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
+    """A function that tries a fragment when it is first called, by the dtype of the operands and the
+    columns of the sums, 8 or 16. The device must have it. The cache keeps the answers for the driver.
+    The function keeps no reference to the device.
     """
     held: weakref.ref[KernelStore] = weakref.ref(kernels)
-    answers: dict[tuple[bool, int], bool] = {}
+    answers: dict[tuple[DType, int], bool] = {}
 
-    def ask(bfloat16: bool, columns: int) -> bool:
-        store, wanted = held(), (bfloat16, columns)
+    def ask(dtype: DType, columns: int) -> bool:
+        store, wanted = held(), (dtype, columns)
         if wanted not in answers and store is not None:
-            answer = f"{TEMPLATE} A B{' bfloat16' * bfloat16}{' 16' * (columns == 16)}"
+            answer = f"{TEMPLATE} {dtype.name} {columns}"
             kept = store.cache.get_tuning(store.device_key, answer)
             if kept is None:
-                spec = spec_of(bfloat16, columns)
                 try:
-                    made = run_fragment(store.device, store.prepare([spec])[0], columns)
+                    made = run_fragment(
+                        store.device, store.prepare([spec_of(dtype, columns)])[0], columns
+                    )
                 except KernelNotCachedError:
                     raise
                 except (DeviceError, ShaderCompilerError):
                     return False  # not cached: another driver or compiler may work
-                kept = bool(np.array_equal(made, expected_product(columns)))
+                kept = bool(np.array_equal(made, expected_product(dtype, columns)))
                 store.cache.put_tuning(store.device_key, answer, kept)
             answers[wanted] = bool(kept)
         return answers.get(wanted, False)
@@ -54,9 +60,10 @@ def fragment_order(kernels: KernelStore) -> Callable[[bool, int], bool]:
     return ask
 
 
-def expected_product(columns: int = 8) -> np.ndarray:
+def expected_product(dtype: DType = DType.float16, columns: int = 8) -> np.ndarray:
     """The expected result of `fragment_order.comp`: float32 [16, columns]."""
-    m, k, n = np.arange(16)[:, None], np.arange(16), np.arange(columns)
+    depth = 32 if dtype is DType.int8 else 16
+    m, k, n = np.arange(16)[:, None], np.arange(depth), np.arange(columns)
     return (((7 * m + 13 * k) % 17 - 8) @ ((5 * k[:, None] + 11 * n) % 19 - 9)).astype(np.float32)
 
 

@@ -72,9 +72,8 @@ class Problem:
         return self.m * self.n * self.batches >= 1 << 20
 
     def on_matrix_cores(self, traits: DeviceTraits) -> bool:
-        """Whether matrix cores of subgroups take these operands. Only loads of 16 bytes are made for
-        bfloat16."""
-        known = traits.bfloat16_fragments and self.wide if self.bfloat16 else True
+        """Whether matrix cores of subgroups take these operands."""
+        known = traits.bfloat16_fragments or not self.bfloat16
         return self.half and known and traits.coopmat_shape is not None
 
 
@@ -308,7 +307,6 @@ class Coopmat(_TileChoice):
         nothing of the start and end of a few steps."""
         return (
             problem.on_matrix_cores(traits)
-            and (self.width == 8 or not problem.bfloat16)
             and self.sub_m % self.shape[0] == 0
             and self.sub_n % self.shape[1] == 0
             and self.tile_k % (self.shape[2] * self.slices) == 0

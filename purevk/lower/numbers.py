@@ -24,6 +24,11 @@ def gcd4(*sizes: Size) -> bool:
     return all(_dims.gcd_of(size) % 4 == 0 for size in sizes)
 
 
+def gcd16(*sizes: Size) -> bool:
+    """Whether all sizes are multiples of 16 whatever the symbols are."""
+    return all(_dims.gcd_of(size) % 16 == 0 for size in sizes)
+
+
 def gcd8(*sizes: Size) -> bool:
     """Whether all sizes are multiples of 8 whatever the symbols are."""
     return all(_dims.gcd_of(size) % 8 == 0 for size in sizes)

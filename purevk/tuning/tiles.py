@@ -77,6 +77,17 @@ class QuantizedSizes(NamedTuple):
     segments: int
 
 
+class IntegerSizes(NamedTuple):
+    """A tile of `glsl/quantized/qtile_coopmat.glslh`: m x n results in steps of `chunks` times 16
+    values; each subgroup makes sub_m x sub_n."""
+
+    m: int
+    n: int
+    chunks: int
+    sub_m: int
+    sub_n: int
+
+
 class DotSizes(NamedTuple):
     """A workgroup of `matmul_dot.comp`: `lanes` invocations, with `steps` loads of each column in
     flight."""
@@ -123,6 +134,9 @@ class TileSizes(NamedTuple):
         quantized_many: more rows than that.
         quantized_small: smaller tiles, for where the best one does not fit or leaves
             multiprocessors without work; the first that fits is taken.
+        quantized_integers: int8 times int8 on matrix cores, for many rows.
+        quantized_groups: the same where groups of the weight have scales: the sums of a group and
+            those of all are in registers.
         quantized_unrolled: whether the int8 kernels without matrix cores unroll the chunks of a
             step through K.
         nchw_pointwise: NCHW convolutions with a window of 1 x 1.
@@ -150,6 +164,8 @@ class TileSizes(NamedTuple):
     quantized_two: QuantizedSizes
     quantized_many: QuantizedSizes
     quantized_small: tuple[QuantizedSizes, ...]
+    quantized_integers: tuple[IntegerSizes, ...]
+    quantized_groups: tuple[IntegerSizes, ...]
     quantized_unrolled: bool
     nchw_pointwise: NchwStep
     nchw_narrow: NchwStep

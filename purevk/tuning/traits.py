@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.tuning.choices import Choices
@@ -12,7 +13,7 @@ from purevk.tuning.families.default import DEFAULT
 from purevk.tuning.profile import DeviceProfile
 
 
-def no(bfloat16: bool, columns: int) -> bool:
+def no(dtype: DType, columns: int) -> bool:
     """The answer about fragments that a device has not been asked for."""
     return False
 
@@ -37,6 +38,7 @@ class DeviceTraits:
         coopmat_columns: columns (8, 16) that cooperative matrices of 16 rows and depth 16 may have,
             of halves with float sums, in subgroups of 32 invocations. Empty in other subgroups.
         bfloat16_columns: the same for operands of bfloat16.
+        int8_columns: the same for operands of int8 with int sums and depth 32.
         workgroup_matrices: (m, n, k, invocations) for each kind of cooperative matrix of a
             workgroup, of halves with float sums: its sizes are multiples of m, n and k in
             workgroups of this many invocations. Empty without them or a compiler that knows them.
@@ -45,8 +47,8 @@ class DeviceTraits:
             bfloat16 too.
         bfloat16_matrices: whether those of a workgroup do.
         fragment_order: whether the elements of such fragments are in the order that
-            `glsl/core/fragments.glslh` states, by whether the operands are bfloat16, and by the
-            columns; asks the device when called.
+            `glsl/core/fragments.glslh` states, by the dtype of the operands and the columns; asks
+            the device when called.
         choices: the kernels that were measured on the device.
     """
 
@@ -63,17 +65,27 @@ class DeviceTraits:
     coopmat_shape: tuple[int, int, int] | None = None
     coopmat_columns: tuple[int, ...] = ()
     bfloat16_columns: tuple[int, ...] = ()
+    int8_columns: tuple[int, ...] = ()
     workgroup_matrices: tuple[tuple[int, int, int, int], ...] = ()
     max_workgroup_matrix: int = 0
     bfloat16_fragments: bool = False
     bfloat16_matrices: bool = False
-    fragment_order: Callable[[bool, int], bool] = field(default=no, compare=False, repr=False)
+    fragment_order: Callable[[DType, int], bool] = field(default=no, compare=False, repr=False)
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)
 
     @property
     def max_iterations(self) -> int:
         """Iterations of loops that one invocation may take."""
         return self.profile.max_iterations
+
+    def fragment_columns(self, dtype: DType) -> int | None:
+        """Columns of fragments of a dtype whose order of elements is known; None without them."""
+        listed = {
+            DType.float16: self.coopmat_columns,
+            DType.bfloat16: self.bfloat16_columns,
+            DType.int8: self.int8_columns,
+        }[dtype]
+        return next((each for each in listed if self.fragment_order(dtype, each)), None)
 
     def too_long(self, steps: Size) -> str | None:
         """Why one invocation cannot take as many steps of loops; None if it can."""

@@ -106,7 +106,7 @@ def candidates_of(problem: Problem) -> list[str]:
 @pytest.mark.parametrize("queries", [1, 300])
 def test_attention(half: bool, width: int, queries: int) -> None:
     traits = dataclasses.replace(
-        GPU, coopmat_columns=(8,), fragment_order=lambda bfloat16, columns: True
+        GPU, coopmat_columns=(8,), fragment_order=lambda dtype, columns: True
     )
     arguments = (1, 8, queries, 4000, width, width, half)
     default = choose_attention(traits, *arguments)

@@ -102,10 +102,11 @@ LOADED_VECTOR a_load(int slot) {
 #elif VEC4_A
         v = LOADED_VECTOR(QUAD_A(at));
 #else
-        v.x = LOADED(READ_A(at));
-        if (channel + 1 < IC) v.y = LOADED(READ_A(at + 1));
-        if (channel + 2 < IC) v.z = LOADED(READ_A(at + 2));
-        if (channel + 3 < IC) v.w = LOADED(READ_A(at + 3));
+        vec4 four = vec4(READ_A(at), 0.0, 0.0, 0.0);
+        if (channel + 1 < IC) four.y = READ_A(at + 1);
+        if (channel + 2 < IC) four.z = READ_A(at + 2);
+        if (channel + 3 < IC) four.w = READ_A(at + 3);
+        v = LOADED_FROM(four);
 #endif
     }
     return v;
@@ -128,8 +129,8 @@ LOADED_VECTOR load_b(int k, int n) {
         v = LOADED_VECTOR(QUAD_B(at + min(n, OC - 4)));
 #else
         int last = OC - 1;
-        v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
-                    READ_B(at + min(n + 3, last)));
+        v = LOADED_FROM(vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)),
+                             READ_B(at + min(n + 2, last)), READ_B(at + min(n + 3, last))));
 #endif
     }
     return v;
@@ -145,13 +146,15 @@ LOADED_VECTOR load_bt(int n, int k) {
     if (k < k_last) v = LOADED_VECTOR(QUAD_B(at + k));
 #else
     int padded = padded_channels(), tap = k / padded, c = k - tap * padded;
+    vec4 four = vec4(0.0);
     UNROLL for (int i = 0; i < 4; i++) {
 #if VEC4_B
-        if (k < k_last && c + i < IC) v[i] = LOADED(QUAD_B(at + tap * IC + c)[i]);
+        if (k < k_last && c + i < IC) four[i] = READ4_B(at + tap * IC + c)[i];
 #else
-        if (k < k_last && c + i < IC) v[i] = LOADED(READ_B(at + tap * IC + c + i));
+        if (k < k_last && c + i < IC) four[i] = READ_B(at + tap * IC + c + i);
 #endif
     }
+    v = LOADED_FROM(four);
 #endif
     return v;
 }

@@ -3,36 +3,52 @@
 #ifndef COOPMAT
 #define COOPMAT 0
 #endif
+#ifndef BFLOAT16
+#define BFLOAT16 0
+#endif
+#ifndef BYTES
+#define BYTES 0
+#endif
 #if COOPMAT
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
-#if defined(BFLOAT16) && BFLOAT16
+#if BFLOAT16
 #extension GL_EXT_bfloat16 : require
 #endif
+#if BYTES
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
 #endif
-// Tests whether a device has the order of elements in fragments.glslh. Multiplies A, 16 x 16, by B,
-// 16 x FRAGMENT_N. Fills A, and B of 8 columns, and stores the sums element by element, in this order.
-// `out` is A B only if the device has it. B of 16 columns is loaded.
+#endif
+// Tests whether a device has the order of elements in fragments.glslh. Multiplies A, 16 x DEPTH, by B,
+// DEPTH x FRAGMENT_N. Fills A, and B of 8 columns, and stores the sums element by element, in this
+// order. `out` is A B only if the device has it. B of 16 columns, and operands of bytes, are loaded.
 //
 // COOPMAT  1: by cooperative matrices; 0: step by step, for comparison
 // BFLOAT16  with COOPMAT, 1: of bfloat16 (0: of float16)
+// BYTES  with COOPMAT, 1: of int8, with int sums, and DEPTH 32 (0: DEPTH 16)
 // FRAGMENT_N  8 or 16 (8)
 //
 // Buffer: out, float [16, FRAGMENT_N]. A[m][k] = (7 m + 13 k) % 17 - 8,
 // B[k][n] = (5 k + 11 n) % 19 - 9.
 // Grid: (1). The subgroup has 32 invocations.
-#ifndef BFLOAT16
-#define BFLOAT16 0
-#endif
-#if BFLOAT16
-#define HALF bfloat16_t
-#define PACK(v) (floatBitsToUint((v).x) >> 16 | floatBitsToUint((v).y))
-#else
-#define HALF float16_t
-#define PACK(v) packHalf2x16(v)
-#endif
 #include "core/common.glslh"
 #include "core/fragments.glslh"
+#if BYTES
+#define DEPTH 32
+#define ELEMENT int8_t
+#define SUM int
+#define EACH 4  // elements of a word
+#elif BFLOAT16
+#define DEPTH 16
+#define ELEMENT bfloat16_t
+#define SUM float
+#define EACH 2
+#else
+#define DEPTH 16
+#define ELEMENT float16_t
+#define SUM float
+#define EACH 2
+#endif
 
 layout(local_size_x = 32, local_size_y = 1, local_size_z = 1) in;
 WRITEONLY_BUFFER(0, out, float)
@@ -40,38 +56,68 @@ WRITEONLY_BUFFER(0, out, float)
 float a_at(int m, int k) { return float((7 * m + 13 * k) % 17 - 8); }
 float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }
 
-#if COOPMAT && FRAGMENT_N == 16
-shared uint tile[128];  // B, two neighbours of a row in each
+#if COOPMAT
+shared uint tile_a[16 * DEPTH / EACH], tile_b[DEPTH * FRAGMENT_N / EACH];
+
+// Neighbours of a row as a word.
+uint packed(vec4 v) {
+#if BYTES
+    ivec4 i = ivec4(v) & 0xff;
+    return uint(i.x | i.y << 8 | i.z << 16 | i.w << 24);
+#elif BFLOAT16
+    return floatBitsToUint(v.x) >> 16 | floatBitsToUint(v.y);
+#else
+    return packHalf2x16(v.xy);
+#endif
+}
+
+void fill_tiles(int lane) {
+    for (int i = lane; i < 16 * DEPTH / EACH; i += 32) {
+        int m = i * EACH / DEPTH, k = i * EACH % DEPTH;
+        tile_a[i] = packed(vec4(a_at(m, k), a_at(m, k + 1), a_at(m, k + 2), a_at(m, k + 3)));
+    }
+    for (int i = lane; i < DEPTH * FRAGMENT_N / EACH; i += 32) {
+        int k = i * EACH / FRAGMENT_N, n = i * EACH % FRAGMENT_N;
+        tile_b[i] = packed(vec4(b_at(k, n), b_at(k, n + 1), b_at(k, n + 2), b_at(k, n + 3)));
+    }
+    barrier();
+}
 #endif
 
 void main() {
     int lane = int(gl_LocalInvocationIndex);
 #if COOPMAT
-    coopmat<HALF, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseB> b;
-#if FRAGMENT_N == 16
-    for (int i = lane; i < 128; i += 32) tile[i] = PACK(vec2(b_at(i / 8, i % 8 * 2), b_at(i / 8, i % 8 * 2 + 1)));
-    barrier();
-    coopMatLoad(b, tile, 0, 8, gl_CooperativeMatrixLayoutRowMajor);
+    fill_tiles(lane);
+    coopmat<ELEMENT, gl_ScopeSubgroup, 16, DEPTH, gl_MatrixUseA> a;
+    coopmat<ELEMENT, gl_ScopeSubgroup, DEPTH, FRAGMENT_N, gl_MatrixUseB> b;
+#if BYTES
+    coopMatLoad(a, tile_a, 0, DEPTH / EACH, gl_CooperativeMatrixLayoutRowMajor);
+    bool fits = true;
 #else
-    UNROLL for (int i = 0; i < 4; i++) b[i] = HALF(b_at(B_ROW(lane, i), B_COLUMN(lane)));
-#endif
-    coopmat<HALF, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
     UNROLL for (int i = 0; i < 4; i++) {
-        a[2 * i] = HALF(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
-        a[2 * i + 1] = HALF(a_at(A_ROW(lane, i), A_COLUMN(lane, i) + 1));
+        a[2 * i] = ELEMENT(a_at(A_ROW(lane, i), A_COLUMN(lane, i)));
+        a[2 * i + 1] = ELEMENT(a_at(A_ROW(lane, i), A_COLUMN(lane, i) + 1));
     }
-    coopmat<float, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator> sums =
-        coopmat<float, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator>(0.0);
+    bool fits = a.length() == 8;
+#endif
+#if BYTES || FRAGMENT_N == 16
+    coopMatLoad(b, tile_b, 0, FRAGMENT_N / EACH, gl_CooperativeMatrixLayoutRowMajor);
+#else
+    UNROLL for (int i = 0; i < 4; i++) b[i] = ELEMENT(b_at(B_ROW(lane, i), B_COLUMN(lane)));
+    fits = fits && b.length() == 4;
+#endif
+    coopmat<SUM, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator> sums =
+        coopmat<SUM, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator>(0);
     sums = coopMatMulAdd(a, b, sums);
+    fits = fits && sums.length() == FRAGMENT_N / 2;
 #endif
     UNROLL for (int i = 0; i < FRAGMENT_N / 2; i++) {
         int m = SUM_ROW(lane, i), n = SUM_COLUMN(lane, i);
 #if COOPMAT
-        bool fits = a.length() == 8 && sums.length() == FRAGMENT_N / 2 && (FRAGMENT_N == 16 || b.length() == 4);
-        float sum = fits ? sums[i] : 0.0;
+        float sum = fits ? float(sums[i]) : 0.0;
 #else
         float sum = 0.0;
-        for (int k = 0; k < 16; k++) sum += a_at(m, k) * b_at(k, n);
+        for (int k = 0; k < DEPTH; k++) sum += a_at(m, k) * b_at(k, n);
 #endif
         buf_out[m * FRAGMENT_N + n] = sum;
     }

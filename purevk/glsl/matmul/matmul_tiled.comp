@@ -72,10 +72,12 @@ LOADED_VECTOR a_load(int slot) {
 #elif VEC4_A
     if (k_now < k_last) v = LOADED_VECTOR(QUAD_A(at));
 #else
-    if (k_now < k_last) v.x = LOADED(READ_A(at));
-    if (k_now + 1 < k_last) v.y = LOADED(READ_A(at + 1));
-    if (k_now + 2 < k_last) v.z = LOADED(READ_A(at + 2));
-    if (k_now + 3 < k_last) v.w = LOADED(READ_A(at + 3));
+    vec4 four = vec4(0.0);
+    if (k_now < k_last) four.x = READ_A(at);
+    if (k_now + 1 < k_last) four.y = READ_A(at + 1);
+    if (k_now + 2 < k_last) four.z = READ_A(at + 2);
+    if (k_now + 3 < k_last) four.w = READ_A(at + 3);
+    v = LOADED_FROM(four);
 #endif
     return v;
 }
@@ -90,8 +92,8 @@ LOADED_VECTOR load_b(int k, int n) {
         v = LOADED_VECTOR(QUAD_B(at + min(n, N - 4)));
 #else
         int last = N - 1;
-        v = LOADED_VECTOR(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)), READ_B(at + min(n + 2, last)),
-                    READ_B(at + min(n + 3, last)));
+        v = LOADED_FROM(vec4(READ_B(at + min(n, last)), READ_B(at + min(n + 1, last)),
+                             READ_B(at + min(n + 2, last)), READ_B(at + min(n + 3, last))));
 #endif
     }
     return v;
@@ -105,10 +107,12 @@ LOADED_VECTOR load_bt(int n, int k) {
 #elif VEC4_B
     if (k < k_last) v = LOADED_VECTOR(QUAD_B(at));
 #else
-    if (k < k_last) v.x = LOADED(READ_B(at));
-    if (k + 1 < k_last) v.y = LOADED(READ_B(at + 1));
-    if (k + 2 < k_last) v.z = LOADED(READ_B(at + 2));
-    if (k + 3 < k_last) v.w = LOADED(READ_B(at + 3));
+    vec4 four = vec4(0.0);
+    if (k < k_last) four.x = READ_B(at);
+    if (k + 1 < k_last) four.y = READ_B(at + 1);
+    if (k + 2 < k_last) four.z = READ_B(at + 2);
+    if (k + 3 < k_last) four.w = READ_B(at + 3);
+    v = LOADED_FROM(four);
 #endif
     return v;
 }

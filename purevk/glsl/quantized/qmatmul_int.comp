@@ -1,10 +1,17 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
+#if defined(COOPMAT) && COOPMAT
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
+#endif
 #pragma purevk precise
 // Matmul of int8 activations with a quantized weight, with integer sums, by tiles: for many rows.
 //
-// Buffers, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh.
-// The group, if GROUPED, is a multiple of 16.
+// Buffers, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh,
+// or with FRAGMENTS 1 qtile_coopmat.glslh.
+// The group, if GROUPED, is a multiple of 16. With FRAGMENTS 1, K, lda and offset_a are multiples of
+// 16, ldw and offset_w of 16 values, and the group of 32.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M))
 #include "core/common.glslh"
 #define ACT 1
@@ -17,14 +24,25 @@ void a_row(int slot, int m) { row_of_slot[slot] = min(m, M - 1); }
 
 void a_column(int k) { k_now = k; }
 
+#if WIDE
+ivec4 a_load(int slot) {
+    return k_now < K ? ivec4(buf_a[(offset_a + row_of_slot[slot] * lda + k_now) >> 4]) : ivec4(0);
+}
+#else
 ivec4 a_load(int slot) {
     int m = row_of_slot[slot];
     return ivec4(a_qvalues(m, k_now), a_qvalues(m, k_now + 4), a_qvalues(m, k_now + 8), a_qvalues(m, k_now + 12));
 }
+#endif
 
 ivec4 b_load(int n, int k) {
     int row = offset_w + min(n, N - 1) * ldw, last = ldw - 1;
-#if BITS == 8
+#if WIDE && BITS == 8
+    return ivec4(buf_w[(row + min(k >> 2, last - 3)) >> 2]);
+#elif WIDE
+    uvec2 words = buf_w[(row + min(k >> 3, last - 1)) >> 1];
+    return ivec4(qvalue_bytes(words.x), qvalue_bytes(words.x >> 16), qvalue_bytes(words.y), qvalue_bytes(words.y >> 16));
+#elif BITS == 8
     int at = k >> 2;
     return ivec4(buf_w[row + min(at, last)], buf_w[row + min(at + 1, last)], buf_w[row + min(at + 2, last)],
                  buf_w[row + min(at + 3, last)]);
@@ -40,24 +58,30 @@ vec4 group_end(ivec4 sum, int m, int n, int g) {
     int column = min(n, N - 1);
     return scale4(column, g) * vec4(sum - row_zero(min(m, M - 1)) * sum4(column, g));
 }
+
+vec2 group_end2(ivec2 sum, int m, int n, int g) {
+    int left = min(n, N - 1) * groups + g, right = min(n + 1, N - 1) * groups + g;
+    ivec2 sums = ivec2(buf_sum[left], buf_sum[right]);
+    return vec2(buf_scale[left], buf_scale[right]) * vec2(sum - row_zero(min(m, M - 1)) * sums);
+}
+#define RESULT4 vec4
+#define FINISH(v, m, n) finish(v, m, n)
+#else
+#define RESULT4 ivec4
+#define FINISH(v, m, n) finish_sums(v, m, n)
 #endif
 
+void put_result(RESULT4 v, int m, int n) {
+    if (m < M && n < N) store4(FINISH(v, m, n), offset_o + m * ldo + n, m, n);
+}
+
+#if FRAGMENTS
+#include "quantized/qtile_coopmat.glslh"
+#else
 #include "quantized/qtile.glslh"
+#endif
 
 void main() {
     int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N;
     tile_multiply(row0, col0, K);
-    UNROLL for (int j = 0; j < THREAD_N / 4; j++) {
-        UNROLL for (int i = 0; i < THREAD_M; i++) {
-            int m = row0 + OUT_ROW(i), n = col0 + OUT_COL(j);
-            if (m < M && n < N) {
-#if GROUPED
-                vec4 v = finish(total[i][j], m, n);
-#else
-                vec4 v = finish_sums(acc[i][j], m, n);
-#endif
-                store4(v, offset_o + m * ldo + n, m, n);
-            }
-        }
-    }
 }

@@ -405,8 +405,7 @@ def _coopmats(
     traits: DeviceTraits, width: int, value_width: int, bfloat16: bool
 ) -> Iterator[Coopmat]:
     """The kernels on matrix cores that fit."""
-    listed = traits.bfloat16_columns if bfloat16 else traits.coopmat_columns
-    columns = next((each for each in listed if traits.fragment_order(bfloat16, each)), None)
+    columns = traits.fragment_columns(DType.bfloat16 if bfloat16 else DType.float16)
     if columns is None:
         return
     for sizes in traits.profile.tiles.attention:

@@ -11,6 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.gpu_kernels import Coopmat, Problem
 from purevk.lower.lowering import Operand
 from purevk.lower.numbers import gcd4, gcd8
+from purevk.ops.quantized.fragments import choose_fragments
 from purevk.tuning import DeviceTraits
 from purevk.tuning.tiles import QuantizedSizes, TileSizes
 
@@ -43,6 +44,8 @@ class QuantizedMatmul:
         group: quantized values that share a scale; 0: all of a row.
         integers: the activations are int8.
         halves: the activations are float16.
+        wide: rows of the activations start at multiples of 16 elements, of which they have a whole
+            number.
     """
 
     m: Size
@@ -54,6 +57,7 @@ class QuantizedMatmul:
     group: int
     integers: bool
     halves: bool = False
+    wide: bool = False
 
     @property
     def max_m(self) -> int:
@@ -77,6 +81,11 @@ class QuantizedMatmul:
 def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     """The kernel for a matmul with a quantized weight."""
     few = not traits.profile.has_fast_shared_memory or matmul.m <= FEW_ROWS
+    if matmul.integers and matmul.wide and matmul.reads_words(matmul.bits // 2):
+        tile = choose_fragments(traits, matmul.m, matmul.n, matmul.group)
+        if tile is not None:
+            grid = tile.grid(matmul.m, matmul.n)
+            return Form("quantized/qmatmul_int.comp", grid, tile.macros(), tile.subgroup)
     if (form := _coopmat(traits, matmul)) is not None:
         return form
     if few or matmul.group % (16 if matmul.integers else 4):
@@ -310,7 +319,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
             break
     else:
         return None
-    if not traits.fragment_order(False, 8):
+    if not traits.fragment_order(DType.float16, 8):
         return None
     macros = {
         "COOPMAT": 1,

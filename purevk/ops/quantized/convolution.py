@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.declarations import byte_features
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import bits_of, gcd4
+from purevk.lower.numbers import bits_of, gcd4, gcd16
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Window
 from purevk.ops.conv.convolution import pixels
@@ -20,6 +20,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.quantized.arithmetic import emit_quantize
 from purevk.ops.quantized.choice import integer_tile
+from purevk.ops.quantized.fragments import choose_fragments
 from purevk.ops.quantized.matmul import by_rows, check_rows
 from purevk.ops.quantized.operands import (
     INT8,
@@ -242,6 +243,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     rows = batches * out_height * out_width
     grid: tuple[Size, Size, Size]
+    subgroup: int | None = None
     if depthwise:
         template = "quantized/qconv2d_dw.comp"
         macros |= {"ALIGNED": 4 if gcd4(pixel, x.offset, out_channels) else 1, "PX": 2}
@@ -250,16 +252,25 @@ def _lower(lowering: Lowering, node: Node) -> None:
     else:
         template = "quantized/qconv2d.comp"
         aligned = gcd4(pixel, x.offset, group_in)
-        macros["ALIGNED"] = (
-            16 if aligned and _dims.gcd_of(group_in) % 16 == 0 else 4 if aligned else 1
+        macros["ALIGNED"] = 16 if aligned and gcd16(group_in) else 4 if aligned else 1
+        wide = gcd16(pixel, x.offset, group_in, weight.strides[0], weight.offset)
+        fragments = (
+            choose_fragments(lowering.traits, rows, group_out, groups=window.groups)
+            if wide
+            else None
         )
-        tile = _tile(lowering, rows, group_out, window.groups)
-        macros |= tile
-        grid = (
-            _dims.ceil_div(group_out, tile["TILE_N"]),
-            _dims.ceil_div(rows, tile["TILE_M"]),
-            window.groups,
-        )
+        if fragments is not None:
+            macros |= fragments.macros()
+            grid = fragments.grid(rows, group_out, window.groups)
+            subgroup = fragments.subgroup
+        else:
+            tile = _tile(lowering, rows, group_out, window.groups)
+            macros |= tile
+            grid = (
+                _dims.ceil_div(group_out, tile["TILE_N"]),
+                _dims.ceil_div(rows, tile["TILE_M"]),
+                window.groups,
+            )
     lowering.dispatch(
         template,
         buffers,
@@ -267,6 +278,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         params=params,
         specialize=window.params,
         grid=grid,
+        subgroup_size=subgroup,
         flops=2 * rows * out_channels * window.taps * (1 if depthwise else group_in),
     )
 

@@ -16,7 +16,7 @@ from purevk.lower.declarations import byte_features
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import bits_of, gcd4, gcd8
+from purevk.lower.numbers import bits_of, gcd4, gcd8, gcd16
 from purevk.lower.operands import slice_of
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
@@ -125,6 +125,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         group if grouped else 0,
         integers,
         halves=x.dtype is DType.float16,
+        wide=gcd16(k, x.strides[0], x.offset),
     )
     if requantized is None and takes_halves(lowering.traits, matmul):
         _lower_in_halves(lowering, node, matmul, x, weight, scales, out)

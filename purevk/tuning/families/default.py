@@ -19,6 +19,7 @@ from purevk.tuning.tiles import (
     AttentionSizes,
     CoopmatSizes,
     DotSizes,
+    IntegerSizes,
     NchwStep,
     QuantizedSizes,
     RegisterSizes,
@@ -211,6 +212,28 @@ TILES = TileSizes(
         QuantizedSizes(tiles=1, subs_n=2, subs_k=4, blocks=1, ahead=0, segments=1),
         QuantizedSizes(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
         QuantizedSizes(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
+    ),
+    quantized_integers=tuple(
+        IntegerSizes(*sizes)
+        for sizes in (
+            (128, 128, 4, 64, 64),
+            (128, 64, 4, 64, 32),
+            (64, 64, 4, 32, 32),
+            (64, 64, 8, 32, 32),
+            (32, 64, 8, 16, 32),
+            (32, 32, 8, 16, 16),
+        )
+    ),
+    quantized_groups=tuple(
+        IntegerSizes(*sizes)
+        for sizes in (
+            (128, 64, 4, 32, 32),
+            (64, 128, 4, 32, 32),
+            (64, 64, 4, 32, 32),
+            (64, 64, 8, 32, 32),
+            (32, 64, 8, 16, 32),
+            (32, 32, 8, 16, 16),
+        )
     ),
     quantized_unrolled=True,
     nchw_pointwise=NchwStep(depth=32, unrolled=16, ahead=False),

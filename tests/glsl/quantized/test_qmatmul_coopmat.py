@@ -6,15 +6,16 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from purevk.cache import Cache
+from purevk.dtypes import DType
 from purevk.graph import fragments
 from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
-from purevk.lower.lowering import KernelSpec
 from purevk.tuning import DeviceTraits
 from tests.glsl.harness import Out, bits, ceil_div, device, pipeline, run
 
@@ -101,33 +102,41 @@ def test_agrees(width, rows, m, n, k, group, kind, blocks, tiles, subs, high_fir
 
 
 @pytest.mark.parametrize("columns", [8, 16])
+@pytest.mark.parametrize("dtype", [DType.float16, DType.int8], ids=str)
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
-def test_fragments_are_tried(coopmat, columns):
-    macros = {"COOPMAT": int(coopmat), "FRAGMENT_N": columns}
+def test_fragments_are_tried(coopmat, dtype, columns):
+    macros = {**dict(fragments.spec_of(dtype, columns).macros), "COOPMAT": int(coopmat)}
     made = run_fragment(device(), pipeline(TEMPLATE, macros, 1, coopmat=coopmat), columns)
-    np.testing.assert_array_equal(made, expected_product(columns))
+    np.testing.assert_array_equal(made, expected_product(dtype, columns))
 
 
 def test_the_answer_is_kept(monkeypatch, tmp_path):
     """Asked once of a driver; the question does not hold the kernels."""
+    spec_of = fragments.spec_of
     monkeypatch.setattr(
         fragments,
         "spec_of",
-        lambda bfloat16, columns: KernelSpec(
-            TEMPLATE, (("FRAGMENT_N", str(columns)),), (), ("storage",)
+        lambda dtype, columns: replace(
+            spec_of(dtype, columns),
+            macros=tuple(
+                (name, "0" if name == "COOPMAT" else value)
+                for name, value in spec_of(dtype, columns).macros
+            ),
+            subgroup_size=None,
         ),
     )
     cache, runs = Cache(tmp_path), []
+    dtypes = (DType.float16, DType.bfloat16, DType.int8)
     monkeypatch.setattr(
         fragments, "run_fragment", lambda *args: runs.append(args) or run_fragment(*args)
     )
     for _ in range(2):
         store = KernelStore(device(), cache, DeviceTraits(frozenset()))
         ask = fragments.fragment_order(store)
-        for bfloat16, columns in itertools.product((False, True), (8, 16)):
-            assert ask(bfloat16, columns) and ask(bfloat16, columns)
-    assert len(runs) == 4
+        for dtype, columns in itertools.product(dtypes, (8, 16)):
+            assert ask(dtype, columns) and ask(dtype, columns)
+    assert len(runs) == 6
     held = weakref.ref(store)
     del store
     gc.collect()
-    assert held() is None and ask(False, 8)
+    assert held() is None and ask(DType.int8, 8)

@@ -136,7 +136,7 @@ def test_the_choice_of_matrix_cores():
         max_shared_memory=49152,
         max_invocations=1024,
         coopmat_columns=(8,),
-        fragment_order=lambda bfloat16, columns: True,
+        fragment_order=lambda dtype, columns: True,
     )
     for width in range(4, 300, 12):
         for value_width in range(4, 300, 12):
@@ -164,7 +164,7 @@ def test_fragments_fill_the_multiprocessors():
         max_shared_memory=49152,
         max_invocations=1024,
         coopmat_columns=(8,),
-        fragment_order=lambda bfloat16, columns: True,
+        fragment_order=lambda dtype, columns: True,
     )
     few = choose(traits, 1, 12, 1024, 1024, 64, 64, True)
     many = choose(traits, 8, 32, 4096, 4096, 64, 64, True)

@@ -428,7 +428,7 @@ def test_coopmat(monkeypatch, device):
             cores=1,
             max_shared_memory=49152,
             coopmat_columns=(8,),
-            fragment_order=lambda bfloat16, columns: True,
+            fragment_order=lambda dtype, columns: True,
         )
         form = choose(gpu, matmul)
         small = {"COOPMAT": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
@@ -464,7 +464,7 @@ GPU = DeviceTraits(
     max_shared_memory=49152,
     max_invocations=1024,
     coopmat_columns=(8,),
-    fragment_order=lambda bfloat16, columns: True,
+    fragment_order=lambda dtype, columns: True,
 )
 
 
@@ -483,7 +483,7 @@ def test_forms():
     ):
         for traits in (
             GPU,
-            replace(GPU, fragment_order=lambda bfloat16, columns: False),
+            replace(GPU, fragment_order=lambda dtype, columns: False),
             replace(GPU, max_shared_memory=16384, max_invocations=128),
         ):
             k = words * 32 // bits
@@ -529,7 +529,9 @@ def test_forms():
                     + 512 * subs
                 )
                 assert shared <= traits.max_shared_memory
-                assert traits.fragment_order(False, 8) and 32 * subs <= traits.max_invocations
+                assert (
+                    traits.fragment_order(DType.float16, 8) and 32 * subs <= traits.max_invocations
+                )
                 assert form.grid == (
                     -(-m // own["ROWS"]),
                     -(-n // (16 * own["TILES"] * own["SUBS_N"])),

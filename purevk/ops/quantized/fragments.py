@@ -1,0 +1,103 @@
+"""Tiles that multiply int8 by int8 on matrix cores: `qtile_coopmat.glslh`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from purevk.dtypes import DType
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.tuning import DeviceTraits
+from purevk.tuning.tiles import IntegerSizes
+
+DEPTH = 32  # of a fragment
+_LEAST_ROWS = 48  # below, the weight is better read by kernels for few rows
+_MANY_ROWS = 256  # if there may be so many, these tiles also run for few
+_LEAST_COLUMNS = 32
+_SUBGROUP = 32
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """A tile; fragments of sums have `columns` columns."""
+
+    sizes: IntegerSizes
+    columns: int
+    subgroup: ClassVar[int | None] = _SUBGROUP
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "FRAGMENTS": 1,
+            "COOPMAT": 1,
+            "FRAGMENT_N": self.columns,
+            "TILE_M": self.sizes.m,
+            "TILE_N": self.sizes.n,
+            "CHUNKS": self.sizes.chunks,
+            "SUBGROUP_M": self.sizes.sub_m,
+            "SUBGROUP_N": self.sizes.sub_n,
+        }
+
+    @property
+    def threads(self) -> int:
+        m, n, _, sub_m, sub_n = self.sizes
+        return _SUBGROUP * (m // sub_m) * (n // sub_n)
+
+    def grid(self, rows: Size, columns: Size, groups: Size = 1) -> tuple[Size, Size, Size]:
+        """The workgroups for `groups` results of [rows, columns]."""
+        return (
+            _dims.ceil_div(columns, self.sizes.n),
+            _dims.ceil_div(rows, self.sizes.m),
+            groups,
+        )
+
+    def fits(self, traits: DeviceTraits) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        m, n, chunks, sub_m, sub_n = self.sizes
+        return (
+            sub_m % 16 == 0
+            and sub_n % self.columns == 0
+            and chunks * 16 % DEPTH == 0
+            and self.threads <= traits.max_invocations
+            and self.threads % chunks == 0
+            and chunks * m % self.threads == chunks * n % self.threads == 0
+            and 16 * (m + n) * (chunks + 1) <= traits.max_shared_memory
+        )
+
+    def cost(self, traits: DeviceTraits, rows: int, columns: int, groups: int) -> float:
+        """The work of the multiprocessor that has most of it, in products of 16 x 16."""
+        m, n, _, sub_m, sub_n = self.sizes
+        workgroups = -(-rows // m) * -(-columns // n) * groups
+        loads = 16 / sub_m + 16 / sub_n  # fragments that a product reads from shared memory
+        return -(-workgroups // traits.processors) * m * n / 256 * (1 + loads)
+
+
+def choose_fragments(
+    traits: DeviceTraits, rows: Size, columns: Size, group: int = 0, groups: int = 1
+) -> Fragments | None:
+    """The tile for `groups` products of [rows, K] and [K, columns]; None where other kernels are
+    better, or matrix cores take no int8.
+
+    Args:
+        group: values of the weight that share a scale; 0: all of a row.
+    """
+    low, high = _dims.range_of(rows)
+    if (
+        not traits.profile.has_fast_shared_memory
+        or not traits.has("subgroup_shuffle")
+        or (low < _LEAST_ROWS and high < _MANY_ROWS)
+        or _dims.upper(columns) < _LEAST_COLUMNS
+        or group % DEPTH
+    ):
+        return None
+    found = traits.fragment_columns(DType.int8)
+    if found is None:
+        return None
+    known = traits.profile.tiles
+    sizes = known.quantized_groups if group else known.quantized_integers
+    tiles = [each for each in (Fragments(size, found) for size in sizes) if each.fits(traits)]
+    if not tiles:
+        return None
+    problem = (_dims.upper(rows), _dims.upper(columns), groups)
+    default = min(tiles, key=lambda each: each.cost(traits, *problem))
+    return traits.choices.take("int8 tiles", (*problem, bool(group)), lambda: tiles, default)
