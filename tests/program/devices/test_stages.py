@@ -1,4 +1,4 @@
-"""A model whose layers are split among devices: here, two or three contexts on one."""
+"""A model whose layers are split among devices, or contexts on one: see `contexts`."""
 
 from __future__ import annotations
 
@@ -243,6 +243,7 @@ class Networks(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_file_of_executorch(dtype: torch.dtype, contexts: list[Context], tmp_path: Path) -> None:
+    pytest.importorskip("executorch")
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
