@@ -1,14 +1,11 @@
-"""Ray: a callable class for `Dataset.map_batches`, and a deployment of Ray Serve."""
+"""Ray: a callable class for `Dataset.map_batches`, and a deployment of Ray Serve, `Deployment`."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
-from ray import get_runtime_context, serve
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from ray import get_runtime_context
 
 from purevk.errors import InputError
 from purevk.integrations.worker import Worker
@@ -36,22 +33,9 @@ class MapBatches:
         return self.worker.columns(batch, keep_inputs=self.keep_inputs)
 
 
-@serve.deployment
-class Deployment:
-    """`serve.run(Deployment.bind("model.pte"))`. A request is JSON, inputs by name, without the
-    batch dimension. A replica is ready once the worker is."""
+def __getattr__(name: str) -> Any:
+    if name == "Deployment":  # `ray[data]` has not what Ray Serve needs
+        from purevk.integrations.ray_serve import Deployment
 
-    def __init__(self, file: str, max_batch_size: int = 8, **options: Any) -> None:
-        self.worker = Worker(file, **{"device": assigned_device(), **options})
-        self.run.set_max_batch_size(max_batch_size)
-
-    @serve.batch(max_batch_size=8, batch_wait_timeout_s=0.01)
-    async def run(self, samples: list[list[np.ndarray]]) -> list[dict[str, np.ndarray]]:
-        return await asyncio.to_thread(self.worker.batch, samples)
-
-    async def __call__(self, request: Request) -> Any:
-        try:
-            sample = self.worker.sample(await request.json())
-        except (InputError, ValueError) as error:
-            return JSONResponse({"error": str(error)}, 400)
-        return {name: each.tolist() for name, each in (await self.run(sample)).items()}
+        return Deployment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

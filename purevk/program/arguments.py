@@ -19,6 +19,7 @@ from purevk.ir import dims as _dims
 from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
 from purevk.passes.check_indices import IndexRange
 from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
+from purevk.program.host_memory import HostMemory
 
 _NUMBERS = (bool, int, float, complex)
 # Dtypes that numpy lacks. Other packages add them under these names.
@@ -64,10 +65,11 @@ class Given(NamedTuple):
             for array, value in zip(self.arrays, graph.inputs)
         ]
 
-    def owned(self) -> Given:
-        """The same with arrays that nobody else writes, all of them on the host."""
+    def owned(self, memory: HostMemory) -> Given:
+        """The same with arrays that nobody else writes, all of them on the host: in `memory`, if
+        they are large."""
         arrays = [
-            array.copy(order="K") if isinstance(array, np.ndarray) else _on_host(array)
+            memory.copy(array) if isinstance(array, np.ndarray) else _on_host(array)
             for array in self.arrays
         ]
         return self._replace(arrays=arrays)

@@ -137,16 +137,19 @@ class Method:
             self.program.refresh()
         return _finished(variant.graph, given.inputs, outputs, out)
 
-    def run_flat(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def run_flat(
+        self, inputs: Sequence[Any], targets: Sequence[np.ndarray | None] | None = None
+    ) -> tuple[Any, ...]:
         """Runs the method on a flat list: one value for each of `Method.inputs`, in order. Returns
-        the outputs as a flat tuple. Raises what `__call__` raises."""
+        the outputs as a flat tuple: `targets` has an array for each to be written to, or None.
+        Raises what `__call__` raises."""
         self.program.settle()
         self.program.refresh()
         variant = self.variants[0]
         given = variant.reader.read(inputs)
         if isinstance(given, InputError):
             raise given
-        variant, outputs = self._call(variant, given)
+        variant, outputs = self._call(variant, given, targets)
         return _update(variant.graph, inputs, outputs)
 
     def serving(
@@ -195,7 +198,7 @@ class Method:
             self.program.refresh()  # waits for the calls before, if there is something to copy
             variant, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
-            return variant, given.owned(), targets
+            return variant, given.owned(self.program.host_memory), targets
 
         def call(prepared: tuple[Variant, Given, Sequence[Any] | None]) -> Any:
             _, given, _ = prepared

@@ -21,6 +21,7 @@ from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Label, Value, map_leaves
+from purevk.program.host_memory import HostMemory
 from purevk.program.method import Method
 from purevk.program.specs import ArgumentSpec
 from purevk.program.state import StateMapping
@@ -58,6 +59,7 @@ class Program:
         weights, states: what is on the device between calls.
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
+        host_memory: for copies of the inputs of submitted calls.
         seconds: what loading took, by phase.
         origin: a function, and the arguments with which it makes the program again.
     """
@@ -104,6 +106,7 @@ class Program:
         self.origin: tuple[Callable[..., Program], tuple[Any, ...]] | None = None
         self._submissions: Submissions | None = None
         self.in_flight = 2
+        self.host_memory = HostMemory()
         self.lock = threading.RLock()
         self.state_lock = threading.RLock()  # of all methods that have states
         self._starting = threading.Lock()

@@ -104,6 +104,34 @@ def test_gpu_leaves_out_what_does_not_fit_its_budget(
     assert "not measured: all: no time was left" in capfd.readouterr().out
 
 
+def test_devices(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from bench.devices import main
+
+    out = tmp_path / "out.json"
+    given = ["vit_b_16", "--tiny", "--variant", "fp32", "--batch", "2", "3"]
+    short = ["--seconds", "0", "--settle", "0", "--models", str(tmp_path), "--out", str(out)]
+    assert main([*given, "--prepare", *short]) == 0 and not out.exists()
+    assert main([*given, *short]) == 0
+    figures = json.loads(out.read_text())
+    assert len(figures["machine"]["devices"]) >= 2
+    for row in figures["rows"]:
+        assert not row["why"] and row["differences"].keys() == {"one", "batch", "layers"}
+        assert len(row["rates"]) == 6 and all(rate > 0 for rate in row["rates"].values())
+        assert set(row["host"]) == {"alone", "part", "copy", "fresh"}
+        assert max(row["errors"].values()) < 1e-5
+    assert "| ViT | 3 | layers | submit |" in capfd.readouterr().out
+
+
+def test_the_jobs_of_spread(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from bench.spread import MODELS, model_file, one_process
+
+    file = model_file(tmp_path, "convolutions", 2)
+    done, seconds = one_process(file, MODELS["convolutions"].side, 2, 0.1)
+    assert done >= 2 and seconds >= 0.1
+
+
 def test_signatures() -> None:
     torch = pytest.importorskip("torch")
     import purevk

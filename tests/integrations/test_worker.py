@@ -115,6 +115,26 @@ def test_prometheus(worker: Worker) -> None:
     assert "purevk_compiles_total" in text
 
 
+def test_ray_data_without_ray_serve(
+    monkeypatch: pytest.MonkeyPatch, file: Path, model: Any
+) -> None:
+    """`ray[data]` alone has not what Ray Serve needs."""
+    fake = types.ModuleType("ray")
+    context = types.SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
+    fake.get_runtime_context = lambda: context  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    for name in ("purevk.integrations.ray", "purevk.integrations.ray_serve"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    from purevk.integrations.ray import MapBatches
+
+    x = _samples(3)
+    found = MapBatches(str(file), keep_inputs=False)({"input": x})
+    np.testing.assert_allclose(*found.values(), _expected(model, x), 1e-5, 1e-6)
+    with pytest.raises(ImportError, match="serve"):
+        from purevk.integrations.ray import Deployment  # noqa: F401
+    monkeypatch.delitem(sys.modules, "purevk.integrations.ray")
+
+
 class _Tensor:
     def __init__(self, name: str, array: np.ndarray) -> None:
         self.name, self._array = name, array

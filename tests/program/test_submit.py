@@ -305,3 +305,18 @@ def test_closing_while_threads_call(linear_input: np.ndarray) -> None:
         program.close()
 
     in_threads(calls, calls, calls, close)
+
+
+def test_large_inputs_keep_their_elements() -> None:
+    """Their copies use memory again, once no call needs it."""
+    rows = torch.export.Dim("rows", min=1, max=4)
+    x = torch.zeros(2, 1 << 19)
+    with purevk.compile(torch.nn.ReLU(), (x,), dynamic_shapes=({0: rows},)) as program:
+        given = np.empty((2, 1 << 19), np.float32)
+        futures = []
+        for number in range(8):
+            given[:] = number
+            futures.append(program.submit(given[: 1 + number % 2]))
+        for number, future in enumerate(futures):
+            made = future.result()
+            assert made.shape[0] == 1 + number % 2 and (made == number).all()

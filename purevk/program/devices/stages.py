@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from purevk.errors import InputError, PurevkError, SizeConstraintError
 from purevk.frontends.files import ModelFile
 from purevk.frontends.reading import reading
@@ -22,6 +24,7 @@ from purevk.program.arguments import Given, InputReader, describe_given, describ
 from purevk.program.devices.cuts import CutGraph, Stage, choose_cuts, cut, with_early_stores
 from purevk.program.devices.memory import free_bytes
 from purevk.program.devices.turns import Turns
+from purevk.program.host_memory import HostMemory
 from purevk.program.method import Method, returned
 from purevk.program.program import Program
 from purevk.program.ranges import refused_sizes
@@ -60,6 +63,7 @@ class StagedProgram:
         self.name, self.bounds, self._closing = opened.label, bounds, opened.close
         self.turns = Turns(len(contexts))
         self._closed = False
+        self.host_memory = HostMemory()
         self._threads = ThreadPoolExecutor(len(contexts) + 1, thread_name_prefix="purevk-stage")
         self._room = threading.Semaphore(len(contexts) + 1)
         self._order = threading.Lock()
@@ -236,6 +240,18 @@ class StagedMethod:
         self._symbols = input_symbols(graph)
         known = {symbol for symbol, _, _ in self._symbols}
         self._tensors = [(at, v) for at, v in enumerate(graph.inputs) if isinstance(v, Value)]
+        # The outputs of each stage that no caller gets, and whose sizes those of the inputs give.
+        self._passed = [
+            [
+                value
+                if isinstance(value, Value)
+                and (number, at) not in parts.outputs
+                and all(_dims.symbols(size) <= known for size in value.type.dims)
+                else None
+                for at, value in enumerate(stage.outputs)
+            ]
+            for number, stage in enumerate(parts.stages)
+        ]
         # What no stage can check, because none has all the sizes.
         self._guards = [
             guard
@@ -291,7 +307,7 @@ class StagedMethod:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        given = given.owned()
+        given = given.owned(self._program.host_memory)
         return self._program.start(lambda ticket: self._run(given, env, ticket))
 
     def _read(
@@ -345,7 +361,7 @@ class StagedMethod:
                     _dims.evaluate(each, env) if isinstance(each, Dim) else values[each]
                     for each in stage.inputs
                 ]
-                results = method.run_flat(inputs)
+                results = method.run_flat(inputs, self._targets(number, env))
                 turns.leave(ticket, number, number + 1)
                 reached = number + 1
                 for value, array in zip(stage.outputs, results):
@@ -362,6 +378,18 @@ class StagedMethod:
         if self._graph.updates:
             write_back(given.inputs, self._graph.updates, outputs[count:])
         return returned(self._graph, outputs[:count])
+
+    def _targets(self, number: int, env: Mapping[_dims.Symbol, int]) -> list[np.ndarray | None]:
+        """Memory for what a stage passes on."""
+        memory = self._program.host_memory
+        return [
+            None
+            if value is None
+            else memory.empty(
+                [_dims.evaluate(size, env) for size in value.type.dims], value.type.dtype.numpy
+            )
+            for value in self._passed[number]
+        ]
 
     def __repr__(self) -> str:
         return f"<StagedMethod {self.name}({describe_inputs(self._graph)})>"

@@ -1,4 +1,4 @@
-"""A batch that is split among devices: here, two contexts on one."""
+"""A batch that is split among devices, or contexts on one: see `contexts`."""
 
 from __future__ import annotations
 
@@ -116,6 +116,20 @@ def test_a_fixed_batch_is_refused(tmp_path: Path, contexts: list[Context]) -> No
         program.save(tmp_path / "model.pvk")
     with pytest.raises(purevk.InputError, match="dynamic_shapes"):
         purevk.load(tmp_path / "model.pvk", device=contexts, split="batch")
+
+
+@pytest.mark.parametrize("split", ["batch", "layers"])
+def test_devices_by_index(split: str, others: list[int], tmp_path: Path) -> None:
+    if not others:
+        pytest.skip("needs two devices of one kind, and PUREVK_DEVICE empty")
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    path = saved(tmp_path, model, torch.randn(4, 6))
+    (default,) = (each.index for each in purevk.devices() if each.default)
+    with purevk.load(path, device=[default, others[0]], split=split) as program, torch.no_grad():
+        used = [each.device.physical.index for each in program.programs]
+        assert used == [default, others[0]]
+        x = torch.randn(9, 6)
+        alike(program(x), model(x))
 
 
 def test_each_device_is_named_once(tmp_path: Path, contexts: list[Context]) -> None:

@@ -1,4 +1,4 @@
-"""A model whose layers are split among devices: here, two or three contexts on one."""
+"""A model whose layers are split among devices, or contexts on one: see `contexts`."""
 
 from __future__ import annotations
 
@@ -243,6 +243,7 @@ class Networks(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_file_of_executorch(dtype: torch.dtype, contexts: list[Context], tmp_path: Path) -> None:
+    pytest.importorskip("executorch")
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
@@ -272,6 +273,20 @@ def test_a_model_without_room_is_split_by_layers(
         assert isinstance(program, wanted)
         x = torch.randn(5, 3, 8, 8)
         close(program(x), model(x))
+
+
+def test_large_tensors_cross_the_cut(contexts: list[Context], tmp_path: Path) -> None:
+    """Their memory is used again, and results are not in it."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    rows = torch.export.Dim("rows", min=1, max=1 << 16)
+    path = save(tmp_path / "model.pvk", model, torch.randn(4, 8), shapes=({0: rows},))
+    given = [torch.randn(count, 8) for count in (1 << 15, 1 << 16, 1 << 16, 3, 1 << 16)]
+    with purevk.load(path, device=contexts, split="layers") as staged, torch.no_grad():
+        for x, future in [(x, staged.submit(x)) for x in given]:
+            close(future.result(), model(x))
+        results = [staged(x) for x in given]
+        for x, made in zip(given, results):
+            close(made, model(x))
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -314,7 +329,7 @@ def test_a_failed_call_lets_others_through(contexts: list[Context], tmp_path: Pa
         method = staged.programs[1].method("forward")
         run = method.run_flat
 
-        def fail(inputs: Any) -> Any:
+        def fail(inputs: Any, targets: Any = None) -> Any:
             raise purevk.PurevkError("no")
 
         method.run_flat = fail  # type: ignore[method-assign]
