@@ -26,10 +26,12 @@
 //   VEC8_KV  with COOPMAT, 1: k and v are read 8 elements at a time. HEAD_DIM, VALUE_DIM and the strides
 //     and offsets of k and v are multiples of 8, and KEYS times the columns of a padded head is a
 //     multiple of 256 * SUBS.
+//   Q_STEPS  steps of 16 columns of the queries that are in shared memory, the first ones; the others
+//     are in registers. With COOPMAT, VEC8_KV is 1 and HEAD_DIM a multiple of 8 if it is not 0. (0)
 //   COOPMAT  0: the same arithmetic step by step, for tests on devices without matrix cores,
 //     with any element type
-// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads, and that of
-//   steps.glslh
+// Shared memory, bytes: 2 * KEYS * (HEAD_DIM + VALUE_DIM + 16), with padded heads, if Q_STEPS is not
+//   0 32 * FRAGMENTS_M * SUBS * (16 * Q_STEPS + 8) more, and that of steps.glslh
 // Grid: (ceil(S / (16 * FRAGMENTS_M * SUBS)), Hq, B)
 #include "core/common.glslh"
 #ifndef BFLOAT16
@@ -43,6 +45,9 @@
 #endif
 #ifndef KEYS
 #define KEYS 32
+#endif
+#ifndef Q_STEPS
+#define Q_STEPS 0
 #endif
 
 #include "attention/attention_io.glslh"
@@ -60,7 +65,13 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 #define KEY_LINE (WIDTH + 8)
 #define VALUE_LINE (VALUE_WIDTH + 8)
 #define TILE_V (KEYS * KEY_LINE)
-#define TILES_SIZE (TILE_V + KEYS * VALUE_LINE)
+#define TILE_Q (TILE_V + KEYS * VALUE_LINE)
+#define Q_LINE (16 * Q_STEPS + 8)
+#if Q_STEPS
+#define TILES_SIZE (TILE_Q + QUERIES * Q_LINE)
+#else
+#define TILES_SIZE TILE_Q
+#endif
 #define STEPS_D (WIDTH / 16)
 #define KEYS8 (KEYS / 8)
 #define VALUES8 (VALUE_WIDTH / 8)
@@ -99,6 +110,8 @@ shared LOADED_VECTOR tiles[TILES_SIZE / EACH];
 #define RIGHT_VALUES(at) coopmat<LOADED, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseB> right; \
     coopMatLoad(right, tiles, (at) / EACH, VALUE_LINE / EACH, gl_CooperativeMatrixLayoutRowMajor)
 #define MULTIPLY(sums, left) sums = coopMatMulAdd(left, right, sums)
+#define LOAD_LEFT(left, at) \
+    coopMatLoad(left, tiles, (at) / EACH, Q_LINE / EACH, gl_CooperativeMatrixLayoutRowMajor)
 #else
 #define SUB int(gl_LocalInvocationIndex / 32u)
 #define LANE int(gl_LocalInvocationIndex % 32u)
@@ -114,6 +127,8 @@ shared float lefts[LOCAL * 8];
 #define RIGHT_KEYS(at) ivec3 right = ivec3(at, 1, KEY_LINE)
 #define RIGHT_VALUES(at) ivec3 right = ivec3(at, VALUE_LINE, 1)
 #define MULTIPLY(sums, left) multiply(sums, left, right)
+#define LOAD_LEFT(left, at) UNROLL for (int i = 0; i < 8; i++) \
+    left[i] = tiles[(at) + A_ROW(LANE, i / 2) * Q_LINE + A_COLUMN(LANE, i / 2) + i % 2]
 // Multiplies a fragment by the elements of the tiles from right.x on, in steps of y along rows and
 // z along columns, and adds the result.
 void multiply(inout float sums[FRAGMENT_N / 2], float left[8], ivec3 right) {
@@ -178,6 +193,27 @@ void put() {
     }
 }
 
+#if Q_STEPS
+// The queries of this workgroup, from `first` on, into shared memory.
+void put_queries(int base_q, int first) {
+    for (int i = int(gl_LocalInvocationIndex); i < QUERIES * 2 * Q_STEPS; i += LOCAL) {
+        int row = i / (2 * Q_STEPS), column = i % (2 * Q_STEPS) * 8, at = base_q + min(first + row, S - 1) * q_row + column;
+        int to = TILE_Q + row * Q_LINE + column;
+        vec4 low = vec4(0.0), high = vec4(0.0);
+        if (column < HEAD_DIM) low = READ4_Q(at);
+        if (column + 4 < HEAD_DIM) high = READ4_Q(at + 4);
+#if COOPMAT && BFLOAT16
+        tiles[to / 8] = uvec4(pv_bfloat16_words(low), pv_bfloat16_words(high));
+#elif COOPMAT
+        tiles[to / 8] = uvec4(packHalf2x16(low.xy), packHalf2x16(low.zw), packHalf2x16(high.xy), packHalf2x16(high.zw));
+#else
+        PUT(to, low);
+        PUT(to + 4, high);
+#endif
+    }
+}
+#endif
+
 void main() {
     begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group, lane = LANE;
@@ -191,19 +227,22 @@ void main() {
     ivec2 ends = step_keys(first), shown = ivec2(common_first[SUB], common_last[SUB]);
     int keys = ends.y, next = next_step(ends.x, keys, first);
     if (next < keys) fetch(base_k, base_v, next);
-    LEFT(q[FRAGMENTS_M][STEPS_D]);
+    LEFT(q[FRAGMENTS_M][STEPS_D > Q_STEPS ? STEPS_D - Q_STEPS : 1]);
+#if Q_STEPS
+    put_queries(base_q, first);
+#endif
     SUMS(sums[FRAGMENTS_M][VALUES_N]);
     float highest[FRAGMENTS_M][2], total[FRAGMENTS_M][2];
     ivec2 seen[FRAGMENTS_M][2];
     UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
-        UNROLL for (int d = 0; d < STEPS_D; d++) {
+        UNROLL for (int d = Q_STEPS; d < STEPS_D; d++) {
             UNROLL for (int i = 0; i < 4; i++) {
                 int column = 16 * d + A_COLUMN(lane, i);
                 int at = base_q + min(row0 + 16 * m + A_ROW(lane, i), S - 1) * q_row + column;
                 vec4 quad = vec4(0.0);
                 if (column < HEAD_DIM) quad = READ4_Q(at);
-                q[m][d][2 * i] = LOADED((lane & 1) == 0 ? quad.x : quad.z);
-                q[m][d][2 * i + 1] = LOADED((lane & 1) == 0 ? quad.y : quad.w);
+                q[m][d - Q_STEPS][2 * i] = LOADED((lane & 1) == 0 ? quad.x : quad.z);
+                q[m][d - Q_STEPS][2 * i + 1] = LOADED((lane & 1) == 0 ? quad.y : quad.w);
             }
         }
         UNROLL for (int v = 0; v < VALUES_N; v++) CLEAR(sums[m][v]);
@@ -221,11 +260,28 @@ void main() {
         next = next_step(t0 + KEYS, keys, first);
         if (next < keys) fetch(base_k, base_v, next);
         SUMS(scores[FRAGMENTS_M][KEYS_N]);
+#if Q_STEPS
         UNROLL for (int j = 0; j < KEYS_N; j++) {
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) CLEAR(scores[m][j]);
-            UNROLL for (int d = 0; d < STEPS_D; d++) {
+        }
+        UNROLL for (int d = 0; d < Q_STEPS; d++) {
+            LEFT(left[FRAGMENTS_M]);
+            UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+                LOAD_LEFT(left[m], TILE_Q + (SUB * SUB_QUERIES + 16 * m) * Q_LINE + 16 * d);
+            }
+            UNROLL for (int j = 0; j < KEYS_N; j++) {
                 RIGHT_KEYS(FRAGMENT_N * j * KEY_LINE + 16 * d);
-                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d]);
+                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], left[m]);
+            }
+        }
+#endif
+        UNROLL for (int j = 0; j < KEYS_N; j++) {
+            if (Q_STEPS == 0) {
+                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) CLEAR(scores[m][j]);
+            }
+            UNROLL for (int d = Q_STEPS; d < STEPS_D; d++) {
+                RIGHT_KEYS(FRAGMENT_N * j * KEY_LINE + 16 * d);
+                UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d - Q_STEPS]);
             }
         }
         bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 >= shown.x && t0 + KEYS <= shown.y;

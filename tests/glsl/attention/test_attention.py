@@ -118,6 +118,14 @@ def test_tiles_of_fragments(tile):
     check((1, 1, 1, 19, 53, 16), "steps", more=more)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("head", [40, 48])
+def test_queries_in_shared_memory(steps, head):
+    """Some or all steps of the columns of a head."""
+    more = {"Q_STEPS": steps, "FRAGMENTS_M": 2, "SUBS": 1, "KEYS": 16}
+    check((1, 1, 1, 35, 19, head), "steps", more=more, unread=slice(19, None))
+
+
 @pytest.mark.parametrize("variant", ["boolean_mask", "causal", "wide_values", "rows_first"])
 def test_fragments_of_16_columns(variant):
     check(SIZES[0], "steps", more={"FRAGMENT_N": 16}, **VARIANTS[variant])
