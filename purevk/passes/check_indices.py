@@ -11,6 +11,7 @@ from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ir.binding import input_symbols
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import changing
 
@@ -66,10 +67,10 @@ _SAME_ELEMENTS = {
 @dataclass(frozen=True)
 class IndexRange:
     """The indices that an operator takes: from `lowest` to `below`, without it, once they are of
-    `dtype`."""
+    `dtype`. Sizes that vary are known at a call."""
 
-    lowest: int
-    below: int
+    lowest: Size
+    below: Size
     dtype: DType
     op: str
     source: str
@@ -77,15 +78,16 @@ class IndexRange:
 
 def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
     """The inputs of a graph, as the front end made it, that are indices as they are: their positions,
-    and what they have to be within. Sizes that differ from call to call are left out, and so are
-    sub-graphs, which may not run."""
+    and what they have to be within. Sizes that become known only during a call are left out, and so
+    are sub-graphs, which may not run."""
     inputs = {value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)}
     moving = changing(graph.nodes)
+    known = {symbol for symbol, _, _ in input_symbols(graph)}
     made: dict[Value, Node] | None = None
     found: dict[int, dict[IndexRange, None]] = {}
     for node in graph.nodes:
         for index, size, lowest in _indices(node):
-            if not isinstance(size, int) or not isinstance(lowest, int):
+            if not _dims.symbols(size) <= known:
                 continue
             if made is None:
                 made = graph.producers()

@@ -98,6 +98,73 @@ def test_indices_that_may_not_be_used_are_not_checked() -> None:
             torch.testing.assert_close(program(index), do(index))
 
 
+VARYING: dict[str, tuple[Callable[..., Any], bool]] = {
+    "gather": (lambda x, i: x.gather(0, i.reshape(-1, 1)), False),
+    "index_select": (lambda x, i: x.index_select(0, i), False),
+    "index": (lambda x, i: x[i], True),
+    "all but one": (lambda x, i: x[:-1][i], True),
+    "index_put": (lambda x, i: x.index_put((i,), torch.tensor(7.0)), True),
+    "scatter": (lambda x, i: x.scatter(0, i.reshape(-1, 1), 3.0), False),
+    "index_add": (lambda x, i: x.index_add(0, i, torch.ones(i.shape[0], 4)), False),
+    "take": (lambda x, i: x.take(i), True),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_indices_along_sizes_that_vary(name: str) -> None:
+    do, from_end = VARYING[name]
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, index: Any) -> Any:
+            return do(x, index)
+
+    rows, count = torch.export.Dim("rows", min=4, max=64), torch.export.Dim("count", max=8)
+    args = (torch.randn(8, 4), torch.tensor([0, 1]))
+    with purevk.compile(Model(), args, ({0: rows}, {0: count})) as program:
+        for length in (4, 9, 64):
+            x = torch.arange(length * 4, dtype=torch.float32).reshape(length, 4)
+            size = {"take": 4 * length, "all but one": length - 1}.get(name, length)
+            torch.testing.assert_close(
+                program(x, torch.tensor([0, size - 1])), do(x, torch.tensor([0, size - 1]))
+            )
+            for wrong in (size, -size - 1, -1):
+                index = torch.tensor([0, wrong, 1])
+                if from_end and wrong == -1:
+                    torch.testing.assert_close(program(x, index), do(x, index))
+                    continue
+                with pytest.raises((IndexError, RuntimeError)):
+                    do(x, index)
+                with pytest.raises(InputError, match=f"index has the index {wrong}\\n") as caught:
+                    program(x, index)
+                lowest = -size if from_end else 0
+                assert f"takes indices from {lowest} to {size - 1}" in caught.value.why
+
+
+def test_sizes_that_an_export_decides() -> None:
+    """The first export takes 8 rows and more. A call with fewer is another export."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, index: Any) -> Any:
+            return x[:8][index]
+
+    args = (torch.randn(16, 4), torch.tensor([0, 1]))
+    with purevk.compile(Model(), args, ({0: torch.export.Dim.AUTO}, None)) as program:
+        for length, size in ((16, 8), (5, 5), (64, 8), (5, 5)):
+            x = torch.randn(length, 4)
+            good = torch.tensor([0, size - 1])
+            torch.testing.assert_close(program(x, good), x[:8][good])
+            with pytest.raises(InputError, match=f"has the index {size}\\n"):
+                program(x, torch.tensor([0, size]))
+
+
+def test_a_submitted_call_raises() -> None:
+    with purevk.compile(Indexes(lambda i: X[i]), (torch.tensor([0, 1]),)) as program:
+        with pytest.raises(InputError, match="index has the index 5"):
+            program.submit(torch.tensor([0, 5])).result()
+        index = torch.tensor([0, 4])
+        torch.testing.assert_close(program.submit(index).result(), X[index])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_indices_out_of_range_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
