@@ -79,10 +79,14 @@ def _naming_lines(graph: Graph) -> Iterator[None]:
     try:
         yield
     except PurevkError as error:
-        for source in re.split(r"[\s,;()]+", error.where):
-            if source in graph.lines:
-                raise located(error, source, graph.lines[source]) from error.__cause__
-        raise
+        raise _with_line(error, graph) from error.__cause__
+
+
+def _with_line(error: PurevkError, graph: Graph) -> PurevkError:
+    for source in re.split(r"[\s,;()]+", error.where):
+        if source in graph.lines:
+            return located(error, source, graph.lines[source])
+    return error
 
 
 class Specialization:
@@ -421,9 +425,22 @@ class Variant:
         returns what served it. `meanwhile` is called once, while the device runs.
 
         Raises:
-            InputError: an input is an index that is out of range.
+            InputError: an index is out of range.
             DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
         """
+        try:
+            return self._run(chosen, env, arrays, targets, meanwhile)
+        except InputError as error:
+            raise _with_line(error, chosen.imported) from error.__cause__
+
+    def _run(
+        self,
+        chosen: Specialization,
+        env: dict[Symbol, int],
+        arrays: Sequence[Any],
+        targets: Sequence[np.ndarray | None] | None,
+        meanwhile: Callable[[], None] | None,
+    ) -> tuple[Specialization, list[Any]]:
         chosen.check_indices(arrays, env, self.where)
         if not knobs.CHECK():
             return self.run_unchecked(chosen, env, arrays, targets, meanwhile)
@@ -477,9 +494,12 @@ class Variant:
         meanwhile: Callable[[], None] | None = None,
     ) -> list[Any]:
         """Runs a call with tensors of another API; see `Executable.run_external`."""
-        chosen.check_indices(tensors, env, self.where)
         values = {value: tensors[position] for position, value in chosen.tensors}
-        outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
+        try:
+            chosen.check_indices(tensors, env, self.where)
+            outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
+        except InputError as error:
+            raise _with_line(error, chosen.imported) from error.__cause__
         self.calls += 1
         chosen.used = self.calls
         return outputs
