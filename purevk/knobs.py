@@ -153,10 +153,9 @@ EAGER_FALLBACK = Knob(
 CHECK_INDICES = Knob(
     "PUREVK_CHECK_INDICES",
     _flag,
-    False,
-    "1 raises where an index that the model computes is out of range, as torch does. 0 takes the"
-    " nearest element. Checking has a call wait for each index. Indices that are inputs are always"
-    " checked.",
+    True,
+    "1 raises InputError where an index that the model computes, or one on a GPU, is out of range, as"
+    " torch does. 0 takes the nearest element. Inputs on the host are always checked.",
 )
 CHECK = Knob(
     "PUREVK_CHECK",

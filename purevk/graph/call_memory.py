@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from purevk import api
 from purevk.errors import UnsupportedOperatorError
@@ -26,6 +29,15 @@ class Cut:
     last: int
     uploads: tuple[Value, ...]
     downloads: tuple[Value, ...]
+
+
+class Note(NamedTuple):
+    """An index that is out of range, as a kernel has noted it: `storage` is that of the note."""
+
+    storage: Value
+    found: int
+    lowest: int
+    below: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class CallMemory:
         sizes: bytes of every storage that the dispatches name.
         windows: storages that are parts of others.
         external: whether another API writes uploads and reads downloads, in place of the host.
+        notes: storages in which kernels tell the host of an index that is out of range.
 
     Attributes:
         ranges: the buffer range of each storage.
@@ -76,8 +89,10 @@ class CallMemory:
         sizes: Mapping[Value, int],
         windows: Mapping[Value, BufferWindow],
         external: bool = False,
+        notes: Sequence[Value] = (),
     ) -> None:
         self._external = external
+        self._notes = tuple(notes)
         self.external_buffers: list[api.Buffer] = []
         self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
         self._windows = windows
@@ -91,6 +106,7 @@ class CallMemory:
         self.plan: MemoryPlan = plan([])
         self.input_bytes = self.output_bytes = 0
         try:
+            self._place_notes()
             self._place_uploads()
             self._place_outputs_and_temporaries()
             self._place_windows()
@@ -109,6 +125,21 @@ class CallMemory:
         span = self.copies.get(value) or self.ranges[value]
         span.buffer.invalidate()
         return span.buffer.view(span.offset, self._sizes[value])
+
+    def take_note(self) -> Note | None:
+        """An index that is out of range, if a kernel has noted one since the last time. The device
+        has finished."""
+        if not self._notes:
+            return None
+        buffer = self._note_buffer
+        buffer.invalidate()
+        if not self._noted.any():
+            return None
+        number = int(self._noted.argmax())
+        words = np.frombuffer(buffer.view(number * ALIGNMENT, 16), np.int32).tolist()
+        self._noted[:] = 0
+        buffer.flush()
+        return Note(self._notes[number], *words[1:])
 
     def buffer(self, nbytes: int, kind: api.MemoryKind, label: str) -> api.Buffer:
         """A new buffer, which `close` destroys."""
@@ -137,6 +168,20 @@ class CallMemory:
             value: BufferRange(buffer, start, end - start)
             for value, start, end in zip(values, offsets, ends)
         }
+
+    def _place_notes(self) -> None:
+        """Each note has a part of its own, so that the dispatches that may write them need no
+        barriers between them."""
+        if not self._notes:
+            return
+        nbytes = len(self._notes) * ALIGNMENT
+        self._note_buffer = self.buffer(nbytes, api.MemoryKind.READBACK, "notes")
+        self._note_buffer.view(0, nbytes)[:] = bytes(nbytes)
+        self._note_buffer.flush()
+        words = np.frombuffer(self._note_buffer.view(0, nbytes), np.int32)
+        self._noted = words[:: ALIGNMENT // 4]  # of each, whether it says anything
+        for number, value in enumerate(self._notes):
+            self.ranges[value] = BufferRange(self._note_buffer, number * ALIGNMENT, ALIGNMENT)
 
     def _place_uploads(self) -> None:
         uploads = list(
@@ -238,6 +283,7 @@ class CallMemory:
 
     def close(self) -> None:
         """Destroys the buffers."""
+        self._notes = ()
         while self._buffers:
             self._buffers.pop().destroy()
         self.ranges = {}

@@ -40,6 +40,7 @@ class ComputeGraph:
         sizes: bytes of every storage that the dispatches name.
         windows: storages that are parts of others.
         external: whether another API gives the inputs and takes the outputs; see `CallMemory`.
+        notes: storages of notes; see `CallMemory`.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class ComputeGraph:
         sizes: Mapping[Value, int],
         windows: Mapping[Value, BufferWindow] | None = None,
         external: bool = False,
+        notes: Sequence[Value] = (),
     ) -> None:
+        self._external = external
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
         self._owned: list[api.DeviceObject] = []
         self.memory = CallMemory(
-            self.device, dispatches, cuts, fixed, sizes, windows or {}, external
+            self.device, dispatches, cuts, fixed, sizes, windows or {}, external, notes
         )
         try:
             self._pipelines = [
@@ -246,6 +249,7 @@ class ComputeGraph:
         )
         barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
         record, barrier = commands.record_dispatch, commands.barrier
+        dispatches, external = self.dispatches, self._external
         for run in range(runs):
             query = run * (len(tables.spans) + 1) if single else run
             if queries is not None:
@@ -256,7 +260,7 @@ class ComputeGraph:
                 if barriers[dispatch] or (queries is not None and single and at):
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
-                if x and y and z:
+                if x and y and z and (external or not dispatches[dispatch].external):
                     record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
                 if queries is not None and single:
                     commands.write_timestamp(queries, query + at + 1)

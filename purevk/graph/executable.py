@@ -151,7 +151,14 @@ class Executable:
     def _compute_graph(self, external: bool = False) -> ComputeGraph:
         plan, fixed = self.plan, [self.weights, self.states]
         made = ComputeGraph(
-            self.context, plan.dispatches, self._cuts, fixed, plan.sizes, plan.windows, external
+            self.context,
+            plan.dispatches,
+            self._cuts,
+            fixed,
+            plan.sizes,
+            plan.windows,
+            external,
+            tuple(plan.checks),
         )
         if plan.assignment.graph.states:  # else other threads may run it meanwhile
             self.states.writers.add(made)
@@ -240,6 +247,8 @@ class Executable:
             The outputs in order: arrays, integers or None.
 
         Raises:
+            InputError: an index that the model computes is out of range. States and results hold
+                what the kernels wrote: for such an index they take the nearest element.
             Replan: the call needs another plan. States are as they were before it.
         """
         saved = [
@@ -264,6 +273,7 @@ class Executable:
     ) -> list[Any]:
         plan, compute, memory = self.plan, self.graph, self.graph.memory
         compute.settle()
+        memory.take_note()  # of a call that was given up
         graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
         stages = self._unbacked.stages
@@ -297,12 +307,28 @@ class Executable:
                 self._run_host(step.nodes[0], host, env)
             if stages:
                 self._bind_unbacked(number, host, env)
+            if step.on_device:
+                self._check_note(memory)
         if meanwhile is not None:
             meanwhile()
         return [
             self._output(output, host, env, None if targets is None else targets[number])
             for number, output in enumerate(graph.outputs)
         ]
+
+    def _check_note(self, memory: CallMemory, earlier: bool = False) -> None:
+        """Raises `InputError` if a kernel has met an index that is out of range. `earlier`: in the
+        call before."""
+        note = memory.take_note()
+        if note is None:
+            return
+        check = self.plan.checks[note.storage]
+        raise InputError(
+            f"an index of {check.op} is {note.found}{' in the call before this one' if earlier else ''}",
+            where=f"{self.plan.graph.name}{f', {check.source}' if check.source else ''}",
+            why=f"it takes indices from {note.lowest} to {note.below - 1}",
+            next="correct the model, or its inputs; reset_state() gives states their first content",
+        )
 
     # -- calls with tensors of another API ---------------------------------------------------------
     @functools.cached_property
@@ -355,7 +381,13 @@ class Executable:
         Returns:
             The outputs in order: tensors of the other API, integers or None. A constant that is an
             output is a numpy array.
+
+        Raises:
+            InputError: an index was out of range in the call before, or in this one if the graph
+                has states.
         """
+        calls.settle()
+        self._check_note(calls.memory, earlier=True)
         plan, graph = self.plan, self.plan.assignment.graph
         given = [
             (self._external_range(calls, value, value, env), inputs[value])
@@ -375,6 +407,7 @@ class Executable:
         made = calls.run(given, wanted, env, meanwhile)
         if graph.states:
             calls.settle()  # the host may read them
+            self._check_note(calls.memory)
         for number, output in enumerate(graph.outputs):
             if wanted[number] is None:
                 made[number] = (

@@ -104,6 +104,7 @@ class Dispatch:
         grid: workgroups.
         label: the operator and its location in the source, for profiles.
         flops, nbytes: arithmetic and memory traffic, for profiles.
+        external: it runs only in calls with tensors of another API on the device.
     """
 
     kernel: KernelSpec
@@ -114,6 +115,16 @@ class Dispatch:
     params_buffer: bool = False
     flops: Size = 0
     nbytes: Size = 0
+    external: bool = False
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """What a note of an index that is out of range is about: the operator that takes the index, and
+    its location in the source."""
+
+    op: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,7 @@ class Lowering:
         scratch: storages that kernels asked for, with their bytes.
         requirements: what each call has to check.
         windows: values that name parts of storages too large for one binding.
+        checks: storages of notes, in which kernels tell the host of an index that is out of range.
         runs_once: the dispatches run once, when a program is loaded. Then a pipeline that serves
             many sizes is worth more than a fast one.
     """
@@ -164,6 +176,7 @@ class Lowering:
     scratch: dict[Value, int] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
+    checks: dict[Value, IndexCheck] = field(default_factory=dict)
     node: Node | None = None
     runs_once: bool = False
 
@@ -216,6 +229,14 @@ class Lowering:
         self.scratch[value] = type.nbytes
         return Operand(value, Layout.dense(type.dims), type)
 
+    def note(self, check: IndexCheck) -> Operand:
+        """Four words for a kernel that checks an index; see `index/check.comp`. They are 0 unless
+        it writes them."""
+        type = TensorType(DType.int32, (4,))
+        value = Value(f"note_{len(self.checks)}", type)
+        self.checks[value] = check
+        return Operand(value, Layout.dense(type.dims), type)
+
     def dispatch(
         self,
         template: str,
@@ -231,6 +252,7 @@ class Lowering:
         flops: Size = 0,
         nbytes: Size | None = None,
         label: str = "",
+        external: bool = False,
     ) -> None:
         """Appends a dispatch.
 
@@ -243,6 +265,7 @@ class Lowering:
             params: all parameters that the template declares for these macros, by name. They are
                 push constants, but for those in `specialize` that are known.
             constants: all other specialization constants that it declares, by name.
+            external: see `Dispatch`.
             specialize: names of parameters that become specialization constants where they are
                 known.
 
@@ -320,6 +343,7 @@ class Lowering:
                 by_value,
                 flops,
                 nbytes,
+                external,
             )
         )
 

@@ -1,18 +1,32 @@
-"""Checks of indices. Those that a call brings are checked on the host. Those that the model computes
-are checked with PUREVK_CHECK_INDICES=1; without it, kernels clamp an index that is out of range, where
-torch raises."""
+"""Checks of indices: kernels take the nearest element for one that is out of range, where torch raises.
+
+Inputs on the host are compared when a call brings them (`ranges_of_inputs`). All other indices are
+checked by a kernel of its own (`check_indices`), unless what they are made of shows that they are in
+range.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from purevk import knobs
 from purevk.dtypes import DType
-from purevk.ir import Dim, Graph, Guard, Node, Size, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Graph, Node, Size, Value
 from purevk.ir import dims as _dims
+from purevk.ir.binding import input_symbols
+from purevk.ops.attention.flex import NAME as FLEX
+from purevk.ops.attention.flex import composed
+from purevk.ops.index.check import NAME as CHECK
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import changing
+from purevk.passes.placement import refusal
+from purevk.passes.rewrite import Rewriter, changing
+from purevk.passes.value_ranges import ValueRanges
+from purevk.tuning import DeviceTraits
+
+# Features with which calls take tensors of another API on the device, which the host cannot read.
+EXTERNAL = ("external_memory_fd", "external_semaphore_fd", "timeline_semaphore")
 
 # Operators with one index along a dim, and those of them that count negative indices from the end.
 _ALONG = {
@@ -35,13 +49,21 @@ _ALONG = {
 _FROM_END = {"aten.index_fill.int_Scalar"}
 _BY_TENSORS = {"aten.index.Tensor", "aten.index_put.default"}
 _FLAT = {"aten.take.default", "aten.put.default"}
+_UNPOOLED = {"aten.max_unpool2d.default", "aten.max_unpool3d.default"}
 _TABLES = {
     "aten.embedding.default",
     "aten._embedding_bag.default",
     "aten._embedding_bag_forward_only.default",
+    "et_vk.embedding_q4gsw.default",
+    *(f"quantized_decomposed.embedding_{kind}.default" for kind in ("byte", "4bit", "2bit")),
+    "aten.embedding_renorm.default",
 }
 
 
+_ONE_HOT = "aten.one_hot.default"
+# All operators whose indices are checked, besides flex_attention.
+OPERATORS = frozenset({*_ALONG, *_BY_TENSORS, *_FLAT, *_TABLES, *_UNPOOLED, _ONE_HOT})
+_INDICES = (DType.int32, DType.int64)
 _SIGNED = (DType.int8, DType.int16, DType.int32, DType.int64)
 # Operators whose results have all elements of their first argument, and no others.
 _SAME_ELEMENTS = {
@@ -66,69 +88,165 @@ _SAME_ELEMENTS = {
 @dataclass(frozen=True)
 class IndexRange:
     """The indices that an operator takes: from `lowest` to `below`, without it, once they are of
-    `dtype`."""
+    `dtype`. Sizes that vary are known at a call."""
 
-    lowest: int
-    below: int
+    lowest: Size
+    below: Size
     dtype: DType
     op: str
     source: str
 
 
+class _Inputs:
+    """Which indices are inputs of a graph as they are."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._positions = {
+            value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)
+        }
+        self._moving = changing(graph.nodes)
+        self._symbols = {symbol for symbol, _, _ in input_symbols(graph)}
+
+    @functools.cached_property
+    def _made(self) -> dict[Value, Node]:
+        return self._graph.producers()
+
+    def find(self, index: Value, size: Size) -> tuple[int, DType] | None:
+        """The position of the input that an index is, and the narrowest dtype on the way from it;
+        None if it is none, or if the size is not known before the call."""
+        if not _dims.symbols(size) <= self._symbols:
+            return None
+        narrowest = index.type.dtype
+        while index not in self._positions and index not in self._moving:
+            node = self._made.get(index)
+            before = None if node is None or node.op not in _SAME_ELEMENTS else node.args[0]
+            if not isinstance(before, Value) or before.type.dtype not in _SIGNED:
+                return None
+            index = before
+            narrowest = min(narrowest, index.type.dtype, key=lambda dtype: dtype.itemsize)
+        if index in self._moving or narrowest not in _SIGNED:
+            return None
+        return self._positions[index], narrowest
+
+
 def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
     """The inputs of a graph, as the front end made it, that are indices as they are: their positions,
-    and what they have to be within. Sizes that differ from call to call are left out, and so are
-    sub-graphs, which may not run."""
-    inputs = {value: at for at, value in enumerate(graph.inputs) if isinstance(value, Value)}
-    moving = changing(graph.nodes)
-    made: dict[Value, Node] | None = None
+    and what they have to be within. Sizes that become known only during a call are left out, and so
+    are sub-graphs, which may not run."""
+    inputs: _Inputs | None = None
     found: dict[int, dict[IndexRange, None]] = {}
     for node in graph.nodes:
         for index, size, lowest in _indices(node):
-            if not isinstance(size, int) or not isinstance(lowest, int):
-                continue
-            if made is None:
-                made = graph.producers()
-            narrowest = index.type.dtype
-            while index not in inputs and index in made and made[index].op in _SAME_ELEMENTS:
-                before = made[index].args[0]
-                if not isinstance(before, Value) or before.type.dtype not in _SIGNED:
-                    break
-                if index in moving:
-                    break
-                index = before
-                narrowest = min(narrowest, index.type.dtype, key=lambda dtype: dtype.itemsize)
-            if index in inputs and index not in moving and narrowest in _SIGNED:
-                place = IndexRange(lowest, size, narrowest, node.op, node.source)
-                found.setdefault(inputs[index], {})[place] = None
+            inputs = inputs or _Inputs(graph)
+            given = inputs.find(index, size)
+            if given is not None:
+                position, dtype = given
+                taken = IndexRange(lowest, size, dtype, node.op, node.source)
+                found.setdefault(position, {})[taken] = None
     return {position: tuple(ranges) for position, ranges in found.items()}
 
 
-def check_indices(graph: Graph) -> Graph:
-    """With PUREVK_CHECK_INDICES=1, has every call check the least and the greatest element of each
-    index; else the graph itself.
+def check_indices(graph: Graph, traits: DeviceTraits) -> Graph:
+    """Puts a check before each node that takes indices which may be out of range, in sub-graphs too.
+    With PUREVK_CHECK_INDICES=0 it gives the graph itself.
 
-    A call with an index that is out of range raises `InputError` with the operator, its place and the
-    index.
+    A kernel of its own compares the indices as the model has them. So passes may fuse what takes
+    them, and rewrites may count on the nearest element, without a rule for each. It reads only the
+    indices, and writes only if one is out of range.
     """
-    if not knobs.CHECK_INDICES():
+    if not knobs.CHECK_INDICES() or not _takes_indices(graph):
         return graph
-    nodes: list[Node] = []
-    symbols = dict(graph.symbols)
-    checks = list(graph.checks)
-    for node in graph.nodes:
-        for index, size, lowest in _indices(node):
-            for name, op in (("least", "aten.amin.default"), ("greatest", "aten.amax.default")):
-                found = Value(f"{name}_index_{len(symbols)}", TensorType(index.type.dtype, ()))
-                nodes.append(Node(op, (index, (), False), (found,), node.source))
-                symbol = Symbol(found.name, lower=-_dims.UNBOUNDED, is_size=False, unbacked=True)
-                symbols[symbol] = SymbolSource(found)
-                sides = (">=", lowest) if name == "least" else ("<", size)
-                place = f" at {node.source}" if node.source else ""
-                text = f"an index of {node.op}{place} is not within {lowest} to {size - 1}"
-                checks.append((Guard(Dim.of(symbol), *sides, True), text))
-        nodes.append(node)
-    return graph.with_nodes(nodes, symbols=symbols, checks=tuple(checks))
+    return _Checker(graph, traits, _Inputs(graph)).run()
+
+
+def _takes_indices(graph: Graph) -> bool:
+    return any(
+        node.op == FLEX or node.op in OPERATORS for inner in graph.nested() for node in inner.nodes
+    )
+
+
+class _Checker(Rewriter):
+    """Adds the checks of a graph.
+
+    Args:
+        inputs: those of a call, which the host compares if they are there; None in a sub-graph.
+    """
+
+    def __init__(self, graph: Graph, traits: DeviceTraits, inputs: _Inputs | None) -> None:
+        super().__init__(graph, traits)
+        self._inputs, self._ranges = inputs, ValueRanges(graph)
+        self._moving = changing(graph.nodes)
+        # A sub-graph, which is optimized once more by itself, has its checks by then.
+        self._done = {_check_key(node.args) for node in graph.nodes if node.op == CHECK}
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.source = node.source
+            if node.graphs:
+                node = replace(node, args=tuple(map(self._inner, node.args)))
+            elif node.op == FLEX:
+                self._flex(node)
+            else:
+                for index, size, lowest in _indices(node):
+                    self._check(node, index, size, lowest)
+            self.keep(node)
+        return self.finish()
+
+    def _inner(self, arg: Arg) -> Arg:
+        return _Checker(arg, self.traits, None).run() if isinstance(arg, Graph) else arg
+
+    def _check(self, node: Node, index: Value, size: Size, lowest: Size) -> None:
+        given = self._inputs is not None and self._inputs.find(index, size) is not None
+        if (given and not self.traits.has(*EXTERNAL)) or self._is_safe(index, size, lowest):
+            return
+        args = (index, lowest, size, node.op, node.source, given)
+        key = _check_key(args)
+        check = Node(CHECK, args, (), node.source)
+        if key not in self._done and refusal(check, self.traits) is None:  # else the CPU runs both
+            self.keep(check)
+        if index not in self._moving:
+            self._done.add(key)
+
+    def _is_safe(self, index: Value, size: Size, lowest: Size) -> bool:
+        """Whether an index is known to be in range."""
+        found = self._ranges.of(index)
+        return found is not None and found.within(lowest, size)
+
+    def _flex(self, node: Node) -> None:
+        """Checks what the functions of a flex_attention gather by: computed once more, by operators.
+        Indices that depend on both the query and the key are left out; they are as many as the
+        scores."""
+        if not node.tensors("buffers"):
+            return
+        first = len(self.nodes)
+        composed(self, node)
+        made = self.nodes[first:]
+        del self.nodes[first:]
+        makers = {value: each for each in made for value in each.results}
+        self._ranges.include(makers)
+        for each in made:
+            for index, size, lowest in _indices(each):
+                one = any(isinstance(size, int) and size == 1 for size in index.type.dims[-2:])
+                if one and not self._is_safe(index, size, lowest):
+                    self._take(index, makers)
+                    self._check(node, index, size, lowest)
+
+    def _take(self, value: Value, makers: dict[Value, Node]) -> None:
+        """Adds the nodes that make a value, once."""
+        node = makers.get(value)
+        if node is None:
+            return
+        for result in node.results:
+            del makers[result]
+        for before in node.inputs:
+            self._take(before, makers)
+        self.keep(node)
+
+
+def _check_key(args: Sequence[Arg]) -> tuple[object, ...]:
+    index, lowest, below = args[:3]
+    return id(index), lowest, below
 
 
 def _indices(node: Node) -> Iterator[tuple[Value, Size, Size]]:
@@ -155,10 +273,16 @@ def _indices(node: Node) -> Iterator[tuple[Value, Size, Size]]:
         x, index = node.args[0], node.args[1]
         assert isinstance(x, Value) and isinstance(index, Value)
         yield from _checked(index, _dims.product(x.type.dims), True)
+    elif node.op == _ONE_HOT:
+        yield from _checked(node.tensor("x"), node.size("num_classes"), False)
+    elif node.op in _UNPOOLED:
+        last = node.sizes("output_size")
+        yield from _checked(node.tensor("indices"), _dims.product(last), False)
     elif node.op in _TABLES:
         yield from _checked(node.tensor("indices"), node.tensor("weight").type.dims[0], False)
 
 
 def _checked(index: Value, size: Size, from_end: bool) -> Iterator[tuple[Value, Size, Size]]:
-    if index.type.numel != 0:
+    count = index.type.numel
+    if index.type.dtype in _INDICES and not (isinstance(count, int) and count == 0):
         yield index, size, -size if from_end else 0

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from purevk import knobs
 from purevk.ir import Graph, Node, Value
 from purevk.ops.attention.flex import NAME, composed, fits_kernel
 from purevk.passes.placement import refusal
 from purevk.passes.rewrite import Rewriter, each_node
 from purevk.tuning import DeviceTraits
-
-
-def compose_checked_flex(graph: Graph) -> Graph:
-    """With PUREVK_CHECK_INDICES=1, writes out each flex_attention that gathers: no kernel can raise."""
-    if not knobs.CHECK_INDICES():
-        return graph
-
-    def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
-        gathers = node.op == NAME and node.tensors("buffers")
-        return (composed(rewriter, node),) if gathers else None
-
-    return each_node(graph, visit)
 
 
 def compose_flex(graph: Graph, traits: DeviceTraits) -> Graph:

@@ -23,7 +23,7 @@ from purevk.passes.decoding.rms_norm import find_rms_norm
 from purevk.passes.decoding.rotary import find_rotary, rotate_to_caches
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
-from purevk.passes.flex import compose_checked_flex, compose_flex
+from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
@@ -90,7 +90,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
 
     Sub-graphs go through all but the passes that `skip` names.
 
-    - legalize: indices are checked if that is asked for; control flow and dtypes that the device
+    - legalize: checks of indices are added; control flow and dtypes that the device
       lacks are replaced, nodes that it cannot run are wrapped, and complex numbers become real ones.
       Later phases make operators of purevk's own, which always run.
     - canonicalize: what means the same is written the same way.
@@ -100,6 +100,9 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     - fuse: pointwise programs are joined, and attached to the kernels that make their inputs.
     - clean up: what nothing reads goes.
     """
+
+    def with_checks(graph: Graph) -> Graph:
+        return check_indices(graph, traits)
 
     def place_on_host(graph: Graph) -> Graph:
         return assign_hosts(graph, traits)
@@ -122,6 +125,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def key_limits(graph: Graph) -> Graph:
         return find_key_limits(graph, traits)
 
+    with_checks.__name__ = check_indices.__name__
     key_limits.__name__ = find_key_limits.__name__
     few_rows.__name__ = fuse_few_rows.__name__
     merge_with_scales.__name__ = merge_quantized.__name__
@@ -134,8 +138,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
         Phase(
             "legalize",
             (
-                compose_checked_flex,
-                check_indices,
+                with_checks,
                 settle_control,
                 float8_as_bytes,
                 *dtypes,

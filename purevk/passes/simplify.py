@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, Value
 from purevk.ir import dims as _dims
@@ -223,8 +222,7 @@ def share_cats(graph: Graph) -> Graph:
 
 def drop_unused(graph: Graph) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
-    nobody needs. A relation that only such symbols have to keep is not checked, unless
-    PUREVK_CHECK_INDICES asks for it."""
+    nobody needs. A relation that only such symbols have to keep is not checked."""
     needed = set(graph.output_values())
     unbacked = graph.unbacked
     seen: set[Symbol] = set()
@@ -237,8 +235,6 @@ def drop_unused(graph: Graph) -> Graph:
                 needed.add(source.value)
 
     mention(*graph.outputs, *(value.type.dims for value in needed))
-    if knobs.CHECK_INDICES():
-        mention(*(side for guard, _ in graph.checks for side in (guard.left, guard.right)))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or registry.mutated(node) or not node.results:

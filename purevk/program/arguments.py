@@ -6,7 +6,6 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import InputError, SignatureError, SizeConstraintError
 from purevk.fallback import to_torch
-from purevk.ir import Dim, FixedInput, Graph, StructureError, Value
+from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
 from purevk.passes.check_indices import IndexRange
@@ -150,20 +149,12 @@ class InputReader:
     Args:
         graph: of the method.
         where: the method, for messages.
-        ranges: what the inputs that are indices have to be within, by position.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        where: str,
-        ranges: Mapping[int, tuple[IndexRange, ...]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, graph: Graph, where: str) -> None:
         self.graph, self.where = graph, where
         self._expected = [
-            _ExpectedTensor(graph, position, value, ranges.get(position, ()))
-            if isinstance(value, Value)
-            else value
+            _ExpectedTensor(graph, position, value) if isinstance(value, Value) else value
             for position, value in enumerate(graph.inputs)
         ]
         self._exact = graph.signature is not None and graph.signature.exact
@@ -182,8 +173,8 @@ class InputReader:
             inputs: one for each input of the graph.
 
         Raises:
-            InputError: their number, or the rank or dtype of one, does not fit the method; an index
-                is out of range; or two share memory, one of which the method writes.
+            InputError: their number, or the rank or dtype of one, does not fit the method; or two
+                share memory, one of which the method writes.
         """
         if len(inputs) != len(self._expected):
             raise InputError(
@@ -240,8 +231,6 @@ class InputReader:
                 return self._refused_array(array, dtype, expected)
             if expected.layout is not None and expected.layout != _layout(array):
                 return self._refused_layout(array, expected)
-            if expected.ranges and isinstance(array, np.ndarray):
-                self._check_indices(array, expected)
             arrays.append(array)
         if self.graph.updates:
             _refuse_shared_memory(self.graph, arrays, self.where)
@@ -321,24 +310,6 @@ class InputReader:
             next="export the model with a dynamic dim, or pass the exported size",
         )
 
-    def _check_indices(self, array: np.ndarray, expected: _ExpectedTensor) -> None:
-        """Raises InputError for an index that is out of range. A kernel would take the nearest."""
-        if not array.size:
-            return
-        for taken in expected.ranges:
-            # As the model converts them: large numbers wrap.
-            indices = array.astype(taken.dtype.numpy, copy=False)
-            least, greatest = int(indices.min()), int(indices.max())
-            if least >= taken.lowest and greatest < taken.below:
-                continue
-            wrong = greatest if greatest >= taken.below else least
-            raise InputError(
-                f"{expected.name} has the index {wrong}",
-                where=f"{self.where}{f', {taken.source}' if taken.source else ''}",
-                why=f"{taken.op} takes indices from {taken.lowest} to {taken.below - 1}",
-                next="pass indices within this range",
-            )
-
     def _refused_layout(self, array: np.ndarray, expected: _ExpectedTensor) -> SignatureError:
         return SignatureError(
             f"the elements of {expected.name} lie in memory as: {_layout(array)}",
@@ -355,18 +326,14 @@ class _ExpectedTensor:
         fixed: each dim that is no symbol, with its size.
         written: whether the method writes it in place.
         layout: how its elements have to lie in memory, see `memory_layout`; None: any way.
-        ranges: what its elements have to be within, if they are indices.
     """
 
-    def __init__(
-        self, graph: Graph, position: int, value: Value, ranges: tuple[IndexRange, ...]
-    ) -> None:
+    def __init__(self, graph: Graph, position: int, value: Value) -> None:
         self.name = name_of_input(graph, position)
         self.dtype, self.rank = value.type.dtype, value.type.rank
         self.fixed = [
             (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
         ]
-        self.ranges = ranges
         self.written = position in graph.updates
         self.layout = dict(graph.signature.layouts).get(position) if graph.signature else None
         self._value = value
@@ -382,6 +349,46 @@ class _ExpectedTensor:
 
     def __str__(self) -> str:
         return _describe(self._value)
+
+
+def check_indices(
+    graph: Graph,
+    ranges: Mapping[int, tuple[IndexRange, ...]],
+    arrays: Sequence[Any],
+    env: Mapping[Symbol, int],
+    where: str,
+) -> None:
+    """Compares the inputs that are indices with the sizes of a call. A kernel would take the nearest
+    element for one that is out of range.
+
+    Args:
+        graph: of the method.
+        ranges: what the indices have to be within, by the position of the input.
+        arrays: the inputs. Those that are not on the host are left out.
+        env: the values of the symbols in the ranges.
+        where: the method, for messages.
+
+    Raises:
+        InputError: an index is out of range.
+    """
+    for position, takers in ranges.items():
+        array = arrays[position]
+        if not isinstance(array, np.ndarray) or not array.size:
+            continue
+        for taken in takers:
+            # As the model converts them: large numbers wrap.
+            indices = array.astype(taken.dtype.numpy, copy=False)
+            least, greatest = int(indices.min()), int(indices.max())
+            lowest, below = _dims.evaluate(taken.lowest, env), _dims.evaluate(taken.below, env)
+            if least >= lowest and greatest < below:
+                continue
+            wrong = greatest if greatest >= below else least
+            raise InputError(
+                f"{name_of_input(graph, position)} has the index {wrong}",
+                where=f"{where}{f', {taken.source}' if taken.source else ''}",
+                why=f"{taken.op} takes indices from {lowest} to {below - 1}",
+                next="pass indices within this range",
+            )
 
 
 def _on_host(given: Any) -> Any:

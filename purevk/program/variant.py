@@ -33,7 +33,12 @@ from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
 from purevk.passes.check_indices import ranges_of_inputs
 from purevk.passes.pipeline import optimize
-from purevk.program.arguments import InputReader, describe_given, describe_inputs
+from purevk.program.arguments import (
+    InputReader,
+    check_indices,
+    describe_given,
+    describe_inputs,
+)
 from purevk.program.coverage import wider_sizes
 from purevk.program.ranges import refused_sizes
 from purevk.schedule.plan import make_plan
@@ -74,10 +79,14 @@ def _naming_lines(graph: Graph) -> Iterator[None]:
     try:
         yield
     except PurevkError as error:
-        for source in re.split(r"[\s,;()]+", error.where):
-            if source in graph.lines:
-                raise located(error, source, graph.lines[source]) from error.__cause__
-        raise
+        raise _with_line(error, graph) from error.__cause__
+
+
+def _with_line(error: PurevkError, graph: Graph) -> PurevkError:
+    for source in re.split(r"[\s,;()]+", error.where):
+        if source in graph.lines:
+            return located(error, source, graph.lines[source])
+    return error
 
 
 class Specialization:
@@ -128,6 +137,7 @@ class Specialization:
         ]
         self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
         self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
+        self._indices = ranges_of_inputs(imported)
         self._known: dict[tuple[int, ...], bool] = {}
         executable.watch(self.guards)
 
@@ -141,6 +151,11 @@ class Specialization:
             return None
         env = self.environment(arrays)
         return env if self._serves(env) else None
+
+    def check_indices(self, arrays: Sequence[Any], env: Mapping[Symbol, int], where: str) -> None:
+        """Raises `InputError` if an input on the host is an index that is out of range."""
+        if self._indices:
+            check_indices(self.imported, self._indices, arrays, env, where)
 
     def _takes(self, arrays: Sequence[Any]) -> bool:
         """Whether the inputs have the sizes, and the integers the values, that are fixed here."""
@@ -225,7 +240,7 @@ class Variant:
         first = self._prepare(None)
         self.graph: Graph = first.graph
         self.where = f"{program.name}, method {name}({describe_inputs(self.graph)})"
-        self.reader = InputReader(self.graph, self.where, ranges_of_inputs(first.imported))
+        self.reader = InputReader(self.graph, self.where)
 
     # -- lowering --------------------------------------------------------------------------------
     def _prepare(
@@ -410,8 +425,23 @@ class Variant:
         returns what served it. `meanwhile` is called once, while the device runs.
 
         Raises:
+            InputError: an index is out of range.
             DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
         """
+        try:
+            return self._run(chosen, env, arrays, targets, meanwhile)
+        except InputError as error:
+            raise _with_line(error, chosen.imported) from error.__cause__
+
+    def _run(
+        self,
+        chosen: Specialization,
+        env: dict[Symbol, int],
+        arrays: Sequence[Any],
+        targets: Sequence[np.ndarray | None] | None,
+        meanwhile: Callable[[], None] | None,
+    ) -> tuple[Specialization, list[Any]]:
+        chosen.check_indices(arrays, env, self.where)
         if not knobs.CHECK():
             return self.run_unchecked(chosen, env, arrays, targets, meanwhile)
         from purevk.checking.check import CallCheck, report_unchecked
@@ -465,7 +495,11 @@ class Variant:
     ) -> list[Any]:
         """Runs a call with tensors of another API; see `Executable.run_external`."""
         values = {value: tensors[position] for position, value in chosen.tensors}
-        outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
+        try:
+            chosen.check_indices(tensors, env, self.where)
+            outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
+        except InputError as error:
+            raise _with_line(error, chosen.imported) from error.__cause__
         self.calls += 1
         chosen.used = self.calls
         return outputs

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from purevk.errors import GraphError
 from purevk.ir import Arg, Dim, Graph, Node, Size, Symbol, Value, values_in
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import BufferWindow, Dispatch, KernelSpec, Lowering, Requirement
+from purevk.lower.lowering import (
+    BufferWindow,
+    Dispatch,
+    IndexCheck,
+    KernelSpec,
+    Lowering,
+    Requirement,
+)
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import Segment, on_host, segments
@@ -30,6 +37,7 @@ class Plan:
         sizes: bytes of each storage.
         constants: values whose bytes the device needs for calls; `once_constants` those for the
             part that runs once.
+        checks: storages of the notes of indices, with what they are about.
         inner: the plans of the sub-graphs of each control-flow node.
     """
 
@@ -49,6 +57,7 @@ class Plan:
     downloads: tuple[tuple[Value, ...], ...] = ()
     requirements: tuple[Requirement, ...] = ()
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
+    checks: dict[Value, IndexCheck] = field(default_factory=dict)
     inner: dict[Node, tuple[Plan, ...]] = field(default_factory=dict)
 
     def nested(self) -> Iterator[Plan]:
@@ -128,6 +137,7 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
         once_constants=tuple(value for value in graph.constants if value in used_once),
         requirements=tuple(main.requirements),
         windows=windows,
+        checks=main.checks,
         inner={
             step.nodes[0]: tuple(make_plan(inner, context_traits) for inner in step.nodes[0].graphs)
             for step in steps
@@ -206,7 +216,7 @@ def _find_transfers(plan: Plan, kept: set[Value]) -> None:
     for source in graph.symbols.values():
         if source.value is not None and source.dim is None and source.value not in graph.inputs:
             host_reads[source.value] = None
-    resident = set(graph.constants) | set(graph.states) | kept
+    resident = set(graph.constants) | set(graph.states) | set(plan.checks) | kept
     uploads: list[tuple[Value, ...]] = []
     downloads: list[tuple[Value, ...]] = []
     for step, (first, last) in zip(plan.steps, plan.ranges):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 
+from purevk import fallback
 from purevk.dtypes import DType
-from purevk.ir import Graph
+from purevk.ir import Graph, Value
+from purevk.ops.registry import HOST
 from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Recorder, tensor
 
@@ -99,3 +102,28 @@ def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
         values.append(made)
     outputs = rng.sample(values[4:], min(4, len(values) - 4))
     return recorder.importer.finish(outputs), inputs
+
+
+def interpret(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs, each node computed by torch from the schema of its operator."""
+    arrays: dict[Value, np.ndarray] = {
+        value: fallback.to_numpy(x) for value, x in zip(graph.inputs, inputs)
+    }
+    for value, constant in {**graph.constants, **graph.states}.items():
+        arrays[value] = (
+            np.zeros(value.type.dims, value.type.dtype.numpy)
+            if constant is None
+            else constant.array(value.type).copy()
+        )
+    for node in graph.nodes:
+        name, args = (node.args[0], node.args[2]) if node.op == HOST else (node.op, node.args)
+        if name == "purevk.store":
+            arrays[args[0]] = np.array(arrays[args[1]])
+        elif name == "purevk.copy":
+            arrays[node.result] = arrays[args[0]]
+        else:
+            made = fallback.run(
+                name, args, arrays, [value.type for value in node.results], node.source
+            )
+            arrays.update(zip(node.results, made))
+    return [fallback.to_torch(arrays[value], value.type.dtype) for value in graph.outputs]

@@ -7,12 +7,10 @@ import itertools
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import purevk.ops  # noqa: F401
-from purevk import fallback
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, GuardLog, Node, TensorType, Value
 from purevk.ir.verify import verify
@@ -26,34 +24,9 @@ from purevk.schedule.constants import split_constant
 from purevk.schedule.segments import segments
 from purevk.schedule.storage import assign_storage
 from tests.ops.harness import Recorder, tensor
-from tests.passes.harness import TRAITS, random_graph
+from tests.passes.harness import TRAITS, interpret, random_graph
 
 aten = torch.ops.aten
-
-
-def interpret(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs, each node computed by torch from the schema of its operator."""
-    arrays: dict[Value, np.ndarray] = {
-        value: fallback.to_numpy(x) for value, x in zip(graph.inputs, inputs)
-    }
-    for value, constant in {**graph.constants, **graph.states}.items():
-        arrays[value] = (
-            np.zeros(value.type.dims, value.type.dtype.numpy)
-            if constant is None
-            else constant.array(value.type).copy()
-        )
-    for node in graph.nodes:
-        name, args = (node.args[0], node.args[2]) if node.op == HOST else (node.op, node.args)
-        if name == "purevk.store":
-            arrays[args[0]] = np.array(arrays[args[1]])
-        elif name == "purevk.copy":
-            arrays[node.result] = arrays[args[0]]
-        else:
-            made = fallback.run(
-                name, args, arrays, [value.type for value in node.results], node.source
-            )
-            arrays.update(zip(node.results, made))
-    return [fallback.to_torch(arrays[value], value.type.dtype) for value in graph.outputs]
 
 
 def assert_same(before: list[torch.Tensor], after: list[torch.Tensor], **tolerance: float) -> None:

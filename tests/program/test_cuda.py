@@ -7,6 +7,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from purevk.api import MemoryKind, TimelineSemaphore
 from purevk.errors import DeviceError, InputError
 from purevk.graph.context import default_context
 from purevk.graph.external import ExternalRange
+from purevk.passes.check_indices import EXTERNAL
 from tests.harness import DATA
 
 torch = pytest.importorskip("torch")
@@ -141,6 +143,64 @@ def test_states_and_weights_that_are_results(host: HostDevice) -> None:
             np.testing.assert_array_equal(made[0], np.full(4, 2.0 * step, np.float32))
             np.testing.assert_array_equal(made[1], np.full(4, step, np.float32))
         np.testing.assert_array_equal(program.state["total"], np.full(4, 3, np.float32))
+
+
+def test_indices_that_the_host_cannot_read(
+    host: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call does not wait for the device. So the next one raises."""
+    table = torch.arange(20.0).reshape(5, 4)
+
+    class Picks(torch.nn.Module):
+        def forward(self, index: Any) -> Any:
+            return table[index]
+
+    shared = default_context()
+    traits = replace(shared.traits, features=shared.traits.features | set(EXTERNAL))
+    monkeypatch.setattr(shared, "traits", traits)
+    with purevk.compile(Picks(), (torch.tensor([0, 1]),)) as program:
+        executable = program.method("forward").executable
+        (value,) = executable.plan.uploads[0]
+        calls = executable.external_calls(host)
+
+        def call(*pair: int) -> Any:
+            return executable.run_external(calls, {value: np.array(pair)}, {})[0]
+
+        np.testing.assert_array_equal(call(0, 4), table[[0, 4]].numpy())
+        call(0, 5)
+        with pytest.raises(InputError, match="is 5 in the call before this one"):
+            call(0, 1)
+        np.testing.assert_array_equal(call(0, 1), table[[0, 1]].numpy())
+        # The host compares its own arrays: the kernel does not run.
+        with pytest.raises(InputError, match="index has the index 7"):
+            program(torch.tensor([0, 7]))
+        torch.testing.assert_close(program(torch.tensor([0, 2])), table[[0, 2]])
+
+
+def test_indices_and_states(host: HostDevice) -> None:
+    """The call waits because of the state, and raises."""
+
+    class Cache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("position", torch.zeros(1, dtype=torch.long))
+            self.register_buffer("rows", torch.zeros(3, 4))
+
+        def forward(self, x: Any) -> Any:
+            self.rows.index_copy_(0, self.position, x)
+            self.position.add_(1)
+            return self.rows.sum(0)
+
+    with purevk.compile(Cache(), (torch.ones(1, 4),)) as program:
+        executable = program.method("forward").executable
+        (value,) = executable.plan.uploads[0]
+        calls = executable.external_calls(host)
+        given = {value: np.ones((1, 4), np.float32)}
+        for step in (1, 2, 3):
+            made = executable.run_external(calls, given, {})
+            np.testing.assert_array_equal(made[0], np.full(4, step, np.float32))
+        with pytest.raises(InputError, match=r"aten.index_copy.default is 3\n"):
+            executable.run_external(calls, given, {})
 
 
 def test_results_are_measured_before_the_call(host: HostDevice) -> None:

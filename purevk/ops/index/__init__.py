@@ -1,6 +1,7 @@
 """Gather, scatter, and indexing by tensors or masks."""
 
 from purevk.ops.index import (  # noqa: F401
+    check,
     data_dependent,
     embedding,
     gather,

@@ -214,16 +214,24 @@ def test_a_device_without_int64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_indices_are_checked_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUREVK_CHECK_INDICES", "1")
-
-    def attend(q: torch.Tensor, slopes: torch.Tensor) -> Any:
+def test_indices_into_captured_tensors_are_checked() -> None:
+    def by_head(q: torch.Tensor, slopes: torch.Tensor) -> Any:
         return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + slopes[h])
 
-    compiled, q = strict(attend), operands()[0]
-    agree(compiled(q, SLOPES), attend(q, SLOPES))
-    with pytest.raises(purevk.InputError, match="index"):
+    compiled, q = strict(by_head), operands()[0]
+    agree(compiled(q, SLOPES), by_head(q, SLOPES))
+    with pytest.raises(purevk.InputError, match="an index of "):
         compiled(q, SLOPES[:3])
+
+    def by_number(q: torch.Tensor, numbers: torch.Tensor) -> Any:
+        return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + SLOPES[numbers[j]])
+
+    compiled = strict(by_number)
+    numbers = torch.arange(QUERIES) % HEADS
+    agree(compiled(q, numbers), by_number(q, numbers))
+    numbers[-1] = HEADS
+    with pytest.raises(purevk.InputError, match=f" is {HEADS}"):
+        compiled(q, numbers)
 
 
 def test_a_saved_program(tmp_path: Any) -> None:

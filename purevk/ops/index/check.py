@@ -1,0 +1,75 @@
+"""Checks of indices on the device: the kernel `purevk.check_index`."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
+from purevk.lower.lowering import IndexCheck, Lowering
+from purevk.lower.rows import collapse
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.shapes import is_empty
+
+NAME = "purevk.check_index"
+_ITEMS = 8
+
+
+def _shape(
+    index: TensorType, lowest: Size, below: Size, op: str, source: str, given: bool = False
+) -> None:
+    """No result: the host reads the note of the kernel. `given`: the index is an input of the call,
+    which the host compares if it is there."""
+    if index.dtype not in (DType.int32, DType.int64):
+        raise ShapeError(f"an index of {index.dtype.name}")
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    index = lowering.operand(node.tensor("index"))
+    if is_empty(index.type):
+        return
+    loop, strides = _walk(index.dims, index.strides)
+    if len(loop) > 4:
+        index = dense(lowering, index)
+        loop, strides = _walk(index.dims, index.strides)
+    count = _dims.product(loop)
+    given = node.bool("given")
+    note = lowering.note(IndexCheck(node.str("op"), node.str("source")))
+    params: dict[str, Size] = {
+        "count": count,
+        "lowest": node.size("lowest"),
+        "below": node.size("below"),
+        "offset": index.offset,
+        **{f"stride_{d}": stride for d, stride in enumerate(strides)},
+        **{f"size_{d}": size for d, size in enumerate(loop[:-1])},
+    }
+    wide = index.dtype is DType.int64
+    words = 2 if wide and lowering.traits.profile.prefers_word_access else 1
+    local = min(64, lowering.traits.max_invocations)
+    lowering.dispatch(
+        "index/check.comp",
+        {"index": (index, "r"), "note": (note, "w")},
+        macros={
+            "DIMS": len(loop),
+            "T_INDEX": "int" if words > 1 else index.dtype.glsl,
+            "INDEX_WORDS": words,
+            **({"HAS_INT64": 1} if wide and words == 1 else {}),
+            "ITEMS": _ITEMS,
+        },
+        params=params,
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(count, local * _ITEMS),
+        nbytes=count * index.dtype.itemsize,
+        external=given,
+    )
+
+
+def _walk(dims: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[list[Size], list[Size]]:
+    """The dims to go over, innermost first, with their strides. Dims along which all elements are
+    one are left out."""
+    own = [d for d, stride in enumerate(strides) if not (isinstance(stride, int) and stride == 0)]
+    loop, (steps,) = collapse([dims[d] for d in own], [strides[d] for d in own])
+    return loop[::-1] or [1], steps[::-1] or [0]
+
+
+register(Operator(NAME, _shape, Kernel(_lower)))

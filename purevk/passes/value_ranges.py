@@ -1,0 +1,304 @@
+"""What is known of integers before a model runs: the least and the greatest that each element of a
+tensor can be. Most indices that models compute are positions, or the results of a sort or an argmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Dim, Graph, Node, Size, Value
+from purevk.ir import dims as _dims
+from purevk.ops.shapes import wrap
+from purevk.passes.rewrite import changing
+
+_DEPTH = 64  # nodes that a value is followed through
+
+
+class Range(NamedTuple):
+    """The least and the greatest that an element can be."""
+
+    least: Size
+    greatest: Size
+
+    def within(self, lowest: Size, below: Size) -> bool:
+        """Whether all elements are from `lowest` to `below`, without it, whatever the sizes are. No
+        comparison of sizes is noted as a guard."""
+        return _never_less(self.least, lowest) and _never_less(below - 1, self.greatest)
+
+
+def _never_less(left: Size, right: Size) -> bool:
+    difference = left - right
+    return _is_bounded(difference) and _dims.range_of(difference)[0] >= 0
+
+
+def _is_bounded(size: Size) -> bool:
+    """Whether the bounds of the symbols hold at each call: those of numbers such as positions are not
+    compared, and may be negative."""
+    return all(symbol.is_size for symbol in _dims.symbols(size))
+
+
+class ValueRanges:
+    """The ranges of the integers of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._made = graph.producers()
+        self._moving = changing(graph.nodes)
+        self._known: dict[Value, Range | None] = {}
+
+    def include(self, makers: Mapping[Value, Node]) -> None:
+        """Takes nodes into account that are not in the graph."""
+        self._made.update(makers)
+
+    def of(self, value: Value, depth: int = 0) -> Range | None:
+        """The range of the elements of a tensor; None if it is not known."""
+        if value not in self._known:
+            found = None
+            if depth < _DEPTH and value not in self._moving and _is_whole(value):
+                found = self._find(value, depth)
+            if found is not None and not _fits(found, value.type.dtype):
+                found = None  # numbers may wrap, or are not bounded
+            self._known[value] = found
+        return self._known[value]
+
+    def _find(self, value: Value, depth: int) -> Range | None:
+        constant = self._graph.constants.get(value)
+        if constant is not None:
+            array = constant.array(value.type) if constant.known else np.empty(0)
+            return Range(int(array.min()), int(array.max())) if array.size else None
+        node = self._made.get(value)
+        rule = None if node is None else _RULES.get(node.op)
+        if value.type.dtype is DType.bool:
+            return Range(0, 1)
+        return None if node is None or rule is None else rule(_Known(self, node, value, depth + 1))
+
+
+class _Known(NamedTuple):
+    """A node with the ranges of its arguments."""
+
+    ranges: ValueRanges
+    node: Node
+    result: Value
+    depth: int
+
+    def arg(self, name: str) -> Range | None:
+        """The range of a tensor or a whole number."""
+        return self.range_of(self.node.arg(name))
+
+    def range_of(self, arg: object) -> Range | None:
+        if isinstance(arg, Value):
+            return self.ranges.of(arg, self.depth)
+        if isinstance(arg, (int, Dim)) and _is_bounded(arg):
+            return Range(arg, arg)
+        return None
+
+    def size_along(self, name: str = "dim") -> Size:
+        """The size of x along a dim; of all of x if there is no dim."""
+        x = self.node.tensor("x")
+        dim = self.node.arg(name)
+        if not isinstance(dim, int) or not x.type.rank:
+            return x.type.numel
+        return x.type.dims[wrap(dim, x.type.rank)]
+
+
+def _is_whole(value: Value) -> bool:
+    return value.type.dtype.is_int or value.type.dtype is DType.bool
+
+
+def _fits(found: Range, dtype: DType) -> bool:
+    if not (_is_bounded(found.least) and _is_bounded(found.greatest)):
+        return False
+    if dtype is DType.bool:
+        return True
+    numbers = np.iinfo(dtype.numpy)
+    least, greatest = _dims.range_of(found.least)[0], _dims.range_of(found.greatest)[1]
+    return int(numbers.min) <= least and greatest <= int(numbers.max)
+
+
+def _join(a: Range | None, b: Range | None) -> Range | None:
+    """Of elements of one or the other tensor."""
+    if a is None or b is None:
+        return None
+    return Range(_dims.minimum(a.least, b.least), _dims.maximum(a.greatest, b.greatest))
+
+
+# -- rules ---------------------------------------------------------------------------------------
+_Rule = Callable[[_Known], "Range | None"]
+
+
+def _same(known: _Known) -> Range | None:
+    """All elements are among those of the first argument."""
+    first = known.node.args[0]
+    return known.range_of(first) if isinstance(first, Value) else None
+
+
+def _all_of(known: _Known) -> Range | None:
+    first, *rest = (known.range_of(value) for value in known.node.inputs)
+    for each in rest:
+        first = _join(first, each)
+    return first
+
+
+def _number_along(known: _Known) -> Range | None:
+    """The number of an element along a dim, or with it, as the first result, the element."""
+    if known.result is not known.node.results[-1]:
+        return _same(known)
+    return Range(0, _dims.maximum(known.size_along() - 1, 0))
+
+
+def _arange(known: _Known) -> Range | None:
+    node = known.node
+    count = known.result.type.dims[0]
+    start = 0 if node.op == "aten.arange.default" else node.arg("start")
+    step = node.arg("step") if node.op == "aten.arange.start_step" else 1
+    if not isinstance(start, (int, Dim)) or not isinstance(step, int):
+        return None
+    last = start + step * (count - 1)
+    return Range(start, last) if step > 0 else Range(last, start)
+
+
+def _sum(known: _Known, sign: int = 1) -> Range | None:
+    x, y, alpha = known.arg("x"), known.arg("y"), known.node.arg("alpha")
+    if x is None or y is None or not isinstance(alpha, int):
+        return None
+    factor = alpha * sign
+    low, high = (y.least, y.greatest) if factor >= 0 else (y.greatest, y.least)
+    return Range(x.least + low * factor, x.greatest + high * factor)
+
+
+def _product(known: _Known) -> Range | None:
+    factor, other = _number(known.arg("y")), known.arg("x")
+    if factor is None:
+        factor, other = _number(known.arg("x")), known.arg("y")
+    if factor is None or other is None:
+        return None
+    ends = (other.least * factor, other.greatest * factor)
+    return Range(*(ends if factor >= 0 else ends[::-1]))
+
+
+def _number(found: Range | None) -> int | None:
+    """The number that all elements are, if it is one."""
+    if found is None or isinstance(found.least, Dim) or isinstance(found.greatest, Dim):
+        return None
+    return found.least if found.least == found.greatest else None
+
+
+def _divisor(known: _Known) -> int | None:
+    number = _number(known.arg("y"))
+    return number if number is not None and number > 0 else None
+
+
+def _remainder(known: _Known) -> Range | None:
+    divisor = _divisor(known)
+    return None if divisor is None else Range(0, divisor - 1)
+
+
+def _quotient(known: _Known) -> Range | None:
+    x, divisor = known.arg("x"), _divisor(known)
+    mode = known.node.arg("rounding_mode") if known.node.op.startswith("aten.div.") else "floor"
+    if x is None or divisor is None or mode != "floor":
+        return None
+    return Range(x.least // divisor, x.greatest // divisor)
+
+
+def _clamp(known: _Known) -> Range | None:
+    least, greatest = known.arg("x") or _every(known.result)
+    for name, bound in (("min", _dims.maximum), ("max", _dims.minimum)):
+        if known.node.arg(name) is None:
+            continue
+        limit = known.arg(name)
+        if limit is None:
+            return None
+        least, greatest = bound(least, limit.least), bound(greatest, limit.greatest)
+    return Range(least, greatest)
+
+
+def _larger(known: _Known) -> Range | None:
+    x, y = (known.arg(name) or _every(known.result) for name in ("x", "y"))
+    return Range(_dims.maximum(x.least, y.least), _dims.maximum(x.greatest, y.greatest))
+
+
+def _smaller(known: _Known) -> Range | None:
+    x, y = (known.arg(name) or _every(known.result) for name in ("x", "y"))
+    return Range(_dims.minimum(x.least, y.least), _dims.minimum(x.greatest, y.greatest))
+
+
+def _every(value: Value) -> Range:
+    numbers = np.iinfo(value.type.dtype.numpy)
+    return Range(int(numbers.min), int(numbers.max))
+
+
+def _where(known: _Known) -> Range | None:
+    return _join(known.range_of(known.node.args[1]), known.range_of(known.node.args[2]))
+
+
+def _counted(known: _Known) -> Range | None:
+    """A running sum."""
+    x = _same(known)
+    if x is None:
+        return None
+    count = known.size_along()
+    return Range(
+        _dims.minimum(x.least, x.least * count), _dims.maximum(x.greatest, x.greatest * count)
+    )
+
+
+def _nonzero(known: _Known) -> Range:
+    sizes = known.node.tensor("x").type.dims
+    greatest: Size = 0
+    for size in sizes:
+        greatest = _dims.maximum(greatest, size - 1)
+    return Range(0, greatest)
+
+
+def _place(known: _Known) -> Range:
+    """How many elements of a sorted row are less."""
+    node = known.node
+    name = "boundaries" if node.op == "aten.bucketize.Tensor" else "sorted_sequence"
+    dims = node.tensor(name).type.dims
+    return Range(0, dims[-1] if dims else 1)
+
+
+_RULES: dict[str, _Rule] = {
+    f"aten.{name}": rule
+    for rule, names in (
+        (
+            _same,
+            "_to_copy.default alias.default as_strided.default clone.default contiguous.default"
+            " detach.default diagonal.default expand.default flatten.using_ints flip.default"
+            " gather.default index.Tensor index_select.default movedim.int narrow.default"
+            " permute.default repeat.default repeat_interleave.self_int reshape.default roll.default"
+            " select.int slice.Tensor split.Tensor split_with_sizes.default squeeze.default"
+            " squeeze.dim squeeze.dims t.default take.default transpose.int unbind.int"
+            " unflatten.int unfold.default unsqueeze.default view.default amax.default amin.default"
+            " masked_select.default",
+        ),
+        (_all_of, "cat.default stack.default"),
+        (
+            _number_along,
+            "argmax.default argmin.default argsort.default argsort.stable max.dim min.dim"
+            " sort.default sort.stable topk.default",
+        ),
+        (_arange, "arange.default arange.start arange.start_step"),
+        (_sum, "add.Tensor"),
+        (lambda known: _sum(known, -1), "sub.Tensor"),
+        (_product, "mul.Tensor"),
+        (_remainder, "remainder.Tensor"),
+        (_quotient, "floor_divide.default div.Tensor_mode"),
+        (_clamp, "clamp.default"),
+        (_larger, "clamp_min.default maximum.default"),
+        (_smaller, "clamp_max.default minimum.default"),
+        (_where, "where.self"),
+        (lambda known: known.arg("fill_value"), "full.default full_like.default"),
+        (lambda known: known.arg("s"), "scalar_tensor.default"),
+        (lambda known: Range(0, 0), "zeros.default zeros_like.default"),
+        (lambda known: Range(1, 1), "ones.default ones_like.default"),
+        (_counted, "cumsum.default"),
+        (_nonzero, "nonzero.default"),
+        (_place, "bucketize.Tensor searchsorted.Tensor"),
+    )
+    for name in names.split()
+}
