@@ -5,19 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from ray import get_runtime_context
 
-from purevk.errors import InputError
+from purevk.integrations.ray_device import assigned_device
 from purevk.integrations.worker import Worker
-
-
-def assigned_device() -> int | None:
-    """The device of the GPU that Ray assigned to this process. Ray counts GPUs as
-    `purevk.devices()` does, if both see the same ones. None: Ray assigned none."""
-    ids = get_runtime_context().get_accelerator_ids().get("GPU", [])
-    if len(ids) > 1 or any(not each.isdecimal() for each in ids):
-        raise InputError(f"Ray assigned the GPUs {ids}", next="ask for one, or name the device")
-    return int(ids[0]) if ids else None
 
 
 class MapBatches:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from purevk.errors import InputError
-from purevk.integrations.ray import assigned_device
+from purevk.integrations.ray_device import assigned_device
 from purevk.integrations.worker import Worker
 
 

@@ -15,7 +15,13 @@ PACKAGE = ROOT / "purevk"
 # purevk/, and what a type checker of a user sees.
 OTHERS = {"architecture", "bench", "data", "deploy", "docs", "fuzz", "models", "typing"}
 # Parts of a package whose tests would not fit into one folder.
-TOPICS = {"program/control", "program/devices", "program/quantized", "program/signatures"}
+TOPICS = {
+    "program/control",
+    "program/devices",
+    "program/memory",
+    "program/quantized",
+    "program/signatures",
+}
 MOST_FILES = 22  # of a folder, so that one finds the way around
 FOLDERS = sorted(
     path.relative_to(TESTS).as_posix()

@@ -123,7 +123,8 @@ def test_ray_data_without_ray_serve(
     context = types.SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
     fake.get_runtime_context = lambda: context  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", fake)
-    for name in ("purevk.integrations.ray", "purevk.integrations.ray_serve"):
+    names = [f"purevk.integrations.{name}" for name in ("ray", "ray_device", "ray_serve")]
+    for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     from purevk.integrations.ray import MapBatches
 
@@ -132,7 +133,8 @@ def test_ray_data_without_ray_serve(
     np.testing.assert_allclose(*found.values(), _expected(model, x), 1e-5, 1e-6)
     with pytest.raises(ImportError, match="serve"):
         from purevk.integrations.ray import Deployment  # noqa: F401
-    monkeypatch.delitem(sys.modules, "purevk.integrations.ray")
+    for name in names[:2]:  # they have the fake one
+        monkeypatch.delitem(sys.modules, name)
 
 
 class _Tensor:

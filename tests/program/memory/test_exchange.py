@@ -183,7 +183,7 @@ def test_numbers_take_the_dtype_of_the_method() -> None:
 
 
 def test_the_page_runs(linear_input: np.ndarray) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "calling.md").read_text(encoding="utf-8")
     space: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(
