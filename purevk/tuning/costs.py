@@ -161,6 +161,28 @@ class AttentionCosts(NamedTuple):
     fullest: float
 
 
+class IntegerCosts(NamedTuple):
+    """Microseconds of int8 times int8 on matrix cores (`qtile_coopmat.glslh`).
+
+    Attributes:
+        start: to start the dispatch.
+        latency: to wait for memory and barriers, per step along K.
+        window: to compute addresses in windows of a convolution, per load of an invocation in a step.
+        load: for a multiprocessor to load a value into shared memory and from there.
+        product: for a multiprocessor to multiply two values.
+        resident: workgroups of a multiprocessor at a time (a number).
+        fullest: as that of `CoopmatCosts`.
+    """
+
+    start: float
+    latency: float
+    window: float
+    load: float
+    product: float
+    resident: int
+    fullest: float
+
+
 class RegisterCosts(NamedTuple):
     """The kernels that keep tiles in registers, and exchange data inside a subgroup.
 

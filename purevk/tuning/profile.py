@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from purevk.tuning.costs import AttentionCosts, MatmulCosts, RegisterCosts
+from purevk.tuning.costs import AttentionCosts, IntegerCosts, MatmulCosts, RegisterCosts
 from purevk.tuning.tiles import TileSizes
 
 
@@ -82,6 +82,7 @@ class DeviceProfile:
 
         matmul: cost model of the matmul and convolution kernels with shared memory.
         attention: cost model of attention on matrix cores.
+        integers: cost model of int8 times int8 on matrix cores.
         registers: cost model of the kernels without.
         tiles: the tiles that these and other kernels may take.
     """
@@ -135,6 +136,7 @@ class DeviceProfile:
 
     matmul: MatmulCosts
     attention: AttentionCosts
+    integers: IntegerCosts
     registers: RegisterCosts
     tiles: TileSizes
 

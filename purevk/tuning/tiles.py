@@ -43,11 +43,13 @@ class WorkgroupSizes(NamedTuple):
 
 class AttentionSizes(NamedTuple):
     """A workgroup of `attention_coopmat.comp`: each of `subgroups` takes `fragments` times 16
-    queries, over `keys` keys a step."""
+    queries, over `keys` keys a step. `q_steps` steps of 16 columns of the queries are in shared
+    memory."""
 
     fragments: int
     subgroups: int
     keys: int
+    q_steps: int = 0
 
 
 class VectorSizes(NamedTuple):
@@ -135,8 +137,6 @@ class TileSizes(NamedTuple):
         quantized_small: smaller tiles, for where the best one does not fit or leaves
             multiprocessors without work; the first that fits is taken.
         quantized_integers: int8 times int8 on matrix cores, for many rows.
-        quantized_groups: the same where groups of the weight have scales: the sums of a group and
-            those of all are in registers.
         quantized_unrolled: whether the int8 kernels without matrix cores unroll the chunks of a
             step through K.
         nchw_pointwise: NCHW convolutions with a window of 1 x 1.
@@ -165,7 +165,6 @@ class TileSizes(NamedTuple):
     quantized_many: QuantizedSizes
     quantized_small: tuple[QuantizedSizes, ...]
     quantized_integers: tuple[IntegerSizes, ...]
-    quantized_groups: tuple[IntegerSizes, ...]
     quantized_unrolled: bool
     nchw_pointwise: NchwStep
     nchw_narrow: NchwStep

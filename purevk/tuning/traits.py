@@ -78,14 +78,14 @@ class DeviceTraits:
         """Iterations of loops that one invocation may take."""
         return self.profile.max_iterations
 
-    def fragment_columns(self, dtype: DType) -> int | None:
-        """Columns of fragments of a dtype whose order of elements is known; None without them."""
+    def fragment_columns(self, dtype: DType) -> tuple[int, ...]:
+        """Columns that fragments of a dtype may have whose order of elements is known."""
         listed = {
             DType.float16: self.coopmat_columns,
             DType.bfloat16: self.bfloat16_columns,
             DType.int8: self.int8_columns,
         }[dtype]
-        return next((each for each in listed if self.fragment_order(dtype, each)), None)
+        return tuple(each for each in listed if self.fragment_order(dtype, each))
 
     def too_long(self, steps: Size) -> str | None:
         """Why one invocation cannot take as many steps of loops; None if it can."""

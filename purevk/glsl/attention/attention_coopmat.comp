@@ -158,6 +158,14 @@ void multiply(inout float sums[FRAGMENT_N / 2], float left[8], ivec3 right) {
 #define POWER exp2
 #endif
 
+// A weight as an element of the left operand. It is not negative, and where it is NaN, so is the
+// total.
+#if COOPMAT && BFLOAT16
+#define WEIGHT(p) LOADED(uintBitsToFloat((floatBitsToUint(p) + 0x8000u) & 0xffff0000u))
+#else
+#define WEIGHT(p) LOADED(p)
+#endif
+
 LOADED_VECTOR next_k[K_SLOTS], next_v[V_SLOTS];
 
 void fetch(int base_k, int base_v, int t0) {
@@ -327,8 +335,8 @@ void main() {
             LEFT(p[FRAGMENTS_M]);
             UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
                 UNROLL for (int i = 0; i < 4; i++) {
-                    p[m][2 * i] = LOADED(ROUNDED(LOADED, OF8(scores[m], 2 * j + i % 2, i / 2 * 2)));
-                    p[m][2 * i + 1] = LOADED(ROUNDED(LOADED, OF8(scores[m], 2 * j + i % 2, i / 2 * 2 + 1)));
+                    p[m][2 * i] = WEIGHT(OF8(scores[m], 2 * j + i % 2, i / 2 * 2));
+                    p[m][2 * i + 1] = WEIGHT(OF8(scores[m], 2 * j + i % 2, i / 2 * 2 + 1));
                 }
             }
             UNROLL for (int v = 0; v < VALUES_N; v++) {

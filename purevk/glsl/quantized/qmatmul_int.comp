@@ -10,8 +10,8 @@
 //
 // Buffers, macros: qmatmul_io.glslh (ACT 1). Parameters: qmatmul_params.glslh. Tiles: qtile.glslh,
 // or with FRAGMENTS 1 qtile_coopmat.glslh.
-// The group, if GROUPED, is a multiple of 16. With FRAGMENTS 1, K, lda and offset_a are multiples of
-// 16, ldw and offset_w of 16 values, and the group of 32.
+// The group, if GROUPED, is a multiple of 16. With FRAGMENTS 1, GROUPED is 0, K, lda and offset_a are
+// multiples of 16, and ldw and offset_w of 16 values.
 // Grid: (ceil(N / TILE_N), ceil(M / TILE_M))
 #include "core/common.glslh"
 #define ACT 1
@@ -57,12 +57,6 @@ ivec4 b_load(int n, int k) {
 vec4 group_end(ivec4 sum, int m, int n, int g) {
     int column = min(n, N - 1);
     return scale4(column, g) * vec4(sum - row_zero(min(m, M - 1)) * sum4(column, g));
-}
-
-vec2 group_end2(ivec2 sum, int m, int n, int g) {
-    int left = min(n, N - 1) * groups + g, right = min(n + 1, N - 1) * groups + g;
-    ivec2 sums = ivec2(buf_sum[left], buf_sum[right]);
-    return vec2(buf_scale[left], buf_scale[right]) * vec2(sum - row_zero(min(m, M - 1)) * sums);
 }
 #define RESULT4 vec4
 #define FINISH(v, m, n) finish(v, m, n)

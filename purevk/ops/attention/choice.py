@@ -101,15 +101,17 @@ class Tiled:
 @dataclass(frozen=True)
 class Coopmat:
     """`attention_coopmat.comp`: each of the `subgroups` of a workgroup takes `fragments` times 16
-    queries. Fragments of sums have `columns` columns."""
+    queries. Fragments of sums have `columns` columns. `q_steps` as in `AttentionSizes`."""
 
     fragments: int = 1
     subgroups: int = 4
     keys: int = 64
+    q_steps: int = 0
     columns: int = 8
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         groups = _dims.ceil_div(call.queries, 16 * self.fragments * self.subgroups)
+        wide = self._reads_wide(call)
         lowering.dispatch(
             "attention/attention_coopmat.comp",
             call.buffers,
@@ -121,7 +123,8 @@ class Coopmat:
                 "FRAGMENT_N": self.columns,
                 "SUBS": self.subgroups,
                 "KEYS": self.keys,
-                "VEC8_KV": int(self._reads_wide(call)),
+                "VEC8_KV": int(wide),
+                "Q_STEPS": self.q_steps if wide else 0,
             },
             params=call.params,
             specialize=lowering.fixed(_known(call.params)),
@@ -147,10 +150,16 @@ class Coopmat:
         padded = _padded(width, value_width)
         return (
             32 * self.subgroups <= traits.max_invocations
-            and 2 * self.keys * (padded + 16) + _STEP_BYTES <= traits.max_shared_memory
+            and self._shared(padded) <= traits.max_shared_memory
             and (self.fragments == 1 or padded <= _NARROW)
-            and self._loads_evenly(4, width, value_width)
+            and (not self.q_steps or (padded > _NARROW and width >= 16 * self.q_steps))
+            and self._loads_evenly(8 if self.q_steps else 4, width, value_width)
         )
+
+    def _shared(self, padded: int) -> int:
+        """Bytes of shared memory."""
+        queries = 32 * self.fragments * self.subgroups * (16 * self.q_steps + 8)
+        return 2 * self.keys * (padded + 16) + _STEP_BYTES + (queries if self.q_steps else 0)
 
     def cost(
         self,
@@ -166,9 +175,10 @@ class Coopmat:
         padded, columns = _padded(width, value_width), _padded(width, value_width) / 128
         # Of keys and values on their way to shared memory; of queries, sums and scores.
         needed = self.keys * padded / (64 * self.subgroups)
-        needed += self.fragments * (_padded(width) / 4 + _padded(value_width) / 2 + self.keys / 2)
+        in_registers = _padded(width) / 4 - 4 * self.q_steps
+        needed += self.fragments * (in_registers + _padded(value_width) / 2 + self.keys / 2)
         registers = min(costs.registers[0] * needed + costs.registers[1], 255)
-        local, shared = 32 * self.subgroups, 2 * self.keys * (padded + 16) + _STEP_BYTES
+        local, shared = 32 * self.subgroups, self._shared(padded)
         resident = max(
             1,
             min(
@@ -406,10 +416,8 @@ def _coopmats(
 ) -> Iterator[Coopmat]:
     """The kernels on matrix cores that fit."""
     columns = traits.fragment_columns(DType.bfloat16 if bfloat16 else DType.float16)
-    if columns is None:
-        return
-    for sizes in traits.profile.tiles.attention:
-        choice = Coopmat(*sizes, columns)
+    for sizes in traits.profile.tiles.attention if columns else ():
+        choice = Coopmat(*sizes, max(columns) if sizes.q_steps else min(columns))
         if choice.fits(traits, width, value_width):
             yield choice
 

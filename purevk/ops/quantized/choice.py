@@ -81,8 +81,9 @@ class QuantizedMatmul:
 def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     """The kernel for a matmul with a quantized weight."""
     few = not traits.profile.has_fast_shared_memory or matmul.m <= FEW_ROWS
-    if matmul.integers and matmul.wide and matmul.reads_words(matmul.bits // 2):
-        tile = choose_fragments(traits, matmul.m, matmul.n, matmul.group)
+    aligned = matmul.wide and matmul.reads_words(matmul.bits // 2)
+    if matmul.integers and aligned and not matmul.group:
+        tile = choose_fragments(traits, matmul.m, matmul.n, matmul.k)
         if tile is not None:
             grid = tile.grid(matmul.m, matmul.n)
             return Form("quantized/qmatmul_int.comp", grid, tile.macros(), tile.subgroup)

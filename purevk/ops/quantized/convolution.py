@@ -255,7 +255,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
         macros["ALIGNED"] = 16 if aligned and gcd16(group_in) else 4 if aligned else 1
         wide = gcd16(pixel, x.offset, group_in, weight.strides[0], weight.offset)
         fragments = (
-            choose_fragments(lowering.traits, rows, group_out, groups=window.groups)
+            choose_fragments(
+                lowering.traits,
+                rows,
+                group_out,
+                window.taps * group_in,
+                window.groups,
+                window=window.taps > 1,
+            )
             if wide
             else None
         )

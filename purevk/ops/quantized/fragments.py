@@ -64,40 +64,46 @@ class Fragments:
             and 16 * (m + n) * (chunks + 1) <= traits.max_shared_memory
         )
 
-    def cost(self, traits: DeviceTraits, rows: int, columns: int, groups: int) -> float:
-        """The work of the multiprocessor that has most of it, in products of 16 x 16."""
-        m, n, _, sub_m, sub_n = self.sizes
-        workgroups = -(-rows // m) * -(-columns // n) * groups
-        loads = 16 / sub_m + 16 / sub_n  # fragments that a product reads from shared memory
-        return -(-workgroups // traits.processors) * m * n / 256 * (1 + loads)
+    def cost(
+        self, traits: DeviceTraits, rows: int, columns: int, depth: int, groups: int, window: bool
+    ) -> float:
+        """Microseconds for `groups` products of [rows, depth] and [depth, columns], about; `window`:
+        of a convolution with a window."""
+        costs, (m, n, chunks, _, _) = traits.profile.integers, self.sizes
+        workgroups, values = -(-rows // m) * -(-columns // n) * groups, 16 * chunks
+        load = max(workgroups / traits.processors, 1.0)
+        load += costs.fullest * (-(-workgroups // traits.processors) - load)
+        rounds = -(-workgroups // (traits.processors * costs.resident))
+        latency = costs.latency + costs.window * window * m * chunks / self.threads
+        work = values * (costs.load * (m + n) + costs.product * m * n)
+        return costs.start + -(-depth // values) * (rounds * latency + load * work)
 
 
 def choose_fragments(
-    traits: DeviceTraits, rows: Size, columns: Size, group: int = 0, groups: int = 1
+    traits: DeviceTraits,
+    rows: Size,
+    columns: Size,
+    depth: Size,
+    groups: int = 1,
+    window: bool = False,
 ) -> Fragments | None:
-    """The tile for `groups` products of [rows, K] and [K, columns]; None where other kernels are
-    better, or matrix cores take no int8.
-
-    Args:
-        group: values of the weight that share a scale; 0: all of a row.
-    """
+    """The tile for `groups` products of [rows, depth] and [depth, columns]; None where other kernels
+    are better, or matrix cores take no int8. `window`: of a convolution with a window."""
     low, high = _dims.range_of(rows)
     if (
         not traits.profile.has_fast_shared_memory
         or not traits.has("subgroup_shuffle")
         or (low < _LEAST_ROWS and high < _MANY_ROWS)
         or _dims.upper(columns) < _LEAST_COLUMNS
-        or group % DEPTH
     ):
         return None
-    found = traits.fragment_columns(DType.int8)
+    found = max(traits.fragment_columns(DType.int8), default=None)
     if found is None:
         return None
-    known = traits.profile.tiles
-    sizes = known.quantized_groups if group else known.quantized_integers
+    sizes = traits.profile.tiles.quantized_integers
     tiles = [each for each in (Fragments(size, found) for size in sizes) if each.fits(traits)]
     if not tiles:
         return None
-    problem = (_dims.upper(rows), _dims.upper(columns), groups)
+    problem = (_dims.upper(rows), _dims.upper(columns), _dims.upper(depth), groups, window)
     default = min(tiles, key=lambda each: each.cost(traits, *problem))
-    return traits.choices.take("int8 tiles", (*problem, bool(group)), lambda: tiles, default)
+    return traits.choices.take("int8 tiles", problem, lambda: tiles, default)

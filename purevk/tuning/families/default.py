@@ -7,6 +7,7 @@ ratios of latency to throughput that are not too different.
 from purevk.tuning.costs import (
     AttentionCosts,
     CoopmatCosts,
+    IntegerCosts,
     MatmulCosts,
     RegisterCosts,
     TiledCosts,
@@ -83,6 +84,10 @@ MATMUL = MatmulCosts(
     ),
     split_start=3.3,
     split_element=9e-7,
+)
+# Fitted to 7 products and convolutions with 10 tiles each.
+INTEGERS = IntegerCosts(
+    start=3.0, latency=0.34, window=0.25, load=6e-6, product=3.6e-7, resident=2, fullest=0.68
 )
 # Measured with 11 tiles over 8 sizes, from 12 heads with 512 tokens to 32 with 4096. The choice takes
 # 1 % more than the best on average.
@@ -170,6 +175,7 @@ TILES = TileSizes(
         AttentionSizes(*sizes)
         for sizes in (
             (1, 4, 64),
+            (1, 8, 64, 2),
             (1, 8, 64),
             (1, 4, 32),
             (1, 8, 32),
@@ -216,21 +222,11 @@ TILES = TileSizes(
     quantized_integers=tuple(
         IntegerSizes(*sizes)
         for sizes in (
+            (128, 128, 8, 64, 64),
             (128, 128, 4, 64, 64),
-            (128, 64, 4, 64, 32),
-            (64, 64, 4, 32, 32),
+            (128, 64, 8, 64, 32),
             (64, 64, 8, 32, 32),
-            (32, 64, 8, 16, 32),
-            (32, 32, 8, 16, 16),
-        )
-    ),
-    quantized_groups=tuple(
-        IntegerSizes(*sizes)
-        for sizes in (
-            (128, 64, 4, 32, 32),
-            (64, 128, 4, 32, 32),
             (64, 64, 4, 32, 32),
-            (64, 64, 8, 32, 32),
             (32, 64, 8, 16, 32),
             (32, 32, 8, 16, 16),
         )
@@ -284,6 +280,7 @@ DEFAULT = DeviceProfile(
     max_direct_flops=1 << 29,
     matmul=MATMUL,
     attention=ATTENTION,
+    integers=INTEGERS,
     registers=REGISTERS,
     tiles=TILES,
 )
