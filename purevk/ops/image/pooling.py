@@ -21,6 +21,15 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.pool2d"
 # What a maximum starts from, by the type that is computed in.
+# Elements are the bits of bfloat16.
+_BFLOAT16 = {
+    "FROM_X(v)": "uintBitsToFloat(uint(v) << 16)",
+    "TO_OUT(v)": "uint16_t(pv_bfloat16_bits(v))",
+}
+_TO_BFLOAT16_4 = {
+    "TO_OUT4(v)": "u16vec4(uvec4(pv_bfloat16_bits((v).x), pv_bfloat16_bits((v).y),"
+    " pv_bfloat16_bits((v).z), pv_bfloat16_bits((v).w)))"
+}
 _LOWEST = {
     "float": "uintBitsToFloat(0xff800000u)",
     "int": "(-2147483647 - 1)",
@@ -160,7 +169,7 @@ def _lower_strided(
     nhwc = isinstance(x.strides[1], int) and x.strides[1] == 1
     vector = (
         nhwc
-        and x.dtype in (DType.float32, DType.float16)
+        and x.dtype in (DType.float32, DType.float16, DType.bfloat16)
         and gcd4(
             channels,
             x.offset,
@@ -190,6 +199,7 @@ def _lower_strided(
             "NHWC": int(nhwc),
             "VEC4": int(vector),
             "UNROLLED": int(unrolled),
+            **(_TO_BFLOAT16_4 if x.dtype is DType.bfloat16 else {}),
             **texel,
         },
         params=params,
@@ -214,6 +224,8 @@ def _macros(pool: Pool, x: Operand, out: Operand) -> dict[str, str | int]:
     }
     if x.dtype is DType.int64:
         macros["HAS_INT64"] = 1
+    if x.dtype is DType.bfloat16:
+        macros |= _BFLOAT16
     if pool.indices is DType.int64:
         # An index is not negative and takes 32 bits, so that no arithmetic of 64 is needed.
         macros |= {"T_INDEX": "uvec2", "TO_INDEX(v)": "uvec2(uint(v), 0u)"}
@@ -255,7 +267,7 @@ register(
     Operator(
         NAME,
         _pool_shape,
-        Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt, bfloat16=False),
+        Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt),
     )
 )
 
