@@ -15,13 +15,12 @@ from purevk import progress as progress_bars
 from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, check_output, count, duration, size
-from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.importer import InputSizes
-from purevk.graph import fragments
 from purevk.graph.context import Context
 from purevk.graph.first_dispatch import dispatch_each
+from purevk.graph.fragments import trial_of
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
 from purevk.program.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
@@ -124,7 +123,7 @@ def _warm(
     pipelines = context.kernels.prepare(specs, bar)
     dispatch_each(context.device, list(zip(specs, pipelines)), bar)
     # These were chosen where a kernel that tries fragments ran.
-    specs += dict.fromkeys(filter(None, map(_tries, specs)))
+    specs += dict.fromkeys(filter(None, map(trial_of, specs)))
     keys = dict.fromkeys(context.kernels.key(spec) for spec in specs)
     context.kernels.save()
     compiled, made = report.compiled - compiled, report.pipelines - made
@@ -141,24 +140,6 @@ def _warm(
         "dispatched": len(pipelines),
         "seconds": time.perf_counter() - start,
     }, keys
-
-
-def _tries(spec: KernelSpec) -> KernelSpec | None:
-    """The kernel that tried the fragments of a kernel, if that needs to know their order."""
-    macros = dict(spec.macros)
-    dtypes = {
-        "quantized/qmatmul_coopmat.comp": DType.float16,
-        "attention/attention_coopmat.comp": (
-            DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
-        ),
-    }
-    if macros.get("FRAGMENTS") == "1":
-        dtypes |= dict.fromkeys(
-            ("quantized/qmatmul_int.comp", "quantized/qconv2d.comp"), DType.int8
-        )
-    if spec.template not in dtypes:
-        return None
-    return fragments.spec_of(dtypes[spec.template], int(macros.get("FRAGMENT_N", 8)))
 
 
 @dataclass(frozen=True)

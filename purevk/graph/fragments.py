@@ -30,6 +30,20 @@ def spec_of(dtype: DType, columns: int) -> KernelSpec:
     return KernelSpec(TEMPLATE, macros, (), ("storage",), 32)
 
 
+def trial_of(spec: KernelSpec) -> KernelSpec | None:
+    """The kernel that tried the fragments of a kernel; None if that need not know their order."""
+    macros = dict(spec.macros)
+    dtype = {
+        "attention/attention_coopmat.comp": (
+            DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
+        ),
+        "quantized/qmatmul_coopmat.comp": DType.float16,
+        "quantized/qmatmul_int.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
+        "quantized/qconv2d.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
+    }.get(spec.template)
+    return None if dtype is None else spec_of(dtype, int(macros.get("FRAGMENT_N", 8)))
+
+
 def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
     """A function that tries a fragment when it is first called, by the dtype of the operands and the
     columns of the sums, 8 or 16. The device must have it. The cache keeps the answers for the driver.

@@ -3,32 +3,17 @@ of a GPU. No value is converted beside the kernels."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 
 import purevk
 from purevk.dtypes import DType
-from purevk.graph.context import Context, default_context
-from purevk.tuning import DEFAULT
+from purevk.graph.context import Context
 
 pytestmark = pytest.mark.device
 # A rounding of the largest results, which eager torch makes after each operator.
 CLOSE = {"rtol": 1.6e-2, "atol": 1.6e-2}
-
-
-@pytest.fixture(params=["software", "gpu"])
-def context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
-    context = default_context()
-    if request.param == "gpu":
-        traits = dataclasses.replace(
-            context.traits, profile=DEFAULT, cores=4, max_texels=0, coopmat_shape=None
-        )
-        monkeypatch.setattr(context, "traits", traits)
-    yield context
 
 
 def check(module: nn.Module, x: torch.Tensor, context: Context) -> None:
@@ -68,13 +53,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_convolution(name: str, context: Context) -> None:
+def test_convolution(name: str, either_context: Context) -> None:
     torch.manual_seed(len(name))
     module, sizes = CASES[name]
-    check(module, torch.randn(sizes), context)
+    check(module, torch.randn(sizes), either_context)
 
 
-def test_residual_and_activation(context: Context) -> None:
+def test_residual_and_activation(either_context: Context) -> None:
     torch.manual_seed(0)
 
     class Block(nn.Module):
@@ -85,4 +70,4 @@ def test_residual_and_activation(context: Context) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(x + self.two(torch.relu(self.one(x))))
 
-    check(Block(), torch.randn(1, 16, 9, 9), context)
+    check(Block(), torch.randn(1, 16, 9, 9), either_context)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
 
 import purevk
 from purevk.dtypes import DType
-from purevk.graph.context import default_context
-from purevk.tuning import DEFAULT
+from purevk.graph.context import Context
 
 pytestmark = pytest.mark.device
 POOLS = {
@@ -23,20 +20,15 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("channels", [3, 8])
 @pytest.mark.parametrize("name", POOLS)
-def test_pool(name: str, channels: int, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = default_context()
-    if gpu:
-        traits = dataclasses.replace(context.traits, profile=DEFAULT, cores=4, max_texels=0)
-        monkeypatch.setattr(context, "traits", traits)
+def test_pool(name: str, channels: int, either_context: Context) -> None:
     torch.manual_seed(channels)
     sizes = (2, channels, 13) if name == "line" else (2, channels, 9, 12)
     x = torch.randn(sizes).bfloat16()
     x.view(-1)[7] = float("nan")
     for given in (x, x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.mT):
-        with purevk.compile(POOLS[name], (given,), context=context) as program:
+        with purevk.compile(POOLS[name], (given,), context=either_context) as program:
             # Sums of windows are rounded once, as torch does.
             torch.testing.assert_close(
                 program.forward(given), POOLS[name](given), rtol=0, atol=0, equal_nan=True
