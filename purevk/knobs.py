@@ -199,8 +199,8 @@ FRAGMENTS = Knob(
     "PUREVK_FRAGMENTS",
     _flag,
     True,
-    "0 turns off the kernels that fill matrix-core fragments element by element (quantized matmul,"
-    " attention).",
+    "0 turns off the kernels that use elements of matrix-core fragments one by one (attention,"
+    " matmuls with quantized weights, int8).",
 )
 POLL = Knob(
     "PUREVK_POLL",
