@@ -14,6 +14,7 @@ import copy
 import logging
 from pathlib import Path
 
+import checkout  # noqa: F401  # hides warnings of torch and torchao
 import torch
 from executorch.exir import to_edge_transform_and_lower
 from rich.console import Console

@@ -72,6 +72,8 @@ def test_example(name: str, tmp_path: Path) -> None:
         env=knobs.child_environment({"PYTHONPATH": str(ROOT), "COLUMNS": "100"}),
     )
     assert done.returncode == 0, done.stderr
+    if name not in ENGINES:  # engines report on stderr
+        assert not done.stderr
     found = re.search(pattern, done.stdout)
     assert found, done.stdout
     if name == "classify_digits":
