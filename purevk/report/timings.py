@@ -20,7 +20,7 @@ from purevk.progress import Progress
 from purevk.report.lowered import label_operator
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
-_CACHES = 32 << 20  # bytes that caches of a CPU hold, about
+_CPU_CACHES, _GPU_CACHES = 32 << 20, 256 << 20  # bytes that caches hold, about
 
 
 @dataclass(frozen=True)
@@ -172,20 +172,27 @@ def limits_for(context: Context, timings: Sequence[Timing], again: bool = False)
         again: measure them also if they are known.
     """
     limits = device_limits(context, again)
-    above = any((row["limit_share"] or 0.0) > 1.0 for row in table(timings, "operator", limits))
-    if not above or context.device.kind != "cpu":
-        return limits  # on a GPU, caches and matrix cores explain it
-    # The limits may be those of a machine that had other work. What a kernel reached is possible:
-    # operations in any case, bytes if they are more than caches have. It is not kept, because a
-    # kernel states how many operations it does, and may do fewer.
-    if not again:
-        limits = device_limits(context, again=True)
-    large = [each for each in timings if each.nbytes >= _CACHES and each.seconds]
+    on_cpu = context.device.kind == "cpu"
+    caches = _CPU_CACHES if on_cpu else _GPU_CACHES
+    large = [each for each in timings if each.nbytes >= caches and each.seconds]
     reached = DeviceLimits(
         max((each.nbytes / each.seconds for each in large), default=0.0),
         max((each.flops / each.seconds for each in timings if each.seconds), default=0.0),
     )
-    return faster(limits, reached)
+    above = reached.bytes_per_second > limits.bytes_per_second
+    if on_cpu:
+        rows = table(timings, "operator", limits)
+        above = above or reached.flops_per_second > limits.flops_per_second
+        above = above or any((row["limit_share"] or 0.0) > 1.0 for row in rows)
+    if not above:
+        return limits  # on a GPU, caches and matrix cores explain what is above
+    # The limits may be those of a machine that had other work.
+    if not again:
+        limits = device_limits(context, again=True)
+    # What a kernel of a CPU reached is possible: operations in any case, bytes if they are more than
+    # caches have. It is not kept, because a kernel states how many operations it does, and may do
+    # fewer.
+    return faster(limits, reached) if on_cpu else limits
 
 
 def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict[str, Any]]:

@@ -183,6 +183,23 @@ def test_what_kernels_reach_is_a_limit(tmp_path: Path, monkeypatch: pytest.Monke
             assert found == slow
 
 
+@pytest.mark.parametrize("kind", ["cpu", "discrete"])
+def test_one_dispatch_that_caches_do_not_explain(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is faster than the limits allow, while its operator as a whole is not."""
+    limits = {False: DeviceLimits(1e9, 1e9), True: DeviceLimits(4e9, 4e9)}
+    monkeypatch.setattr(timings, "device_limits", lambda context, again=False: limits[again])
+    context = SimpleNamespace(device=SimpleNamespace(kind=kind))
+    slow = timings.Timing("a", "a.comp", 10.0, 1 << 30, 0)
+    cached = timings.Timing("a", "a.comp", 1e-3, 4 << 20, 0)  # 4 GB/s
+    large = timings.Timing("a", "a.comp", 0.5, 1 << 30, 0)  # 2 GB/s
+    busy = timings.Timing("a", "a.comp", 1e-3, 4, 2_000_000)  # 2 GFLOP/s
+    assert timings.limits_for(context, [slow, cached]) == limits[False]
+    assert timings.limits_for(context, [slow, large]) == limits[True]
+    assert timings.limits_for(context, [slow, busy]) == limits[kind == "cpu"]
+
+
 @pytest.mark.device
 def test_limits_of_a_busy_machine_are_measured_again(
     cli, data: Path, monkeypatch: pytest.MonkeyPatch, unregister_topk
