@@ -11,7 +11,7 @@ from typing import Any
 
 from purevk.cache import Cache, default_cache
 from purevk.cli.output import Output, check_output, count, size
-from purevk.errors import InputError
+from purevk.errors import InputError, PurevkError
 from purevk.shaders.cache_check import EntryInfo
 
 
@@ -23,11 +23,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             why="PUREVK_CACHE=0, or this user has no home folder",
             next="name a folder: --folder DIR",
         )
-    if args.folder and args.action != "import" and not cache.folder.is_dir():
-        raise InputError("there is no such folder", where=args.folder, next="check the path")
+    new = args.action == "import" and not cache.folder.exists()
+    if args.folder and not new and not cache.folder.is_dir():
+        raise _no_folder(cache.folder)
     work = _ACTIONS[args.action]
     data = {"action": args.action, "folder": os.fspath(cache.folder)}
     return {**data, **work(cache, args)}
+
+
+def _no_folder(path: Path) -> InputError:
+    why = "this is a file" if path.exists() else ""
+    return InputError("there is no such folder", where=str(path), why=why, next="check the path")
 
 
 def _list(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def _clear(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     other = Path(args.paths[0])
     if not other.is_dir():
-        raise InputError("there is no such folder", where=str(other), next="check the path")
+        raise _no_folder(other)
     found = cache.difference(Cache(other))
     changes = (found.only_first, found.only_second, found.changed)
     return {
@@ -105,7 +111,15 @@ def _export(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 def _import(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     (path,) = args.paths
-    return {"path": path, "entries": cache.import_bundle(path)}
+    count = cache.import_bundle(path)
+    if not cache.persistent:
+        raise PurevkError(
+            "the entries could not be kept",
+            where=os.fspath(cache.folder or ""),
+            why=cache.problem,
+            next="name a folder that this user can write: --folder DIR",
+        )
+    return {"path": path, "entries": count}
 
 
 _ACTIONS: dict[str, Callable[[Cache, argparse.Namespace], dict[str, Any]]] = {

@@ -209,12 +209,24 @@ def test_a_wrong_command_line(cli, folder: Path, arguments: list[str], what: str
         (["ls", "--folder", "absent"], "there is no such folder"),
         (["export", "made.zip", "--folder", "absent"], "there is no such folder"),
         (["import", "absent.zip"], "No such file or directory"),
+        (["diff", __file__], "this is a file"),
+        (["import", "absent.zip", "--folder", __file__], "this is a file"),
     ],
 )
 def test_what_is_refused(cli, folder: Path, arguments: list[str], what: str) -> None:
     ran = cli("cache", *arguments)
     assert ran.code == 1 and what in ran.err
     assert len(_files(folder)) == 5
+
+
+def test_what_is_imported_has_to_be_kept(cli, folder: Path, tmp_path: Path) -> None:
+    archive, taken = tmp_path / "made.zip", tmp_path / "file"
+    assert cli("cache", "export", archive).code == 0
+    taken.touch()
+    with pytest.warns(RuntimeWarning, match="cannot write its cache"):
+        ran = cli("cache", "import", archive, "--folder", taken / "cache")
+    assert ran.code == 1 and "the entries could not be kept" in ran.err
+    assert "Not a directory" in ran.err
 
 
 def test_without_a_cache_on_disk(cli, monkeypatch: pytest.MonkeyPatch) -> None:
