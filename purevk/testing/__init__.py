@@ -149,6 +149,7 @@ def _pairs(have: Any, want: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 def _compare(
     path: str, have: Any, want: Any, rtol: float | None, atol: float | None, scale: float
 ) -> None:
+    __tracebackhide__ = True
     if not _is_array(want) and not isinstance(want, np.generic):
         if isinstance(want, (int, float, complex)) and not isinstance(want, bool):
             have = have.item() if hasattr(have, "item") else have

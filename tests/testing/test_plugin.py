@@ -50,6 +50,16 @@ def test_a_misspelt_feature_fails(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*no feature is named flaot16; the names are *float16*"])
 
 
+def test_a_difference_shows_the_test_and_not_the_comparison(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "from purevk.testing import assert_close\ndef test_it():\n    assert_close({'a': [1]}, {'a': [2]})"
+    )
+    result = pytester.runpytest_inprocess("-p", "purevk.testing.plugin", *QUIET)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([">   *assert_close({'a': [[]1[]]}, {'a': [[]2[]]})", "E *'a'*"])
+    assert "_compare" not in result.stdout.str()
+
+
 def test_skips_where_there_is_no_device(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
