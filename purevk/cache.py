@@ -457,7 +457,7 @@ def _describe_missing(keys: Sequence[CacheKey], cache: Cache) -> str:
         for template, count in counts.most_common(_SHOWN)
     ]
     if len(counts) > _SHOWN:
-        lines.append(f"and others of {len(counts) - _SHOWN} templates")
+        lines.append(f"and those of {len(counts) - _SHOWN} more")
     nearest = " / ".join(cache.explain_miss(keys[0]).splitlines()[:_SHOWN])
     return "; ".join(lines) + f". {keys[0].template}: {nearest}"
 
