@@ -118,11 +118,13 @@ def test_tiles_of_fragments(tile):
     check((1, 1, 1, 19, 53, 16), "steps", more=more)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("head", [40, 48])
-def test_queries_in_shared_memory(steps, head):
-    """Some or all steps of the columns of a head."""
-    more = {"Q_STEPS": steps, "FRAGMENTS_M": 2, "SUBS": 1, "KEYS": 16}
+@pytest.mark.parametrize(
+    ("steps", "fragments", "head"),
+    [(1, 1, 24), (2, 1, 24), pytest.param(1, 2, 32, marks=pytest.mark.slow)],
+)
+def test_queries_in_shared_memory(steps, fragments, head):
+    """Some or all steps of the columns of a head, which may be padded."""
+    more = {"Q_STEPS": steps, "FRAGMENTS_M": fragments, "SUBS": 2, "KEYS": 16}
     check((1, 1, 1, 35, 19, head), "steps", more=more, unread=slice(19, None))
 
 
