@@ -69,9 +69,10 @@ class Reference:
             importlib.import_module("torch")
         except ImportError as error:
             raise FallbackError(
-                "PUREVK_CHECK needs torch",
+                "a check of the device needs torch",
                 where=graph.name,
-                why="it compares the device with eager torch, and torch is not installed",
+                why="PUREVK_CHECK and purevk bisect compare with eager torch, and torch is not"
+                " installed",
                 next="pip install torch, or unset PUREVK_CHECK",
             ) from error
         spaces = {node.op.partition(".")[0] for each in graph.nested() for node in each.nodes}

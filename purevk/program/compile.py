@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from purevk.api import check_fork
-from purevk.errors import InputError
+from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.program.loading import check_devices, load
@@ -127,8 +128,19 @@ def compile(
     Raises:
         UnsupportedProgramError: the model has an operator without a kernel and without a CPU
             function.
+        UnsupportedProgramError: torch is not installed.
         InputError: `model` is none of the above.
     """
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise UnsupportedProgramError(
+            "torch is not installed",
+            where="purevk.compile",
+            why="it exports modules of torch",
+            next="install torch; or save the program where torch is, and load the file:"
+            ' purevk.compile(...).save("m.pvk")',
+        ) from error
     from purevk.frontends.torch.weights import Weights
 
     check_fork()

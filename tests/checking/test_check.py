@@ -244,7 +244,7 @@ def test_torch_is_needed() -> None:
         "    print(json.dumps([error.what, error.next]))\n"
     )
     what, next_ = python(source, **{knobs.CHECK.name: "1"})
-    assert what == "PUREVK_CHECK needs torch" and "pip install torch" in next_
+    assert what == "a check of the device needs torch" and "pip install torch" in next_
 
 
 @pytest.mark.slow

@@ -222,6 +222,22 @@ print(json.dumps({"y": y.tolist(), "torch": "torch" in sys.modules}))
     np.testing.assert_allclose(said["y"], linear_output, rtol=0, atol=1e-6)
 
 
+def test_compiling_without_torch_says_so() -> None:
+    source = (
+        NO_TORCH
+        + """
+import json, purevk
+try:
+    purevk.compile(object(), ())
+except purevk.PurevkError as error:
+    print(json.dumps({"class": type(error).__name__, "text": str(error)}))
+"""
+    )
+    said = python(source)
+    assert said["class"] == "UnsupportedProgramError"
+    assert "torch is not installed" in said["text"] and "install torch" in said["text"]
+
+
 def test_the_file_is_known_by_what_it_holds(
     linear: Path, linear_input: np.ndarray, linear_output: np.ndarray
 ) -> None:
