@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.device
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
 TILES = [(64, 64, 16, 4, 4), (32, 32, 32, 4, 4), (32, 64, 16, 4, 8), (128, 64, 8, 8, 8)]
+LARGEST = (256, 128, 16, 16, 8)
 SLICED = [(32, 32, 64, 4, 4, 2), (16, 32, 64, 4, 4, 4), (32, 16, 64, 4, 4, 8)]
 
 
@@ -60,9 +63,12 @@ def test_registers(size, transposed, tile):
     close(got, want + bias, np.float32)
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("tile", TILES + SLICED, ids=str)
+@pytest.mark.parametrize(
+    ("tile", "size"),
+    [*itertools.product(TILES + SLICED, SIZES), (LARGEST, (300, 131, 23))],
+    ids=str,
+)
 def test_shared_tiles(size, transposed, tile):
     m, n, k = size
     a, b, bias, want = operands(m, n, k, 2, np.float32, transposed)
