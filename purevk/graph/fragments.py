@@ -37,6 +37,7 @@ def trial_of(spec: KernelSpec) -> KernelSpec | None:
         "attention/attention_coopmat.comp": (
             DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
         ),
+        "quantized/qdot_coopmat.comp": DType.float16,
         "quantized/qmatmul_coopmat.comp": DType.float16,
         "quantized/qmatmul_int.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
         "quantized/qconv2d.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,

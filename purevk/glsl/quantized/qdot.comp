@@ -12,8 +12,8 @@
 //   STEPS   reads of each column that are in flight (1)
 //   LX      invocations of a workgroup (128), a multiple of SG
 //   SG      the size of subgroups (32)
-//   NORM, PAIRED, STORE_PAIR  as in qmatvec.comp: a workgroup computes 4 columns and those `pair`
-//           behind
+//   NORM, PAIRED, STORE_PAIR  as in qmatmul_few_rows.glslh: a workgroup computes 4 columns and those
+//           `pair` behind
 // Grid: (ceil(N / 4), ceil(M / ROWS)); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef ROWS
@@ -28,33 +28,8 @@
 #ifndef SG
 #define SG 32
 #endif
-#ifndef NORM
-#define NORM 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
 
-#if PAIRED
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
-#endif
-#include "quantized/qmatmul_params.glslh"
-#if NORM
-#ifndef T_FACTORS
-#define T_FACTORS float
-#endif
-READONLY_BUFFER(OUT_BINDING + 1, factors, VEC4_OF(T_FACTORS))
-PARAM(16, eps_bits)
-#undef PARAM_DEFAULT
-#define PARAM_DEFAULT 0
-PARAM(17, offset_factors)
-#endif
-#if PAIRED
-#undef PARAM_DEFAULT
-#define PARAM_DEFAULT 4
-PARAM(18, pair)
-#endif
+#include "quantized/qmatmul_few_rows.glslh"
 
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 
@@ -171,12 +146,7 @@ void main() {
         sums[h] = finish(sums[h], m, n0 + h * distance);
     }
 #if PAIRED
-#ifdef STORE_PAIR
-    STORE_PAIR(sums[0], sums[1], m, n0);
-#else
-    pv_second = sums[1];
-    store4(sums[0], offset_o + m * ldo + column, m, column);
-#endif
+    store_pair4(sums[0], sums[1], m, n0, column);
 #else
     store4(sums[0], offset_o + m * ldo + n0, m, n0);
 #endif

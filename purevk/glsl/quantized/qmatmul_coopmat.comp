@@ -79,25 +79,10 @@ layout(local_size_x = 32 * SUBS, local_size_y = 1, local_size_z = 1) in;
 BUFFER_VIEW(2, scale, scales, VEC4_OF(T_SCALE))
 #endif
 
-#if COOPMAT
-#define EACH UNROLL
-#define PAIR f16vec2
-#define PAIR_OF unpackFloat2x16
-#define SUB int(gl_SubgroupID)
-#define LANE int(gl_SubgroupInvocationID)
-#else
-#define EACH  // small code, which a software device compiles in time
-#define PAIR vec2
-#define PAIR_OF unpackHalf2x16
-#define SUB int(gl_LocalInvocationIndex / 32u)
-#define LANE int(gl_LocalInvocationIndex % 32u)
-#endif
-
-#define PER_WORD (32 / BITS)
+#include "quantized/qfragments.glslh"
 #define SEGMENT (16 * PER_WORD)
 #define BLOCK (2 * SEGMENT)
 #define RUNS (2 * BLOCKS / SEGMENTS)
-#define STEPS (PER_WORD / 4)
 #define QUADS (PER_WORD / 4)
 // Fragments of A have 8 columns: ROWS columns, then their second halves. RESULTS of the fragments
 // are results. (No ?: here, because the optimizer does not unroll loops up to it.)
@@ -146,19 +131,6 @@ uint a_next[ITEMS][QUADS];
 #else
 vec4 a_next[ITEMS][QUADS];
 #endif
-
-// A pair of quantized values of a word, for a step: in the first (upper 0) or in the last 8 columns
-// of the fragment.
-PAIR qvalues_of(uint word, int step, int upper) {
-#if BITS == 8
-    uint bits = ((word ^ 0x80808080u) >> (8 * upper)) & 0x00ff00ffu;
-    return PAIR_OF(bits | 0x64006400u) - PAIR(1152.0);
-#else
-    uint bits = word >> (8 * step);
-    if (upper == 0) return PAIR_OF((bits & 0x000f000fu) | 0x64006400u) - PAIR(1032.0);
-    return PAIR_OF((bits & 0x00f000f0u) | 0x64006400u) * PAIR(0.0625) - PAIR(72.0);
-#endif
-}
 
 #if COOPMAT == 0
 shared uvec4 exchange[SUBS * 32];

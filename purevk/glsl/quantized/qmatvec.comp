@@ -17,15 +17,9 @@
 //              shared memory does.
 //   TEAMS      groups of LX invocations in a workgroup, each for other columns (1). They share A.
 //              More than one need SUBGROUP == LX.
-//   NORM       (SHARE) 1: A is divided by the root mean square of each row, with eps_bits as a float
-//              added to the mean, and multiplied by the buffer `factors` (of T_FACTORS). K is a
-//              multiple of 4.
-//   PAIRED     (SHARE) 1: the second half of the COLS columns is `pair` columns behind the first. Of
-//              2 * pair columns, the second half belongs to the first. COLS is a multiple of 8, pair
-//              one of COLS / 2, N one of 2 * pair. The output has N / 2 columns: EPILOGUE finds the
-//              second value in pv_second. VEC4_OUT is 1.
-//   STORE_PAIR(v, w, m, n)  with PAIRED: stores the two vec4s at column n of W, in place of
-//              EPILOGUE
+//   NORM, PAIRED, STORE_PAIR  (SHARE) as in qmatmul_few_rows.glslh. With PAIRED, the second half of the
+//              COLS columns is `pair` columns behind the first: COLS is a multiple of 8, and pair one
+//              of COLS / 2.
 // Grid: (ceil(N / (COLS * TEAMS)), ceil(M / ROWS))
 #include "core/common.glslh"
 #ifndef ROWS
@@ -52,35 +46,12 @@
 #ifndef TEAMS
 #define TEAMS 1
 #endif
-#ifndef NORM
-#define NORM 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
 #if SUBGROUP
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #endif
 
+#include "quantized/qmatmul_few_rows.glslh"
 #if PAIRED
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
-#endif
-#include "quantized/qmatmul_params.glslh"
-#if NORM
-#ifndef T_FACTORS
-#define T_FACTORS float
-#endif
-READONLY_BUFFER(OUT_BINDING + 1, factors, VEC4_OF(T_FACTORS))
-PARAM(16, eps_bits)
-#undef PARAM_DEFAULT
-#define PARAM_DEFAULT 0
-PARAM(17, offset_factors)
-#endif
-#if PAIRED
-#undef PARAM_DEFAULT
-#define PARAM_DEFAULT 4
-PARAM(18, pair)
 #define COLUMN(n0, c) ((n0) + (c) % (COLS / 2) + (c) / (COLS / 2) * pair)
 #else
 #define COLUMN(n0, c) ((n0) + (c))
@@ -379,12 +350,7 @@ void main() {
             vec4 v = finished(sum, r, m, n);
 #if PAIRED
             vec4 w = finished(sum_second, r, m, n + pair);
-#ifdef STORE_PAIR
-            STORE_PAIR(v, w, m, n);
-#else
-            pv_second = w;
-            store4(v, offset_o + m * ldo + column + 4 * j, m, column + 4 * j);
-#endif
+            store_pair4(v, w, m, n, column + 4 * j);
 #else
             store4(v, offset_o + m * ldo + n, m, n);
 #endif

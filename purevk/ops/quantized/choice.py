@@ -20,6 +20,7 @@ HALVES_ROWS = (
 )
 HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
+DOT_ROWS = (2, 4)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
 
@@ -87,7 +88,7 @@ def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
         if tile is not None:
             grid = tile.grid(matmul.m, matmul.n)
             return Form("quantized/qmatmul_int.comp", grid, tile.macros(), tile.subgroup)
-    if (form := _coopmat(traits, matmul)) is not None:
+    if (form := _dot_coopmat(traits, matmul) or _coopmat(traits, matmul)) is not None:
         return form
     if few or matmul.group % (16 if matmul.integers else 4):
         return _few_rows(traits, matmul)
@@ -286,6 +287,46 @@ def _shared(tile: QuantizedSizes, rows: int, fragments: int, bits: int) -> int:
     """Bytes of shared memory."""
     of_a = tile.blocks * fragments * 16384 // bits
     return tile.subs_k * (of_a + 8 * rows) + 512 * tile.subs_n * tile.subs_k
+
+
+def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
+    """The kernel on matrix cores for few rows of halves and weights of 4 bits; None if another is
+    faster or needed."""
+    rows = next((count for count in DOT_ROWS if count >= matmul.max_m > 1), 0)
+    if (
+        not rows
+        or matmul.integers
+        or not matmul.halves
+        or matmul.bits != 4
+        or not traits.profile.has_fast_shared_memory
+        or 8 not in traits.coopmat_columns
+        or not matmul.reads_words(4)
+        or not traits.fragment_order(DType.float16, 8)
+    ):
+        return None
+    depth = -(-_dims.upper(matmul.k) // 128)
+    if matmul.max_n >= MANY_COLUMNS * traits.processors:
+        subs, segments = 4, 2
+    else:
+        subs, segments = (16, 1) if depth >= 64 else (8, 2)
+    # Of shared memory, for A and for the sums of pairs of columns.
+    per_subgroup = rows * (256 * segments + 132)
+    most = min(
+        traits.max_invocations // 32, traits.max_shared_memory // per_subgroup, max(depth, 1)
+    )
+    while subs > max(most, 1):
+        subs //= 2
+    segments = min(segments, -(-depth // subs))
+    groups = _dims.gcd_of(matmul.k) % 128 == 0
+    macros = {
+        "COOPMAT": 1,
+        "ROWS": rows,
+        "SCALES4": int(matmul.group == 32 and groups),
+        "SEGMENTS": segments,
+        "SUBS": subs,
+    }
+    grid = (_dims.ceil_div(matmul.n, 16), _dims.ceil_div(matmul.m, rows), 1)
+    return Form("quantized/qdot_coopmat.comp", grid, macros, 32)
 
 
 def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:

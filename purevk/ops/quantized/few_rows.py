@@ -1,5 +1,5 @@
 """Matmuls of few rows with a quantized weight, with what comes before and after them in the same
-dispatch, as in `ops/matmul/few_rows.py`. They run `qdot.comp` and `qmatvec.comp`."""
+dispatch, as in `ops/matmul/few_rows.py`. They run `qdot.comp`, `qdot_coopmat.comp` and `qmatvec.comp`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAIRS = 4  # of columns, for each invocation: two vec4s
 
 
 def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool) -> Form | None:
-    """How `qdot.comp` or `qmatvec.comp` runs; None if another template is faster, or its form lacks
+    """How one of the kernels of few rows runs; None if another template is faster, or its form lacks
     these parts.
 
     Args:
@@ -36,8 +36,9 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
         return None
     form = choose(traits, matmul)
     macros = form.macros
-    if form.template == "quantized/qdot.comp":
-        grid = (_dims.ceil_div(matmul.n, 8 if paired else 4), *form.grid[1:])
+    columns = {"quantized/qdot.comp": 4, "quantized/qdot_coopmat.comp": 16}.get(form.template)
+    if columns:
+        grid = (_dims.ceil_div(matmul.n, columns * (1 + paired)), *form.grid[1:])
         return Form(form.template, grid, macros, form.subgroup_size)
     if form.template != "quantized/qmatvec.comp" or not macros["SHARE"] or macros["ANY_GROUP"]:
         return None

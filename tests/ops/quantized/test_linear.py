@@ -471,7 +471,7 @@ GPU = DeviceTraits(
 def test_forms():
     """Every form keeps the conditions of its template and the limits of the device. The kernel on
     matrix cores needs a known order of fragments."""
-    count = dots = 0
+    count = dots = fragment_dots = 0
     for m, n, bits, group, integers, halves, words in itertools.product(
         (1, 2, 3, 8, 24, 300),
         (40, 4096, 16384),
@@ -507,6 +507,15 @@ def test_forms():
                 assert m == 1 and words % own["WORDS"] == 0 and group % values == 0
                 assert own["LX"] <= traits.max_invocations and own["LX"] % own["SG"] == 0
                 assert own["LX"] * values <= k and form.grid == (-(-n // 4), 1, 1)
+            elif form.template == "quantized/qdot_coopmat.comp":
+                fragment_dots += 1
+                assert 1 < m <= own["ROWS"] and halves and not integers and bits == 4
+                assert words % 4 == 0 and group % 32 == 0 and traits.fragment_order(None, 8)
+                assert not own["SCALES4"] or (group == 32 and k % 128 == 0)
+                shared = own["ROWS"] * own["SUBS"] * (256 * own["SEGMENTS"] + 132)
+                assert shared <= traits.max_shared_memory
+                assert 32 * own["SUBS"] <= traits.max_invocations
+                assert form.grid == (-(-n // 16), 1, 1)
             elif form.template == "quantized/qmatmul_coopmat.comp":
                 count += 1
                 subs, segment = own["SUBS_N"] * own["SUBS_K"], 512 // bits
@@ -539,4 +548,4 @@ def test_forms():
                 )
             else:
                 assert m > 8
-    assert count > 20 and dots > 20
+    assert count > 20 and dots > 20 and fragment_dots > 5
