@@ -6,18 +6,21 @@
 // use the first, so that many loads are in flight.
 //
 // Buffers, parameters and macros: attention_io.glslh. More macros:
-//   LOCAL  local size (128), a multiple of LANES
-//   SHUFFLE  1: lanes add up by subgroup shuffles; the subgroup size is a multiple of LANES
+//   LOCAL  local size (128), a multiple of LANES and SG
+//   SG     the subgroup size, a multiple of LANES: lanes add up by subgroup shuffles; 0: they do so in
+//     shared memory (0)
 //   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
 //     of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
 //     attention_join.comp
+// Shared memory, bytes: (4 * VALUE_DIM + 8) * LOCAL / SG, without SG / LANES, and then
+// 4 * KEYS * LOCAL more.
 // Grid: (S * splits, Hq, B); splits is 1 without SPLIT
 #include "core/common.glslh"
 #ifndef LOCAL
 #define LOCAL 128
 #endif
-#ifndef SHUFFLE
-#define SHUFFLE 0
+#ifndef SG
+#define SG 0
 #endif
 #ifndef SPLIT
 #define SPLIT 0
@@ -39,11 +42,15 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 const int QUADS_K = (D4 + LANES - 1) / LANES, QUADS_V = (DV4 + LANES - 1) / LANES;
 const int KEYS = max(1, min(4, 8 / max(QUADS_K, QUADS_V)));
 
-shared vec4 sums[LOCAL];
-shared vec2 ends[SHARES];
-#if !SHUFFLE
+// What is added up in shared memory in the end: the parts of subgroups, or of shares.
+#if SG
+#define PARTS (LOCAL / SG)
+#else
+#define PARTS SHARES
 shared float partial_scores[KEYS * LOCAL];
 #endif
+shared vec4 sums[PARTS * DV4];
+shared vec2 ends[PARTS];
 
 void main() {
     begin_functions();
@@ -98,7 +105,7 @@ void main() {
         UNROLL for (int u = 0; u < KEYS; u++) {
             float partial = 0.0;
             UNROLL for (int j = 0; j < QUADS_K; j++) partial += dot(q[j], k[u * QUADS_K + j]);
-#if SHUFFLE
+#if SG
             UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) partial += subgroupShuffleXor(partial, 1u << step);
             score[u] = partial;
         }
@@ -128,14 +135,37 @@ void main() {
         }
     }
 
-    // The shares of the workgroup.
-    if (lane == 0) ends[share] = vec2(highest, total);
+#if SG
+    // The shares of a subgroup.
+    float most = highest;
+    UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) most = max(most, subgroupShuffleXor(most, uint(LANES) << step));
+    float shrunk = weight(highest, most);
+    highest = most;
+    total *= shrunk;
+    UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] *= shrunk;
+    UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) {
+        total += subgroupShuffleXor(total, uint(LANES) << step);
+        UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] += subgroupShuffleXor(acc[j], uint(LANES) << step);
+    }
+    int own = id / SG;
+    bool stores = id % SG < LANES;
+#else
+    int own = share;
+    bool stores = true;
+#endif
+    if (stores) {
+        if (lane == 0) ends[own] = vec2(highest, total);
+        UNROLL for (int j = 0; j < QUADS_V; j++) {
+            if (lane + j * LANES < DV4) sums[own * DV4 + lane + j * LANES] = acc[j];
+        }
+    }
     barrier();
+
+    // The parts of the workgroup.
     float top = UNSEEN;
-    for (int i = 0; i < SHARES; i++) top = max(top, ends[i].x);
-    float shrink = weight(highest, top);
+    for (int i = 0; i < PARTS; i++) top = max(top, ends[i].x);
     total = 0.0;
-    for (int i = 0; i < SHARES; i++) total += weight(ends[i].x, top) * ends[i].y;
+    for (int i = 0; i < PARTS; i++) total += weight(ends[i].x, top) * ends[i].y;
 #if SPLIT
     int row = ((batch * int(gl_NumWorkGroups.y) + head) * S + s) * splits + part;
     int at = offset_o / 4 + row * (DV4 + 1);
@@ -143,19 +173,13 @@ void main() {
 #else
     int at = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4;
 #endif
-    UNROLL for (int j = 0; j < QUADS_V; j++) {
-        sums[id] = acc[j] * shrink;
-        barrier();
-        int quad = id + j * LANES;
-        if (id < LANES && quad < DV4) {
-            vec4 sum = sums[id];
-            for (int i = 1; i < SHARES; i++) sum += sums[i * LANES + id];
+    for (int quad = id; quad < DV4; quad += LOCAL) {
+        vec4 sum = vec4(0.0);
+        for (int i = 0; i < PARTS; i++) sum += weight(ends[i].x, top) * sums[i * DV4 + quad];
 #if SPLIT
-            buf_out[at + quad] = sum;
+        buf_out[at + quad] = sum;
 #else
-            buf_out[at + quad] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : sum / total));
+        buf_out[at + quad] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : sum / total));
 #endif
-        }
-        barrier();
     }
 }

@@ -12,6 +12,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd8
 from purevk.tuning import DeviceTraits
 
+_LANES, _KEYS = 8, 4  # of `attention_decode.comp`: that share a key, and that a lane reads ahead
 _STEP_BYTES = 96  # of shared memory that steps.glslh takes, at most
 
 
@@ -215,7 +216,7 @@ class Decode:
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         batches, heads, queries = call.batches, call.heads, call.queries
-        macros = {**call.macros, "LOCAL": self.local, "SHUFFLE": int(self.subgroup is not None)}
+        macros = {**call.macros, "LOCAL": self.local, "SG": self.subgroup or 0}
         if self.splits == 1:
             lowering.dispatch(
                 "attention/attention_decode.comp",
@@ -347,7 +348,7 @@ def _choose(
         }
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
     if in_registers:
-        return Decode(1, 64) if few else Simple(1)
+        return Decode(1, _decode_local(traits, value_width, 64)) if few else Simple(1)
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
@@ -363,7 +364,8 @@ def _choose(
             32,
             64,
         )
-        return Decode(splits, 128, traits.subgroup_size if shuffles else None)
+        subgroup = traits.subgroup_size if shuffles else None
+        return Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
     if half:
         coopmat = _coopmat(
             traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width, bfloat16
@@ -381,6 +383,19 @@ def _choose(
             step = steps[0] if rows < 32 else min(steps[0], 32)
             return _tiled(traits, rows, step)
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
+
+
+def _decode_local(
+    traits: DeviceTraits, value_width: int, most: int, subgroup: int | None = None
+) -> int:
+    """Invocations of a workgroup of `attention_decode.comp`, whose sums fit into shared memory."""
+    local, lanes = most, subgroup or _LANES
+    while local > lanes:
+        scores = 0 if subgroup else 4 * _KEYS * local
+        if local // lanes * (4 * value_width + 8) + scores <= traits.max_shared_memory:
+            break
+        local //= 2
+    return local
 
 
 def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:

@@ -305,7 +305,7 @@ def check(
         if kind == "split_shuffled":
             if subgroup_size() % 8:
                 pytest.skip("the subgroup size is no multiple of the 8 lanes of a group")
-            macros["SHUFFLE"] = 1
+            macros["SG"] = subgroup_size()
         macros["SPLIT"] = int(splits > 1)
         template = "attention/attention_decode.comp"
         params["splits"] = splits
