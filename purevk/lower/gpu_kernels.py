@@ -219,18 +219,21 @@ class Tiled(_TileChoice):
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
-        costs = traits.profile.matmul.tiled
-        steps, rounds, load = self._schedule(traits, problem)
+        matmul = traits.profile.matmul
+        costs = matmul.window_tiled if problem.window else matmul.tiled
+        registers = costs.registers[0] + costs.registers[1] * self.thread_m * self.thread_n
+        most = max(int(costs.register_file / min(registers, 255)) // self.threads, 1)
+        steps, rounds, load = self._schedule(traits, problem, most, costs.fullest)
         loads = self._loads(problem)
         fma = self.tile_k // self.slices * self.thread_m * self.thread_n
-        # If every multiprocessor is full, the kernel is bound by shared memory, which an invocation
-        # with a wide tile reads less often. With thousands of small matmuls, more invocations are
-        # worth as much.
+        # The kernel is bound by shared memory, which an invocation with a wide tile reads less often.
+        # With thousands of small matmuls, more invocations are worth as much.
         reads = 8 / self.thread_m + 8 / self.thread_n
+        shared_reads = 1 + costs.shared_read * (reads - 2)
         if problem.batches > 8 * traits.processors:
             shared_reads = 1 + costs.shared_read * max(reads - 3, 0)
-        else:
-            shared_reads = 1 + costs.shared_read * (reads - 2) if problem.large else 1
+        elif problem.window and not problem.large:
+            shared_reads = 1
         work = (
             costs.load * loads * self.tile_k / 4
             + costs.multiply_add * fma * self.threads * shared_reads

@@ -31,11 +31,6 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     tiles: list[Tiled | Coopmat | WorkgroupCoopmat] = [
         Tiled(*each) for each in (*sizes.tiled, *(() if problem.window else sizes.tiled_long))
     ]
-    if (
-        not problem.window
-        and ceil(problem.m, 64) * ceil(problem.n, 128) * problem.batches <= 4 * traits.processors
-    ):
-        tiles.append(Tiled(*sizes.tiled_few))
     if problem.on_matrix_cores(traits) and traits.coopmat_shape is not None:
         for each in (*sizes.coopmat, *(() if problem.window else sizes.coopmat_more)):
             narrow = Coopmat(*each, 1, traits.coopmat_shape, traits.subgroup_size)

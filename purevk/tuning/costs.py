@@ -20,6 +20,9 @@ class TiledCosts(NamedTuple):
         multiply_add: for a multiprocessor to do one.
         shared_read: part of `multiply_add` that each further read of shared memory adds.
         join: to add up slices of K, per further slice and workgroup of a multiprocessor.
+        registers: of an invocation, and of it for each result (numbers, not microseconds).
+        register_file: registers of a multiprocessor (a number).
+        fullest: as that of `CoopmatCosts`.
     """
 
     start: float
@@ -30,6 +33,9 @@ class TiledCosts(NamedTuple):
     multiply_add: float
     shared_read: float
     join: float
+    registers: tuple[float, float]
+    register_file: int
+    fullest: float
 
 
 class CoopmatCosts(NamedTuple):
@@ -112,6 +118,7 @@ class MatmulCosts(NamedTuple):
 
     Attributes:
         tiled: tiles in shared memory.
+        window_tiled: the same for convolutions whose window is read element by element.
         coopmat: tiles on matrix cores.
         window_coopmat: the same for convolutions whose window is read element by element.
         workgroup_coopmat: the same, staged by the driver.
@@ -121,6 +128,7 @@ class MatmulCosts(NamedTuple):
     """
 
     tiled: TiledCosts
+    window_tiled: TiledCosts
     coopmat: CoopmatCosts
     window_coopmat: CoopmatCosts
     workgroup_coopmat: WorkgroupCoopmatCosts

@@ -118,7 +118,6 @@ class TileSizes(NamedTuple):
     Attributes:
         tiled: matmuls and convolutions in shared memory.
         tiled_long: more of them with longer code, for matmuls alone, whose addresses are simple.
-        tiled_few: a longer step, which waits less often, for few workgroups.
         coopmat: the same on matrix cores.
         coopmat_more: more of them, for matmuls alone.
         workgroup_coopmat: the same, staged by the driver.
@@ -147,7 +146,6 @@ class TileSizes(NamedTuple):
 
     tiled: tuple[TiledSizes, ...]
     tiled_long: tuple[TiledSizes, ...]
-    tiled_few: TiledSizes
     coopmat: tuple[CoopmatSizes, ...]
     coopmat_more: tuple[CoopmatSizes, ...]
     workgroup_coopmat: tuple[WorkgroupSizes, ...]
