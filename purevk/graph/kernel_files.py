@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from purevk.shaders.cache_entry import CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
 _log = logging.getLogger("purevk")
+_used: dict[
+    Path, set[str]
+] = {}  # by folder of PUREVK_OVERRIDE: the names of kernels of this process
 
 
 def stem_of(key: CacheKey) -> str:
@@ -47,7 +51,8 @@ def overridden(
     spirv: Mapping[CacheKey, bytes], jobs: Mapping[CacheKey, Callable[[], CompileJob]]
 ) -> dict[CacheKey, bytes]:
     """The SPIR-V of kernels for which the folder PUREVK_OVERRIDE has other GLSL or SPIR-V than purevk.
-    Nothing of it goes into the cache.
+    Nothing of it goes into the cache. At the end of the process, a warning names files that fit none of
+    its kernels.
 
     Raises:
         InputError: there is no such folder, a file is no SPIR-V, or has the same name as changed
@@ -61,6 +66,7 @@ def overridden(
             where=str(folder),
             next=f"make it with {knobs.DUMP.name}, or unset the variable",
         )
+    _note_used(folder, spirv)
     found = {}
     for key, own in spirv.items():
         job = jobs[key]()
@@ -92,6 +98,30 @@ def overridden(
             )
             found[key] = code
     return found
+
+
+def _note_used(folder: Path, keys: Iterable[CacheKey]) -> None:
+    if not _used:
+        atexit.register(_warn_of_unused)
+    _used.setdefault(folder, set()).update(stem_of(key) for key in keys)
+
+
+def _warn_of_unused() -> None:
+    """Names files that a user may have changed in vain."""
+    for folder, used in _used.items():
+        files = {path.stem: path.name for path in (*folder.glob("*.comp"), *folder.glob("*.spv"))}
+        unused = sorted(files[stem] for stem in files.keys() - used)
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            _log.warning(
+                "%s: no kernel of this process has the name of %s%s in %s. Names change with models,"
+                " devices and versions of purevk: write them anew with %s",
+                knobs.OVERRIDE.name,
+                ", ".join(unused[:3]),
+                more,
+                folder,
+                knobs.DUMP.name,
+            )
 
 
 def _changed_glsl(folder: Path, key: CacheKey, job: CompileJob) -> str | None:

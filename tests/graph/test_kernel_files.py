@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import purevk
 from purevk import api, knobs
 from purevk.cache import Cache
 from purevk.errors import InputError, ShaderCompilerError
+from purevk.graph import kernel_files
 from purevk.graph.context import Context
 from purevk.shaders import shaderc
 
@@ -121,3 +123,23 @@ def test_kernels_that_do_not_compile_are_dumped(
     with pytest.raises(ShaderCompilerError, match="refused"):
         run(tmp_path / "cache")
     assert len(list((tmp_path / "dump").glob("*.comp"))) == 1
+
+
+def test_files_of_no_kernel_are_named_in_the_end(
+    dumped: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, glsl = dumped
+    at_exit: list[Callable[[], object]] = []
+    monkeypatch.setattr(kernel_files, "_used", {})
+    monkeypatch.setattr(kernel_files.atexit, "register", at_exit.append)
+    other = glsl.with_name("elementwise.pointwise.000000000000.comp")
+    other.write_text(glsl.read_text())
+    with caplog.at_level(logging.WARNING, "purevk"):
+        assert torch.equal(run(cache), X / 2)
+        assert not caplog.records
+        (warn,) = at_exit
+        warn()
+    (record,) = caplog.records
+    assert other.name in record.getMessage() and glsl.name not in record.getMessage()
