@@ -20,7 +20,8 @@ HALVES_ROWS = (
 )
 HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
-DOT_ROWS = (2, 4)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
+DOT_ROWS = (2, 4, 8)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
+PAIRED_ROWS = 4  # up to so many it takes a norm along, which each workgroup computes for all rows
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
 
@@ -293,8 +294,11 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     """The kernel on matrix cores for few rows of halves and weights of 4 bits; None if another is
     faster or needed."""
     rows = next((count for count in DOT_ROWS if count >= matmul.max_m > 1), 0)
+    many = matmul.max_n >= MANY_COLUMNS * traits.processors
+    # Each workgroup brings all rows into shared memory.
     if (
         not rows
+        or (many and rows > PAIRED_ROWS)
         or matmul.integers
         or not matmul.halves
         or matmul.bits != 4
@@ -305,12 +309,12 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     ):
         return None
     depth = -(-_dims.upper(matmul.k) // 128)
-    if matmul.max_n >= MANY_COLUMNS * traits.processors:
+    if many:
         subs, segments = 4, 2
     else:
         subs, segments = (16, 1) if depth >= 64 else (8, 2)
-    # Of shared memory, for A and for the sums of pairs of columns.
-    per_subgroup = rows * (256 * segments + 132)
+    # Bytes of shared memory: A, the sums of columns or pairs of them, and squares.
+    per_subgroup = rows * (256 * segments + (132 if rows <= PAIRED_ROWS else 64))
     most = min(
         traits.max_invocations // 32, traits.max_shared_memory // per_subgroup, max(depth, 1)
     )

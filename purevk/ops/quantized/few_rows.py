@@ -12,7 +12,14 @@ from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.matmul.few_rows import epilogue_of, joined_pairs, queries_of, store_to_cache
-from purevk.ops.quantized.choice import FEW_ROWS, Form, QuantizedMatmul, choose, vectors_of_rows
+from purevk.ops.quantized.choice import (
+    FEW_ROWS,
+    PAIRED_ROWS,
+    Form,
+    QuantizedMatmul,
+    choose,
+    vectors_of_rows,
+)
 from purevk.ops.quantized.matmul import check_groups, check_rows
 from purevk.ops.quantized.operands import dense_rows, output_params, whole
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -36,6 +43,8 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
         return None
     form = choose(traits, matmul)
     macros = form.macros
+    if form.template == "quantized/qdot_coopmat.comp" and macros["ROWS"] > PAIRED_ROWS:
+        return None
     columns = {"quantized/qdot.comp": 4, "quantized/qdot_coopmat.comp": 16}.get(form.template)
     if columns:
         grid = (_dims.ceil_div(matmul.n, columns * (1 + paired)), *form.grid[1:])
