@@ -67,6 +67,7 @@ class KernelStore:
         self._keys: dict[_Source, CacheKey] = {}
         self._lock = threading.RLock()
         self._driver_cache: api.PipelineCache | None = None
+        self._on_disk = b""  # what the cache has of it
         self._dirty = False
         self.report = KernelReport()
         # SPIR-V 1.6 writes workgroup sizes in a way that needs maintenance4.
@@ -250,11 +251,13 @@ class KernelStore:
                 device=physical.device_id,
                 pipeline_uuid=physical.pipeline_cache_uuid,
             )
-            self._driver_cache = api.PipelineCache(self.device, data or b"")
+            self._on_disk = data or b""
+            self._driver_cache = api.PipelineCache(self.device, self._on_disk)
         return self._driver_cache
 
     def save(self) -> None:
-        """Writes the driver's pipeline cache to disk if pipelines were made since the last time."""
+        """Writes the driver's pipeline cache to disk if pipelines were made since the last time, and
+        the driver has added any of them."""
         with self._lock:
             if self._dirty and self._driver_cache is not None and not self.device.closed:
                 self._dirty = False
@@ -263,7 +266,9 @@ class KernelStore:
                 except DeviceError as error:  # it only saves time the next time
                     _log.info("the driver's pipeline cache is not kept: %s", error.what)
                     return
-                self.cache.put_pipeline_cache(self.device_key, data)
+                if data != self._on_disk:
+                    self.cache.put_pipeline_cache(self.device_key, data)
+                    self._on_disk = data
 
     def close(self) -> None:
         """Saves the driver's cache and destroys the pipelines."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,13 @@ def test_a_read_only_folder_that_has_all_is_fine(
     cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    given, kept = api.PipelineCache.get_data, list[bytes]()
+
+    def first(cache: api.PipelineCache) -> bytes:
+        kept.append(given(cache))
+        return kept[0]
+
+    monkeypatch.setattr(api.PipelineCache, "get_data", first)
     assert cli("warmup", data / "linear_relu.pte").code == 0
 
     def read_only(*args: object, **options: object) -> None:
@@ -118,6 +126,11 @@ def test_a_read_only_folder_that_has_all_is_fine(
 
     monkeypatch.setattr("purevk.cache._caches", {})
     monkeypatch.setattr("purevk.shaders.cache_folder._write_file", read_only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert cli("warmup", data / "linear_relu.pte").code == 0
+    monkeypatch.setattr(api.PipelineCache, "get_data", lambda _: kept[0] + b"more")
+    monkeypatch.setattr("purevk.cache._caches", {})
     with pytest.warns(RuntimeWarning, match="cannot write its cache"):
         assert cli("warmup", data / "linear_relu.pte").code == 0
 

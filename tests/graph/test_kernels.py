@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from purevk import api
-from purevk.cache import default_cache
+from purevk.cache import Cache, default_cache
 from purevk.errors import DeviceError
 from purevk.frontends.files import open_file
 from purevk.graph.context import traits_of
@@ -31,3 +32,28 @@ def test_a_device_that_takes_no_subgroup_size_runs_kernels_of_its_own_size() -> 
         assert made and all(pipeline.alive for pipeline in made)
         with pytest.raises(DeviceError, match="offers no choice"):
             store.prepare([replace(kernels[0], subgroup_size=2 * traits.subgroup_size)])
+
+
+@pytest.mark.device
+def test_the_driver_cache_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that adds nothing to what it was given leaves nothing to write."""
+    written: list[bytes] = []
+    put = Cache.put_pipeline_cache
+
+    def noted(cache: Cache, device_key: str, data: bytes) -> None:
+        written.append(data)
+        put(cache, device_key, data)
+
+    monkeypatch.setattr(Cache, "put_pipeline_cache", noted)
+    with api.Instance() as instance, api.Device(instance.pick()) as device:
+        traits = traits_of(device)
+        with open_file(str(DATA / "linear_relu_half.pte"), check=False) as program:
+            kernels = lower(program, "forward", traits).plan.kernels
+        for _ in range(2):
+            store = KernelStore(device, Cache(tmp_path), traits)
+            made = store.prepare(kernels)
+            data = store._cache().get_data()
+            monkeypatch.setattr(api.PipelineCache, "get_data", lambda _, data=data: data)
+            store.close()
+            del made
+            assert written == [data]
