@@ -61,8 +61,8 @@ _log = logging.getLogger("purevk")
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Within this, Python looks for no reference cycles. It would go through all nodes again and
-    again while they are made, so that the time for a node grows with the graph."""
+    """Within this, Python looks for no reference cycles. It would go through all nodes and
+    dispatches again and again while they are made, so that the time for each grows with the graph."""
     if not gc.isenabled():
         yield
         return
@@ -248,14 +248,14 @@ class Variant:
     ) -> Specialization:
         # Methods share weights, and a call holds the lock of its own method alone.
         reading = getattr(self.source, "reading", contextlib.nullcontext)
-        with self.program.lock, reading():
+        with self.program.lock, reading(), _uncollected():
             return self._lower(sizes, expected)
 
     def _lower(
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
     ) -> Specialization:
         program = self.program
-        with GuardLog() as log, expecting(expected or {}), _uncollected():
+        with GuardLog() as log, expecting(expected or {}):
             start = time.perf_counter()
             imported = program.share_leaves(self.name, self.source(sizes))
             program.add_seconds("import", start)
