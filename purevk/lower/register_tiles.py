@@ -4,14 +4,13 @@ model of what each costs."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.tuning.costs import RegisterCosts
 from purevk.tuning.tiles import RegisterSizes
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """The macros LANES_M, TM and TN4 of `matmul_tile.glslh`, for subgroups of `lanes`."""
 
     lanes: int

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
@@ -14,8 +14,7 @@ from purevk.lower.numbers import power_of_two
 from purevk.tuning import DeviceTraits
 
 
-@dataclass(frozen=True)
-class RowWork:
+class RowWork(NamedTuple):
     """Who works on a row, and the workgroups.
 
     Attributes:

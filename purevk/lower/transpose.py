@@ -9,7 +9,7 @@ access memory in its own order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Size
@@ -26,8 +26,7 @@ _SHORT = 32  # elements along J from which on cache lines would be read in piece
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """How a GPU moves elements through shared memory.
 
     Attributes:

@@ -3,7 +3,7 @@ torch's guard for rows in which every score is -inf."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Size, Value
@@ -81,8 +81,7 @@ def find_attention(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-@dataclass(frozen=True)
-class _Scores:
+class _Scores(NamedTuple):
     """scale * (a b) + mask, of the sizes of the softmax."""
 
     matmul: Node

@@ -7,7 +7,8 @@ unrolled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Graph, Node, Value, map_values
@@ -202,8 +203,7 @@ def _with_graphs(node: Node, function: Callable[[Graph], Graph]) -> Node:
     return replace(node, args=args)
 
 
-@dataclass(frozen=True)
-class SubGraph:
+class SubGraph(NamedTuple):
     """A sub-graph of a node.
 
     Attributes:

@@ -3,7 +3,7 @@ layer or the embedding that reads it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
@@ -17,8 +17,7 @@ _AFFINE = "torchao.dequantize_affine.default"
 _TRANSPOSES = {"aten.permute.default", "aten.t.default", "aten.transpose.int"}
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     """A matrix of int8 values with scales by rows: [rows] or [rows, groups]."""
 
     quantized: Value

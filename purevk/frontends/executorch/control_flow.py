@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from purevk.errors import UnsupportedProgramError
 from purevk.pte import program as P
 from purevk.pte import values as V
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Steps that run if the value `condition` is true, and steps that run if it is false.
 
     Attributes:
@@ -26,8 +24,7 @@ class Choice:
     last: int
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(NamedTuple):
     """Steps that run once for each index along dim 0 of tensors.
 
     Attributes:

@@ -7,7 +7,7 @@ other kernel knows them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, TensorType, Value
@@ -15,8 +15,7 @@ from purevk.ops.elementwise.pointwise import unary
 from purevk.ops.registry import Operator, View, register
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """One of the formats.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.tuning import DeviceTraits
 
@@ -49,8 +49,7 @@ def stages_of(traits: DeviceTraits, length: int) -> tuple[int, ...] | None:
     return radices_of(length, _values_of(traits))
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """A transform of rows that fit a workgroup.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from purevk.ops.map import mapped
 _MOST_BITS = 22  # of a weight's fraction
 
 
-@dataclass(frozen=True)
-class _Weights:
+class _Weights(NamedTuple):
     """How one dim is resized.
 
     Attributes:

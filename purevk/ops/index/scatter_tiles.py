@@ -4,7 +4,6 @@ entries that belong there."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -30,8 +29,7 @@ _MOST_JOINED = 64  # entries for the rows of one invocation, if entries are spre
 _MOST_PARTS = 8  # times that the indices may be read, if each entry has its own index
 
 
-@dataclass(frozen=True)
-class _Loops:
+class _Loops(NamedTuple):
     """A scatter as three loops: (outer, n, inner) over x and the result, and (outer, entries,
     inner) over the indices and the source.
 

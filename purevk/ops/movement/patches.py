@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.map import coordinates
@@ -94,8 +94,7 @@ rewrite(
 Pair = int | Sequence[int]  # one number, or one for the height and one for the width
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     """The window that slides over an image: heights, then widths."""
 
     kernel: tuple[int, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Size
@@ -159,8 +160,7 @@ def integer_tile(traits: DeviceTraits, tile_m: int, tile_n: int) -> dict[str, in
     return sizes if traits.profile.tiles.quantized_unrolled else {**sizes, "UNROLL_CHUNKS": 0}
 
 
-@dataclass(frozen=True)
-class _Vectors:
+class _Vectors(NamedTuple):
     """Macros of `qmatvec.comp`: COLS, WORDS, LX and TEAMS."""
 
     columns: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -57,8 +57,7 @@ _RULES = {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A rule and its numbers.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -328,8 +329,7 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
 COLUMNS = 64  # columns of a workgroup, if each invocation has one
 
 
-@dataclass(frozen=True)
-class _Team:
+class _Team(NamedTuple):
     """A workgroup that takes `width` columns (of vec4s, if it reads vectors) at once, with `lanes`
     invocations for each."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -23,8 +24,7 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.scan"
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """How a running value is computed, as GLSL.
 
     Attributes:

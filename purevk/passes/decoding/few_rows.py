@@ -5,7 +5,7 @@ for the one before."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Layout, Node, Size, Value
@@ -36,8 +36,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class _Fused:
+class _Fused(NamedTuple):
     """A matmul with what it takes over.
 
     Attributes:

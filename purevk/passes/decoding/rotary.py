@@ -3,7 +3,7 @@ those of queries and keys with the writes to a cache that follow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value, values_in
@@ -122,8 +122,7 @@ class _Matcher:
 
 
 # -- with a cache --------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """The nodes that one dispatch runs: rotations of queries and of keys, and the writes of these and
     of values to their caches."""
 

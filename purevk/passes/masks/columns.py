@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -58,8 +57,7 @@ _SUMS = {
 }
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """Integers along the last dim: `sign` (-1, 0 or 1) times the position, plus `rest`, which is the
     same at all positions. If `rest` is a tensor, its last dim has the size 1, or it has no dims."""
 

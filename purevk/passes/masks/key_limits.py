@@ -4,7 +4,7 @@ mask: causal masks, sliding windows, valid lengths of a cache, and what is true 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,8 +67,7 @@ def _mask_of(node: Node) -> Value | None:
     return mask
 
 
-@dataclass(frozen=True)
-class _Limits:
+class _Limits(NamedTuple):
     """Which keys are seen: from `first` on, before `last`, where `rest` is true.
 
     `first` and `last` are columns of int32, `rest` a mask of booleans. None sets no limit. `empty`: no
@@ -84,8 +83,7 @@ class _Limits:
 _Part = tuple[Arg, bool]  # a condition, and whether it is negated
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     both: Value  # [..., 1] or [..., 2]
     rest: Value | None
 
