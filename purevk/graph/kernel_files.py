@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from purevk import knobs
@@ -14,9 +17,9 @@ from purevk.shaders.cache_entry import CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
 _log = logging.getLogger("purevk")
-_used: dict[
-    Path, set[str]
-] = {}  # by folder of PUREVK_OVERRIDE: the names of kernels of this process
+# By folder of PUREVK_OVERRIDE, the names of the kernels of this process.
+_used: dict[Path, set[str]] = {}
+_lock = threading.Lock()
 
 
 def stem_of(key: CacheKey) -> str:
@@ -101,15 +104,20 @@ def overridden(
 
 
 def _note_used(folder: Path, keys: Iterable[CacheKey]) -> None:
-    if not _used:
-        atexit.register(_warn_of_unused)
-    _used.setdefault(folder, set()).update(stem_of(key) for key in keys)
+    with _lock:
+        if not _used:
+            _at_exit(partial(_warn_of_unused, os.getpid()))
+        _used.setdefault(folder.resolve(), set()).update(stem_of(key) for key in keys)
 
 
-def _warn_of_unused() -> None:
-    """Names files that a user may have changed in vain."""
-    for folder, used in _used.items():
-        files = {path.stem: path.name for path in (*folder.glob("*.comp"), *folder.glob("*.spv"))}
+_at_exit = atexit.register
+
+
+def _warn_of_unused(process: int) -> None:
+    """Names files that a user may have changed in vain, if this is still the process of that number:
+    forks inherit what is to be done in the end."""
+    for folder, used in list(_used.items()) if os.getpid() == process else ():
+        files = {path.stem: path.name for path in (*folder.glob("*.spv"), *folder.glob("*.comp"))}
         unused = sorted(files[stem] for stem in files.keys() - used)
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""

@@ -12,8 +12,8 @@
 //   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
 //     of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
 //     attention_join.comp
-// Shared memory, bytes: (4 * VALUE_DIM + 8) * LOCAL / SG, without SG / LANES, and then
-// 4 * KEYS * LOCAL more.
+// Shared memory, bytes: (4 * VALUE_DIM + 8) * LOCAL / SG; without SG
+// (4 * VALUE_DIM + 8) * LOCAL / LANES + 4 * KEYS * LOCAL.
 // Grid: (S * splits, Hq, B); splits is 1 without SPLIT
 #include "core/common.glslh"
 #ifndef LOCAL

@@ -23,13 +23,14 @@
 // a multiple of 32 elements, and rows of W a multiple of 4 words, from a multiple of 4 on. Further
 // macros:
 //   ROWS      rows of A in a pass (1)
-//   SCALES4   1: groups have 32 elements, and rows a multiple of 4 groups
+//   SCALES4   1: groups have 32 elements, and rows of scales a multiple of 4
 //   SEGMENTS  that a subgroup reads at once (1)
 //   SUBS      subgroups, which share K (4)
 //   NORM, PAIRED, STORE_PAIR  as in qmatmul_few_rows.glslh: a workgroup computes 16 columns and those
 //             `pair` behind
 //   COOPMAT   0: the same in scalar arithmetic, for tests on devices without matrix cores
-// Shared memory, bytes: 256 * SUBS * SEGMENTS * ROWS, and 64 * SUBS * ROWS * (1 + PAIRED) for the sums.
+// Shared memory, bytes: 256 * SUBS * SEGMENTS * ROWS, 64 * SUBS * ROWS * (1 + PAIRED) for the sums,
+// and with NORM 4 * SUBS * ROWS.
 // Grid: (ceil(N / 16), ceil(M / ROWS)); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef ROWS

@@ -24,7 +24,7 @@
 //             of the row so far. 0: one half.
 //   SCALES    of a segment: 1, 2 or 4 (1). Groups are multiples of 4 words, and rows of W start at
 //             multiples of 4 words.
-//   SCALES4   1: there are 4 scales, and rows have a multiple of 4 groups
+//   SCALES4   1: there are 4 scales, and rows of scales have a multiple of 4
 //   BLOCKS    of 32 words of a row that a subgroup multiplies between two barriers (1)
 //   SEGMENTS  of a row that four invocations read at once: 2, or 1 for less code and fewer
 //             registers (2)

@@ -358,11 +358,8 @@ def _choose(
         part = traits.profile.attention_part_keys
         most = _dims.upper(keys) // part if _dims.upper(keys) > 2 * part else 1
         splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
-        shuffles = traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size in (
-            8,
-            16,
-            32,
-            64,
+        shuffles = traits.subgroup_size in (8, 16, 32, 64) and traits.has(
+            "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
         )
         subgroup = traits.subgroup_size if shuffles else None
         return Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)

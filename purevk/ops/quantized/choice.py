@@ -49,6 +49,7 @@ class QuantizedMatmul:
         halves: the activations are float16.
         wide: rows of the activations start at multiples of 16 elements, of which they have a whole
             number.
+        groups: scales from one row of the weight to the next. There may be more than a row needs.
     """
 
     m: Size
@@ -61,6 +62,7 @@ class QuantizedMatmul:
     integers: bool
     halves: bool = False
     wide: bool = False
+    groups: Size = 1
 
     @property
     def max_m(self) -> int:
@@ -71,6 +73,11 @@ class QuantizedMatmul:
     def max_n(self) -> int:
         """Rows of the weight, at most."""
         return _dims.upper(self.n)
+
+    @property
+    def has_vectors_of_scales(self) -> bool:
+        """Whether the scales of each row start at a multiple of 4, of which there is a whole number."""
+        return _dims.gcd_of(self.groups) % 4 == 0
 
     def reads_words(self, count: int) -> bool:
         """Whether rows and groups consist of so many words, several times."""
@@ -304,28 +311,26 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         or matmul.bits != 4
         or not traits.profile.has_fast_shared_memory
         or 8 not in traits.coopmat_columns
+        or not traits.has("subgroup_shuffle", "subgroup_arithmetic")
         or not matmul.reads_words(4)
         or not traits.fragment_order(DType.float16, 8)
     ):
         return None
-    depth = -(-_dims.upper(matmul.k) // 128)
+    depth = max(-(-_dims.upper(matmul.k) // 128), 1)
     if many:
         subs, segments = 4, 2
     else:
         subs, segments = (16, 1) if depth >= 64 else (8, 2)
     # Bytes of shared memory: A, the sums of columns or pairs of them, and squares.
     per_subgroup = rows * (256 * segments + (132 if rows <= PAIRED_ROWS else 64))
-    most = min(
-        traits.max_invocations // 32, traits.max_shared_memory // per_subgroup, max(depth, 1)
-    )
+    most = min(traits.max_invocations // 32, traits.max_shared_memory // per_subgroup, depth)
     while subs > max(most, 1):
         subs //= 2
     segments = min(segments, -(-depth // subs))
-    groups = _dims.gcd_of(matmul.k) % 128 == 0
     macros = {
         "COOPMAT": 1,
         "ROWS": rows,
-        "SCALES4": int(matmul.group == 32 and groups),
+        "SCALES4": int(matmul.group == 32 and matmul.has_vectors_of_scales),
         "SEGMENTS": segments,
         "SUBS": subs,
     }
@@ -344,6 +349,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     if (
         not traits.profile.has_fast_shared_memory
         or 8 not in traits.coopmat_columns
+        or not traits.has("subgroup_shuffle", "subgroup_arithmetic")
         or not matmul.reads_words(4)
         or (group and segment % group and group % segment)
     ):
@@ -372,7 +378,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         "ROWS": rows,
         "SPLIT": int(split),
         "SCALES": scales,
-        "SCALES4": int(scales == 4 and _dims.gcd_of(matmul.k) % segment == 0),
+        "SCALES4": int(scales == 4 and matmul.has_vectors_of_scales),
         "BLOCKS": tile.blocks,
         "SEGMENTS": tile.segments,
         "TILES": tile.tiles,

@@ -69,7 +69,16 @@ def matmul_of(
     (m, k), n = x.dims, weight.dims[0]
     halves = x.dtype is DType.float16
     return QuantizedMatmul(
-        m, n, k, bits, nbytes // 4, 0, group if grouped else 0, False, halves=halves
+        m,
+        n,
+        k,
+        bits,
+        nbytes // 4,
+        0,
+        group if grouped else 0,
+        False,
+        halves=halves,
+        groups=scales.dims[1],
     )
 
 

@@ -126,6 +126,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         integers,
         halves=x.dtype is DType.float16,
         wide=gcd16(k, x.strides[0], x.offset),
+        groups=groups,
     )
     if requantized is None and takes_halves(lowering.traits, matmul):
         _lower_in_halves(lowering, node, matmul, x, weight, scales, out)

@@ -33,8 +33,8 @@ from purevk.tuning.tiles import (
 # Measured over matmuls and convolutions of 1 to 12544 rows, alone and among the other layers of
 # models.
 MATMUL = MatmulCosts(
-    # Fitted to 247 products with 5 to 12 tiles each. The choice takes 3 % more than the best on
-    # average, and 35 % at worst.
+    # Fitted to 16 products with all tiles and 231 with 3 to 5 each. The choice takes 3 % more than
+    # the best on average, and 35 % at worst.
     tiled=TiledCosts(
         start=3.6,
         code=0.003,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -346,3 +350,20 @@ def test_texel_buffers(mask, dtype):
     buffers = [*inputs, Out(q.shape, dtype)]
     (got,) = run("attention/attention.comp", buffers, params, grid, macros)
     close(got, attend(q, k, v, scale, held if mask else None, None), dtype)
+
+
+@pytest.mark.slow
+def test_subgroups_of_16():
+    """llvmpipe's subgroups of 8 add up no shares by shuffles. It has larger ones if told so."""
+    if subgroup_size() != 8:
+        pytest.skip("needs llvmpipe with vectors of 8 floats")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
+    chosen = "test_attention and split_shuffled or limits and split_shuffled"
+    done = subprocess.run(
+        [*command, "-k", chosen],
+        env={**os.environ, "LP_NATIVE_VECTOR_WIDTH": "512"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:]

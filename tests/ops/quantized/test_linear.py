@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import FileFormatError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ir.dims import Dim, Symbol  # noqa: E402
+from purevk.ops.quantized import choice as quantized_choice  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
 from purevk.ops.quantized.choice import (  # noqa: E402
     QuantizedMatmul,
@@ -414,6 +416,43 @@ def test_when_the_weight_becomes_halves():
     assert not takes_halves(replace(traits, coopmat_shape=None), matmul)
 
 
+def stepwise(choosing, traits, matmul):
+    """What a function chooses for a GPU with matrix cores, in scalar arithmetic and with small
+    workgroups."""
+    gpu = replace(
+        traits,
+        features=traits.features | {"subgroup_shuffle", "subgroup_arithmetic"},
+        profile=DEFAULT,
+        cores=1,
+        max_shared_memory=49152,
+        coopmat_columns=(8,),
+        fragment_order=lambda dtype, columns: True,
+    )
+    form = choosing(gpu, matmul)
+    macros = {**form.macros, "COOPMAT": 0}
+    if form.template == "quantized/qdot_coopmat.comp":
+        return replace(form, macros=macros, subgroup_size=None)
+    macros |= {"TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
+    grid = (form.grid[0], -(-matmul.n // 16), 1)
+    return replace(form, macros=macros, grid=grid, subgroup_size=None)
+
+
+@pytest.mark.parametrize("groups", [4, 5, 8])
+@pytest.mark.parametrize("name", ["_dot_coopmat", "_coopmat"])
+def test_more_scales_than_a_row_needs(name, groups, monkeypatch, device):
+    if device != "cpu":
+        pytest.skip("it is the same on every device; tested with device='cpu' alone")
+    choosing = partial(stepwise, getattr(quantized_choice, name))
+    monkeypatch.setattr(quantized_matmul, "choose", choosing)
+    x, w = tensor(3, 128).half(), quantized_weight(72, 128, 4)
+    s = tensor(72, groups, low=0.01, high=0.2).half()
+    args = (x, pack_low_first(w), s.T.contiguous(), 32, None)
+    have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
+    kernel = "qdot_coopmat" if name == "_dot_coopmat" else "qmatmul_coopmat"
+    assert templates == [f"quantized/{kernel}.comp"]
+    close(have, x.double() @ grouped(w, s[:, :4].contiguous(), 32).T, torch.float16)
+
+
 @pytest.mark.slow
 def test_coopmat(monkeypatch, device):
     """The kernel on matrix cores as lowering sets it up, in scalar arithmetic and with small
@@ -421,25 +460,7 @@ def test_coopmat(monkeypatch, device):
     if device != "cpu":
         pytest.skip("it is the same on every device; tested with device='cpu' alone")
 
-    def stepwise(traits, matmul):
-        gpu = replace(
-            traits,
-            profile=DEFAULT,
-            cores=1,
-            max_shared_memory=49152,
-            coopmat_columns=(8,),
-            fragment_order=lambda dtype, columns: True,
-        )
-        form = choose(gpu, matmul)
-        small = {"COOPMAT": 0, "TILES": 1, "SUBS_N": 1, "SUBS_K": 1}
-        return replace(
-            form,
-            macros={**form.macros, **small},
-            grid=(form.grid[0], -(-matmul.n // 16), 1),
-            subgroup_size=None,
-        )
-
-    monkeypatch.setattr(quantized_matmul, "choose", stepwise)
+    monkeypatch.setattr(quantized_matmul, "choose", partial(stepwise, choose))
     for rows, dtype in ((7, torch.float16), (3, torch.float32)):
         x, w, s = (
             tensor(rows, 128).to(dtype),
@@ -459,7 +480,7 @@ def test_coopmat(monkeypatch, device):
 
 
 GPU = DeviceTraits(
-    frozenset({"subgroup_arithmetic", "subgroup_size_control"}),
+    frozenset({"subgroup_arithmetic", "subgroup_shuffle", "subgroup_size_control"}),
     cores=132,
     max_shared_memory=49152,
     max_invocations=1024,
@@ -487,7 +508,10 @@ def test_forms():
             replace(GPU, max_shared_memory=16384, max_invocations=128),
         ):
             k = words * 32 // bits
-            matmul = QuantizedMatmul(m, n, k, bits, words, 0, group, integers, halves)
+            groups = -(-k // group) if group else 1
+            matmul = QuantizedMatmul(
+                m, n, k, bits, words, 0, group, integers, halves, groups=groups
+            )
             form = choose(traits, matmul)
             own = form.macros
             if form.template == "quantized/qmatvec.comp":
@@ -511,7 +535,7 @@ def test_forms():
                 fragment_dots += 1
                 assert 1 < m <= own["ROWS"] and halves and not integers and bits == 4
                 assert words % 4 == 0 and group % 32 == 0 and traits.fragment_order(None, 8)
-                assert not own["SCALES4"] or (group == 32 and k % 128 == 0)
+                assert own["SCALES4"] == (group == 32 and groups % 4 == 0)
                 sums = 132 if own["ROWS"] <= 4 else 64
                 shared = own["ROWS"] * own["SUBS"] * (256 * own["SEGMENTS"] + sums)
                 assert shared <= traits.max_shared_memory
@@ -531,7 +555,7 @@ def test_forms():
                 )
                 assert own["SCALES"] == 1 or (
                     segment == own["SCALES"] * group
-                    and own["SCALES4"] == (own["SCALES"] == 4 and words % 16 == 0)
+                    and own["SCALES4"] == (own["SCALES"] == 4 and groups % 4 == 0)
                 )
                 fragments = max(own["ROWS"] * (1 + own["SPLIT"]) // 8, 1)
                 shared = (

@@ -12,7 +12,10 @@ from torch.nn import functional
 
 from purevk.graph.context import Context, default_context
 from purevk.ops.matmul import matmul
-from purevk.tuning import DEFAULT
+from purevk.ops.quantized import choice as quantized
+from purevk.ops.quantized import few_rows
+from purevk.ops.quantized.choice import Form, QuantizedMatmul
+from purevk.tuning import DEFAULT, DeviceTraits
 from purevk.tuning.tiles import DotSizes
 from tests.passes.decoding.harness import Int4, Int8, Projections, check, rotated
 
@@ -286,3 +289,65 @@ def test_quantized_weights_stay_apart(gpu: Context, monkeypatch: pytest.MonkeyPa
     torch.manual_seed(8)
     ops = check(Gated(_gate, False, Int4, 64), [(torch.randn(2, 64),)], context=gpu)
     assert [ops.count(name) for name in _QUANTIZED] == [0, 0, 2, 1]
+
+
+# -- the kernel on matrix cores, in scalar arithmetic ----------------------------------------------
+@pytest.fixture
+def fragments(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Has matmuls of few rows choose as for a GPU with matrix cores; a set for the kernels that ran."""
+
+    def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
+        made = quantized.choose(
+            dataclasses.replace(
+                traits,
+                features=traits.features | {"subgroup_shuffle", "subgroup_arithmetic"},
+                max_shared_memory=49152,
+                coopmat_columns=(8,),
+                fragment_order=lambda dtype, columns: True,
+            ),
+            matmul,
+        )
+        if made.template != "quantized/qdot_coopmat.comp":
+            return quantized.choose(traits, matmul)
+        macros = {**made.macros, "COOPMAT": 0}
+        return dataclasses.replace(made, macros=macros, subgroup_size=None)
+
+    monkeypatch.setattr(few_rows, "choose", choose)
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("rows", "bias", "width"), [(2, False, 128), (3, True, 288), (4, False, 288), (4, True, 128)]
+)
+def test_gates_on_fragments(
+    rows: int, bias: bool, width: int, gpu: Context, fragments: set[str]
+) -> None:
+    torch.manual_seed(6)
+    gated = Gated(_gate, bias, Int4, width).half()
+    ops = check(gated, [(torch.randn(1, rows, width).half(),)], context=gpu, kernels=fragments)
+    assert [ops.count(name) for name in _QUANTIZED] == [1, 0, 0, 0]
+    assert "quantized/qdot_coopmat.comp" in fragments
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_projections_on_fragments(heads_first: bool, gpu: Context, fragments: set[str]) -> None:
+    """Of 2 to 4 rows in one program."""
+    torch.manual_seed(7)
+    module = Projections(heads_first, rotated, True, True, Int4, 256).half()
+    for each in (module.q, module.k, module.v):
+        each.scales *= 0.3  # their products stay as small as tolerances expect
+    calls = [
+        (torch.randn(1, rows, 256).half(), torch.tensor([at])) for rows, at in ((4, 0), (3, 8))
+    ]
+    length = torch.export.Dim("length", min=2, max=4)
+    ops = check(module, calls, ({1: length}, None), gpu, kernels=fragments)
+    assert [ops.count(name) for name in _QUANTIZED] == [0, 1, 0, 0]
+    assert "quantized/qdot_coopmat.comp" in fragments
+
+
+def test_more_rows_compute_their_norm_once(gpu: Context, fragments: set[str]) -> None:
+    torch.manual_seed(8)
+    gated = Gated(_gate, False, Int4, 128).half()
+    ops = check(gated, [(torch.randn(1, 7, 128).half(),)], context=gpu, kernels=fragments)
+    assert [ops.count(name) for name in _QUANTIZED[:2]] == [0, 0]
+    assert ops.count("purevk.norm") == 1
