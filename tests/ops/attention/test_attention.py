@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from purevk.ops.attention.choice import Coopmat, Tiled, choose
+from purevk.ops.attention.choice import Coopmat, Decode, Tiled, choose
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
@@ -185,3 +185,24 @@ def test_tiles_leave_shared_memory_for_the_search_of_steps(shared):
                 line = width + 4
                 tiles = made.queries * line + 2 * made.keys * line + made.queries * (made.keys + 4)
                 assert 4 * tiles + 12 <= shared
+
+
+@pytest.mark.parametrize("shared", [16384, 32768])
+@pytest.mark.parametrize("subgroup", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("controlled", [True, False])
+def test_sums_of_decoding_fit_into_shared_memory(controlled, subgroup, shared):
+    """attention_decode.comp takes what its head says. It relies on the size of subgroups only where
+    that is what was asked for."""
+    features = {"subgroup_shuffle", "subgroup_basic"}
+    features |= {"subgroup_size_control"} if controlled else set()
+    traits = DeviceTraits(
+        frozenset(features), subgroup, 16, max_shared_memory=shared, max_invocations=256
+    )
+    for width in range(4, 260, 4):
+        made = choose(traits, 1, 16, 1, 5000, width, width)
+        assert isinstance(made, Decode)
+        assert made.subgroup == (subgroup if controlled and subgroup >= 8 else None)
+        lanes = made.subgroup or 8
+        nbytes = (4 * width + 8) * made.local // lanes
+        nbytes += 0 if made.subgroup else 16 * made.local
+        assert nbytes <= shared and made.local % lanes == 0 and made.local >= lanes
