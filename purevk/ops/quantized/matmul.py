@@ -335,6 +335,8 @@ def emit_linear(
     """x [..., K] times the weight: [..., N]. Scales and sums are [N, groups]. The scale and the
     zero point of an int8 x are two numbers, or two tensors with one element for each row of x."""
     k, rows = x.type.dims[-1], _dims.product(x.type.dims[:-1])
+    scales = _needed_groups(builder, scales, k, group)
+    sums = None if sums is None else _needed_groups(builder, sums, k, group)
     flat = builder.emit("aten.view.default", x, (rows, k))
     row_scales = row_zeros = None
     if isinstance(x_scale, Value):
@@ -385,6 +387,19 @@ def emit_linear(
             parts.append(multiply(part, *others))
         result = builder.emit("aten.cat.default", tuple(parts), 1)
     return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+
+
+def _needed_groups(builder: Builder, parameters: Value, k: Size, group: int) -> Value:
+    """Scales or sums [N, groups] without those of groups beyond k: what they contain must not
+    matter, and kernels may multiply zeros by them or add them."""
+    groups = parameters.type.dims[1]
+    if not (group and isinstance(k, int) and isinstance(groups, int)):
+        return parameters
+    needed = max(-(-k // group), 1)
+    if groups <= needed:
+        return parameters
+    parameters = builder.emit("aten.slice.Tensor", parameters, 1, 0, needed, 1)
+    return builder.emit("purevk.copy", parameters)
 
 
 def _copy_rows(builder: Builder, value: Value | None, start: int, end: int) -> Value | None:

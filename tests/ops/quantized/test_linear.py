@@ -446,11 +446,32 @@ def test_more_scales_than_a_row_needs(name, groups, monkeypatch, device):
     monkeypatch.setattr(quantized_matmul, "choose", choosing)
     x, w = tensor(3, 128).half(), quantized_weight(72, 128, 4)
     s = tensor(72, groups, low=0.01, high=0.2).half()
+    s[:, 4:] = float("nan")
     args = (x, pack_low_first(w), s.T.contiguous(), 32, None)
     have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
     kernel = "qdot_coopmat" if name == "_dot_coopmat" else "qmatmul_coopmat"
     assert templates == [f"quantized/{kernel}.comp"]
     close(have, x.double() @ grouped(w, s[:, :4].contiguous(), 32).T, torch.float16)
+
+
+@pytest.mark.parametrize("group", [12, 32])
+def test_groups_that_no_row_needs_do_not_matter(group):
+    """Neither numbers in place of their sums nor NaN in place of their scales."""
+    k, n = 3 * group, 20
+    x, w, s = tensor(5, k), quantized_weight(n, k, 4), tensor(n, 3, low=0.01, high=0.2)
+    scales = torch.nn.functional.pad(s.T, (0, 0, 0, 2), value=float("nan"))
+    name = "et_vk.linear_q4gsw.default"
+    have = run(name, (x, pack_low_first(w), scales, group, None), constants=(1, 2))
+    close(have, x.double() @ grouped(w, s, group).T)
+    scale, zero = torch.full((5,), 0.03), torch.full((5,), -7, dtype=torch.int8)
+    values = torch.clamp(torch.round(x * (1.0 / scale)[:, None]) - 7, -128, 127).double() + 7
+    sums = torch.stack([part.sum(1) for part in w.int().split(group, 1)]).int()
+    sums = torch.nn.functional.pad(sums, (0, 0, 0, 2), value=5)
+    for other in (0.5, float("nan")):
+        scales = torch.nn.functional.pad(s.T, (0, 0, 0, 2), value=other)
+        args = (x, scale, zero, pack_low_first(w), sums, scales, group, None)
+        have = run("et_vk.linear_dq8ca_q4gsw.default", args, constants=(3, 4, 5))
+        close(have, scale[0].double() * (values @ grouped(w, s, group).T))
 
 
 @pytest.mark.slow
