@@ -40,7 +40,7 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
         elif node.op == "aten.addmm.default":
             x, bias = node.tensor("a"), node.tensor("bias")
-            if (node.scalar("beta"), node.scalar("alpha")) != (1, 1) or bias.type.rank != 1:
+            if (node.scalar("beta"), node.scalar("alpha")) != (1, 1):
                 return None
             weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
         elif node.op == "aten.embedding.default":
@@ -58,6 +58,8 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             return None
         if weight is None or x.type.dtype not in (DType.float32, DType.float16):
             return None
+        if bias is not None and bias.type.dims != weight.quantized.type.dims[:1]:
+            return None  # a bias that broadcasts
         return rewriter.emit(
             "purevk.quantized_linear", x, weight.quantized, weight.scales, weight.group, bias
         )

@@ -64,6 +64,8 @@ def _matmul_shape(
 ) -> TensorType:
     result = matmul_type(a, b)
     _check_kinds(a, bias)
+    if bias is not None and not _is_of_columns(bias, result.dims[-1]):
+        raise ShapeError(f"cannot add {bias} to the columns of {result}")
     return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
@@ -431,12 +433,20 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
     if x.rank < 1 or weight.rank != 2 or x.dims[-1] != weight.dims[1]:
         raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
     _check_kinds(x, weight, bias)
-    return x.with_dims((*x.dims[:-1], weight.dims[0]))
+    result = x.with_dims((*x.dims[:-1], weight.dims[0]))
+    if bias is not None and _dims.product(broadcast(result.dims, bias.dims)) != result.numel:
+        raise ShapeError(f"cannot add {bias} to a linear layer with weight {weight} of {x}")
+    return result
 
 
 def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     k, n = weight.type.dims[1], weight.type.dims[0]
+    if bias is not None and not _is_of_columns(bias.type, n):  # torch broadcasts any bias
+        result = builder.emit("aten.linear.default", x, weight, None)
+        bias = builder.emit("aten._to_copy.default", bias, result.type.dtype)
+        result = builder.emit("aten.add.Tensor", result, bias, 1)
+        return builder.emit("aten.view.default", result, node.result.type.dims)
     rows = _dims.product(x.type.dims[:-1])
     flat = builder.emit("aten.view.default", x, (rows, k))
     limit = builder.traits.max_storage_range
@@ -457,6 +467,11 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
         packed = builder.emit("purevk.copy", packed)
     result = builder.emit(NAME, flat, packed, bias, None, ())
     return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+
+
+def _is_of_columns(bias: TensorType, n: Size) -> bool:
+    """Whether a bias is a vector of one number for each column, which kernels add."""
+    return bias.rank == 1 and bias.dims[0] == n
 
 
 def _linear_in_parts(
@@ -492,7 +507,7 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     bias, a, b = node.tensor("bias"), node.tensor("a"), node.tensor("b")
     beta, alpha = node.scalar("beta"), node.scalar("alpha")
     plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
-    if plain and bias.type.rank == 1 and bias.type.dims[0] == b.type.dims[1]:
+    if plain and _is_of_columns(bias.type, b.type.dims[1]):
         return builder.emit(NAME, a, b, bias, None, ())
     result = _multiply(builder, a, b)
     if alpha != 1:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purevk.errors import FileFormatError
 from tests.ops.harness import (
     SINGLE,
     Case,
@@ -258,3 +259,31 @@ def test_weight_larger_than_a_binding_from_the_cpu():
     with kernels_of("small"):
         fn = lambda x, w: F.linear(x, torch.cat([w, w.relu()], 1))  # noqa: E731
         check(Case(fn, (x, w), rtol=1e-5, atol=SINGLE, host=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_biases_that_broadcast(device):
+    """torch adds any bias that broadcasts to the result of a linear layer."""
+    weight = unit(5, 4, seed=1)
+    shapes = {
+        (2, 4): [(1,), (), (2, 1), (2, 5), (1, 5)],
+        (3, 2, 4): [(1,), (), (2, 5), (3, 2, 5), (1, 5)],
+        (4,): [(1,), (), (1, 5)],
+    }
+    cases = [
+        sum_case(
+            aten.linear.default, unit(*rows, dtype=dtype), weight.to(dtype), unit(*bias).to(dtype)
+        )
+        for rows, biases in shapes.items()
+        for bias in biases
+        for dtype in (torch.float32, torch.float16)
+    ]
+    with kernels_of(device):
+        check(cases)
+
+
+@pytest.mark.parametrize("bias", [(3,), (6,), (3, 5), (3, 1, 5)], ids=str)
+def test_biases_that_do_not_broadcast_are_refused(bias):
+    weight = unit(5, 4, seed=1)
+    with pytest.raises(FileFormatError, match="bias|broadcast|cannot add"):
+        run_with_templates("aten.linear.default", (unit(2, 4), weight, unit(*bias)))

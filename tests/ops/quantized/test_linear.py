@@ -326,6 +326,28 @@ def test_epilogue(device):
 
 
 @pytest.mark.purevk("int8", "storage_8bit")
+@pytest.mark.parametrize("shape", [(36,), (1,), (5, 36)], ids=str)
+def test_biases_beside_weights_that_stay_quantized(shape):
+    """torch broadcasts them."""
+    x, w, s, bias = tensor(5, 64), quantized_weight(36, 64), tensor(36, low=0.001), tensor(*shape)
+    recorder = Recorder()
+    given = [recorder.input(x), recorder.input(bias)]
+    parts = [recorder.constant(each) for each in (w, s, torch.zeros(36, dtype=torch.int64))]
+    name = "quantized_decomposed.dequantize_per_channel.default"
+    (weight,) = recorder.importer.emit(
+        name, (*parts, 0, -128, 127, DType.int8, DType.float32), [], [], "test"
+    )
+    args = (given[0], weight, given[1])
+    graph = recorder.importer.finish(
+        recorder.importer.emit("aten.linear.default", args, [], [], "test")
+    )
+    with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+        have = program.forward(x, bias)
+    want = x.double() @ (w.double() * s.double()[:, None]).T + bias.double()
+    torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=1e-3)  # sums of up to 1e4
+
+
+@pytest.mark.purevk("int8", "storage_8bit")
 def test_rows_that_vary(device):
     """One program for a prompt of many tokens and for single tokens."""
     w, s = quantized_weight(36, 64, 4), tensor(36, 2, low=0.01, high=0.2)
