@@ -61,6 +61,10 @@ def convolution_shape(
         else:
             sizes.append(convolved_size(x.dims[at + d], kernel, stride[d], padding[d], dilation[d]))
     out = weight.dims[1] * groups if transposed else weight.dims[0]
+    if bias is not None and isinstance(out, int):
+        numbers = bias.numel
+        if isinstance(numbers, int) and numbers < out:
+            raise ShapeError(f"a bias of {numbers} numbers for {out} channels")
     return x.with_dims((*lead, out, *sizes))
 
 

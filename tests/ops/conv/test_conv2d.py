@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purevk.errors import FileFormatError
 from tests.ops.harness import (
     SINGLE,
     aten,
@@ -18,6 +19,7 @@ from tests.ops.harness import (
     tensor,
     unit,
 )
+from tests.ops.quantized.harness import run
 
 pytestmark = pytest.mark.device
 
@@ -166,3 +168,14 @@ def test_convolution_batch_norm_relu_add_is_one_dispatch():
         with torch.no_grad(), program_of(lambda x, r: block(x, r), (x, r)) as program:
             assert len(dispatches(program)) == 1, dispatches(program)
             torch.testing.assert_close(program.forward(x, r), block(x, r), rtol=1e-5, atol=SINGLE)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_biases_for_too_few_channels_are_refused(transposed):
+    """Kernels would read what is behind them."""
+    args = (unit(1, 8, 5, 5), unit(8, 8, 3, 3, seed=1), unit(3))
+    with pytest.raises(FileFormatError, match="3 numbers for 8 channels"):
+        run(
+            "aten.convolution.default",
+            (*args, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1),
+        )
