@@ -27,7 +27,7 @@ def test_info(cli, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             profile, shown = profile_of(physical), each["profile"]
             assert list(shown) == [field.name for field in fields(profile)]
             assert shown["loads_in_flight"] == profile.loads_in_flight
-            assert shown["matmul"]["tiled"] == profile.matmul.tiled._asdict()
+            assert shown["matmul"]["vector"] == profile.matmul.vector._asdict()
             assert shown["tiles"]["tiled"] == [each._asdict() for each in profile.tiles.tiled]
     features = {row["name"]: row for row in found["features"]}
     assert list(features) == [row.name for row in FEATURES] and features["float16"]["on"] is False

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.glsl.harness import Out, bits, ceil_div, run
-from tests.glsl.quantized.test_qmatmul_coopmat import packed
+from tests.glsl.quantized.harness import packed
 
 pytestmark = pytest.mark.device
 

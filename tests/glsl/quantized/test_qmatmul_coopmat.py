@@ -18,20 +18,9 @@ from purevk.graph.fragments import TEMPLATE, expected_product, run_fragment
 from purevk.graph.kernels import KernelStore
 from purevk.tuning import DeviceTraits
 from tests.glsl.harness import Out, bits, ceil_div, device, pipeline, run
+from tests.glsl.quantized.harness import packed
 
 pytestmark = pytest.mark.device
-
-
-def packed(values, width, high_first):
-    """[N, K] quantized values as rows of a multiple of four words."""
-    n, k = values.shape
-    rows = np.zeros((n, ceil_div(k * width, 128) * 128 // width), np.int64)
-    rows[:, :k] = values
-    if width == 8:
-        return rows.astype(np.int8)
-    nibbles = (rows + 8).astype(np.uint8)
-    even, odd = nibbles[:, ::2], nibbles[:, 1::2]
-    return (even << 4 | odd) if high_first else (odd << 4 | even)
 
 
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
