@@ -32,7 +32,7 @@ def keep_weights_quantized(graph: Graph) -> Graph:
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         bias: Value | None = None
-        if node.op == "aten.linear.default":
+        if node.op == "aten.linear.default" and node.tensor("weight").type.rank == 2:
             x, bias = node.tensor("x"), node.optional_tensor("bias")
             weight = _weight(rewriter, graph, made, node.tensor("weight"))
         elif node.op == "aten.mm.default":

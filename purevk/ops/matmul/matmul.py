@@ -430,10 +430,10 @@ register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
-    if x.rank < 1 or weight.rank != 2 or x.dims[-1] != weight.dims[1]:
+    if x.rank < 1 or weight.rank not in (1, 2) or x.dims[-1] != weight.dims[-1]:
         raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
     _check_kinds(x, weight, bias)
-    result = x.with_dims((*x.dims[:-1], weight.dims[0]))
+    result = x.with_dims((*x.dims[:-1], *weight.dims[:-1]))
     if bias is not None and _dims.product(broadcast(result.dims, bias.dims)) != result.numel:
         raise ShapeError(f"cannot add {bias} to a linear layer with weight {weight} of {x}")
     return result
@@ -441,6 +441,11 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
 
 def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
+    if weight.type.rank == 1:  # one column, without a dim of its own
+        weight = builder.emit("aten.view.default", weight, (1, *weight.type.dims))
+        result = builder.emit("aten.linear.default", x, weight, None)
+        result = builder.emit("aten.view.default", result, node.result.type.dims)
+        return result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
     k, n = weight.type.dims[1], weight.type.dims[0]
     if bias is not None and not _is_of_columns(bias.type, n):  # torch broadcasts any bias
         result = builder.emit("aten.linear.default", x, weight, None)

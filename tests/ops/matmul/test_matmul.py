@@ -282,6 +282,12 @@ def test_biases_that_broadcast(device):
         check(cases)
 
 
+def test_linear_layers_of_one_column_without_a_dim():
+    fn, weight = aten.linear.default, unit(4, seed=1)
+    cases = [sum_case(fn, unit(*rows), weight) for rows in ((4,), (3, 4), (2, 3, 4))]
+    check([*cases, sum_case(fn, unit(2, 3, 4), weight, unit(seed=2))])
+
+
 @pytest.mark.parametrize("bias", [(3,), (6,), (3, 5), (3, 1, 5)], ids=str)
 def test_biases_that_do_not_broadcast_are_refused(bias):
     weight = unit(5, 4, seed=1)
