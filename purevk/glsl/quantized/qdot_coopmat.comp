@@ -16,8 +16,8 @@
 // first. The order of K is free if both operands have the same one. The four invocations that share a
 // row of a fragment read 4 consecutive words each, 32 quantized values of one group: a segment of 128
 // in all. Each of the four has a column of the right operand for itself, with the elements of A that
-// belong to its words, and zeros in their place in the other columns. So groups have sums of their
-// own, and no scale is applied before these are complete.
+// belong to its words; the other columns have zeros there. So groups have sums of their own, and no
+// scale is applied before these are complete.
 //
 // Buffers, macros: qmatmul_io.glslh; ACT is 0, BITS 4. Parameters: qmatmul_params.glslh. Groups have
 // a multiple of 32 elements, and rows of W a multiple of 4 words, from a multiple of 4 on. Further
@@ -157,8 +157,8 @@ uvec2 halves_of(int m0, int r, int k) {
     return uvec2(packHalf2x16(a.xy), packHalf2x16(a.zw));
 }
 
-// Where the elements of A for a segment are.
-int place_of(int sub, int s, int r) { return ((sub * SEGMENTS + s) * ROWS + r) * 32; }
+// The first pairs of A for a segment and a row.
+int start_of(int sub, int s, int r) { return ((sub * SEGMENTS + s) * ROWS + r) * 32; }
 
 // Stores the elements of A that belong to the words that `fetch` has read.
 void put(int m0, int first, int sub, int lane) {
@@ -176,7 +176,7 @@ void put(int m0, int first, int sub, int lane) {
 #endif
             uint low = second ? other : own.x, high = second ? own.y : other;
             uvec2 made = uvec2(low & 0xffffu | high << 16, low >> 16 | high & 0xffff0000u);
-            pairs_of_a[place_of(sub, s, r) + lane] = HIGH_FIRST == 1 ? made.yx : made;
+            pairs_of_a[start_of(sub, s, r) + lane] = HIGH_FIRST == 1 ? made.yx : made;
         }
     }
 }
@@ -199,7 +199,7 @@ void multiply_word(int s, int v, int sub, int lane) {
     }
 #endif
     EACH for (int pass = 0; pass < PASSES; pass++) {
-        int r = 2 * pass + lane / 16, at = place_of(sub, s, min(r, ROWS - 1)) + (lane % 4 * 4 + v) * 2;
+        int r = 2 * pass + lane / 16, at = start_of(sub, s, min(r, ROWS - 1)) + (lane % 4 * 4 + v) * 2;
         uvec2 pairs[2] = uvec2[2](uvec2(0), uvec2(0));
         if (mine && r < ROWS) pairs = uvec2[2](pairs_of_a[at], pairs_of_a[at + 1]);
 #if COOPMAT

@@ -22,7 +22,7 @@ HALVES_ROWS = (
 HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
 DOT_ROWS = (2, 4, 8)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
-PAIRED_ROWS = 4  # up to so many it takes a norm along, which each workgroup computes for all rows
+FUSED_ROWS = 4  # up to so many it normalizes: each workgroup computes the norms of all rows
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
 
@@ -305,7 +305,7 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     # Each workgroup brings all rows into shared memory.
     if (
         not rows
-        or (many and rows > PAIRED_ROWS)
+        or (many and rows > FUSED_ROWS)
         or matmul.integers
         or not matmul.halves
         or matmul.bits != 4
@@ -322,7 +322,7 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     else:
         subs, segments = (16, 1) if depth >= 64 else (8, 2)
     # Bytes of shared memory: A, the sums of columns or pairs of them, and squares.
-    per_subgroup = rows * (256 * segments + (132 if rows <= PAIRED_ROWS else 64))
+    per_subgroup = rows * (256 * segments + (132 if rows <= FUSED_ROWS else 64))
     most = min(traits.max_invocations // 32, traits.max_shared_memory // per_subgroup, depth)
     while subs > max(most, 1):
         subs //= 2

@@ -1,5 +1,6 @@
 """Matmuls of few rows with a quantized weight, with what comes before and after them in the same
-dispatch, as in `ops/matmul/few_rows.py`. They run `qdot.comp`, `qdot_coopmat.comp` and `qmatvec.comp`."""
+dispatch, as in `ops/matmul/few_rows.py`. They run `qdot.comp`, `qdot_coopmat.comp` and
+`qmatvec.comp`."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from purevk.lower.numbers import bits_of, gcd4
 from purevk.ops.matmul.few_rows import epilogue_of, joined_pairs, queries_of, store_to_cache
 from purevk.ops.quantized.choice import (
     FEW_ROWS,
-    PAIRED_ROWS,
+    FUSED_ROWS,
     Form,
     QuantizedMatmul,
     choose,
@@ -43,7 +44,7 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
         return None
     form = choose(traits, matmul)
     macros = form.macros
-    if form.template == "quantized/qdot_coopmat.comp" and macros["ROWS"] > PAIRED_ROWS:
+    if form.template == "quantized/qdot_coopmat.comp" and macros["ROWS"] > FUSED_ROWS:
         return None
     columns = {"quantized/qdot.comp": 4, "quantized/qdot_coopmat.comp": 16}.get(form.template)
     if columns:

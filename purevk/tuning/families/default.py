@@ -57,7 +57,7 @@ MATMUL = MatmulCosts(
         multiply_add=6e-6,
         shared_read=0.05,
         join=0.02,
-        registers=(1, 0),  # not counted
+        registers=(1, 0),  # they limit nothing
         register_file=65536,
         fullest=0.0,
     ),
