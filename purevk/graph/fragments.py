@@ -37,12 +37,16 @@ def trial_of(spec: KernelSpec) -> KernelSpec | None:
         "attention/attention_coopmat.comp": (
             DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
         ),
+        "matmul/matmul_fragments.comp": (
+            DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
+        ),
         "quantized/qdot_coopmat.comp": DType.float16,
         "quantized/qmatmul_coopmat.comp": DType.float16,
         "quantized/qmatmul_int.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
         "quantized/qconv2d.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
     }.get(spec.template)
-    return None if dtype is None else spec_of(dtype, int(macros.get("FRAGMENT_N", 8)))
+    columns = 16 if spec.template == "matmul/matmul_fragments.comp" else 8
+    return None if dtype is None else spec_of(dtype, int(macros.get("FRAGMENT_N", columns)))
 
 
 def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
@@ -56,7 +60,7 @@ def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
     def ask(dtype: DType, columns: int) -> bool:
         store, wanted = held(), (dtype, columns)
         if wanted not in answers and store is not None:
-            answer = f"{TEMPLATE} {dtype.name} {columns}"
+            answer = f"{TEMPLATE} {dtype.name} {columns}, both operands"
             kept = store.cache.get_tuning(store.device_key, answer)
             if kept is None:
                 try:

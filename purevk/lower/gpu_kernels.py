@@ -347,6 +347,76 @@ class Coopmat(_TileChoice):
 
 
 @dataclass(frozen=True)
+class Fragments(GpuChoice):
+    """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
+    The numbers are those of `FragmentSizes`."""
+
+    subs_m: int
+    subs_n: int
+    fragments_m: int
+    fragments_n: int
+    depth: int
+    template = "matmul/matmul_fragments.comp"
+    subgroup = 32
+
+    @property
+    def rows_per_group(self) -> int:
+        return 16 * self.subs_m * self.fragments_m
+
+    @property
+    def columns_per_group(self) -> int:
+        """Columns of the result that a workgroup makes."""
+        return 16 * self.subs_n * self.fragments_n
+
+    @property
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroup * self.subs_m * self.subs_n
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "SUBGROUPS_M": self.subs_m,
+            "SUBGROUPS_N": self.subs_n,
+            "FRAGMENTS_M": self.fragments_m,
+            "FRAGMENTS_N": self.fragments_n,
+            "DEPTH": self.depth,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.columns_per_group),
+            _dims.ceil_div(m, self.rows_per_group),
+            batches,
+        )
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.k % (16 * self.depth) == 0
+            and problem.n % 16 == 0
+            and self.threads <= traits.max_invocations
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.fragments
+        fragments = self.fragments_m * self.fragments_n
+        reads = self.fragments_m + self.fragments_n
+        registers = min(costs.registers + 8 * fragments + 4 * self.depth * reads, 255)
+        most = max(int(costs.register_file / registers) // self.threads, 1)
+        groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
+        rounds, load = _load(traits, groups, self.threads, 0, most, costs.fullest)
+        subgroups = self.subs_m * self.subs_n
+        work = subgroups * (costs.product * fragments + costs.load * reads)
+        return (
+            costs.start
+            + problem.k / 16 * (costs.latency * rounds + work * load)
+            + costs.store * subgroups * fragments * groups / traits.processors
+        )
+
+
+@dataclass(frozen=True)
 class WorkgroupCoopmat(_TileChoice):
     """`matmul_coopmat2.comp`: matrices of a workgroup of `invocations`, on matrix cores. A workgroup
     takes `least_steps` steps along K or more."""

@@ -12,6 +12,8 @@ from purevk.lower.gpu_kernels import (
     Coopmat,
     Distance,
     Dot,
+    Fragments,
+    GpuChoice,
     Problem,
     Tiled,
     Vector,
@@ -107,10 +109,31 @@ def _total(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> float:
     return cost
 
 
-def _runs(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> bool:
+def _runs(traits: DeviceTraits, problem: Problem, choice: GpuChoice) -> bool:
     """Whether the grid is one that the device takes."""
     grid = choice.grid(problem.m, problem.n, problem.batches)
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
+
+
+def choose_fragments(traits: DeviceTraits, problem: Problem) -> Fragments | None:
+    """The tile of `matmul_fragments.comp` for a problem; None if none fits, or if another kernel is
+    expected to be faster."""
+    found = _fragments(traits, problem)
+    if not found or found[0].cost(traits, problem) >= _total(
+        traits, problem, _cheapest(traits, problem)
+    ):
+        return None
+    return traits.choices.take("fragments", problem, lambda: found, found[0])
+
+
+@lru_cache(maxsize=4096)
+def _fragments(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
+    """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
+    tiles = [Fragments(*each) for each in traits.profile.tiles.fragments]
+    return sorted(
+        [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
+        key=lambda each: each.cost(traits, problem),
+    )
 
 
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:

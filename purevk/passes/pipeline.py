@@ -25,6 +25,7 @@ from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
+from purevk.passes.fragments import order_for_fragments
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.merge_matmuls import merge_matmuls, merge_quantized
@@ -64,6 +65,7 @@ OPTIONAL = (
     "merge_matmuls",
     "merge_quantized",
     "move_views",
+    "order_for_fragments",
     "rotate_to_caches",
     "select_matrices",
     "settle_control",
@@ -119,6 +121,9 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def few_rows(graph: Graph) -> Graph:
         return fuse_few_rows(graph, traits)
 
+    def with_fragments(graph: Graph) -> Graph:
+        return order_for_fragments(graph, traits)
+
     def merge_with_scales(graph: Graph) -> Graph:
         return merge_quantized(graph, traits)
 
@@ -127,6 +132,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
 
     with_checks.__name__ = check_indices.__name__
     key_limits.__name__ = find_key_limits.__name__
+    with_fragments.__name__ = order_for_fragments.__name__
     few_rows.__name__ = fuse_few_rows.__name__
     merge_with_scales.__name__ = merge_quantized.__name__
 
@@ -189,6 +195,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 fuse_pointwise,
                 few_rows,
                 fuse_epilogues,
+                with_fragments,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused)),

@@ -92,6 +92,30 @@ class WorkgroupCoopmatCosts(NamedTuple):
     fullest: float
 
 
+class FragmentCosts(NamedTuple):
+    """Microseconds of tiles on matrix cores whose operands are in the order of fragments.
+
+    Attributes:
+        start: to start the dispatch.
+        latency: to wait for memory, per 16 terms.
+        product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
+        load: for a multiprocessor to load a fragment of 16 x 16.
+        store: for a multiprocessor to store a fragment of results.
+        registers: of an invocation beside its sums and loads (a number, not microseconds).
+        register_file: registers of a multiprocessor (a number).
+        fullest: as that of `CoopmatCosts`.
+    """
+
+    start: float
+    latency: float
+    product: float
+    load: float
+    store: float
+    registers: int
+    register_file: int
+    fullest: float
+
+
 class VectorCosts(NamedTuple):
     """Microseconds of matmuls of few rows.
 
@@ -122,6 +146,7 @@ class MatmulCosts(NamedTuple):
         coopmat: tiles on matrix cores.
         window_coopmat: the same for convolutions whose window is read element by element.
         workgroup_coopmat: the same, staged by the driver.
+        fragments: the same, with operands in the order of fragments.
         vector: few rows.
         split_start: microseconds to start the dispatch that adds up the parts of a split K.
         split_element: microseconds of that dispatch, per element of a part.
@@ -132,6 +157,7 @@ class MatmulCosts(NamedTuple):
     coopmat: CoopmatCosts
     window_coopmat: CoopmatCosts
     workgroup_coopmat: WorkgroupCoopmatCosts
+    fragments: FragmentCosts
     vector: VectorCosts
     split_start: float
     split_element: float

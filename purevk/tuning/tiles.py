@@ -41,6 +41,17 @@ class WorkgroupSizes(NamedTuple):
     least_steps: int
 
 
+class FragmentSizes(NamedTuple):
+    """A workgroup of `matmul_fragments.comp`: `subs_m` x `subs_n` subgroups, each with `fragments_m` x
+    `fragments_n` fragments of 16 x 16 results, and `depth` steps of 16 terms in flight."""
+
+    subs_m: int
+    subs_n: int
+    fragments_m: int
+    fragments_n: int
+    depth: int
+
+
 class AttentionSizes(NamedTuple):
     """A workgroup of `attention_coopmat.comp`: each of `subgroups` takes `fragments` times 16
     queries, over `keys` keys a step. `q_steps` steps of 16 columns of the queries are in shared
@@ -121,6 +132,7 @@ class TileSizes(NamedTuple):
         coopmat: the same on matrix cores.
         coopmat_more: more of them, for matmuls alone.
         workgroup_coopmat: the same, staged by the driver.
+        fragments: matmuls on matrix cores whose operands are in the order of fragments.
         attention: attention on matrix cores.
         vector: the vector kernel where B is dense along n.
         vector_rows: the same for 16 rows of A.
@@ -149,6 +161,7 @@ class TileSizes(NamedTuple):
     coopmat: tuple[CoopmatSizes, ...]
     coopmat_more: tuple[CoopmatSizes, ...]
     workgroup_coopmat: tuple[WorkgroupSizes, ...]
+    fragments: tuple[FragmentSizes, ...]
     attention: tuple[AttentionSizes, ...]
     vector: tuple[VectorSizes, ...]
     vector_rows: tuple[VectorSizes, ...]

@@ -20,8 +20,8 @@
 #endif
 #endif
 // Tests whether a device has the order of elements in fragments.glslh. Multiplies A, 16 x DEPTH, by B,
-// DEPTH x FRAGMENT_N. Fills A, and B of 8 columns, and stores the sums element by element, in this
-// order. `out` is A B only if the device has it. B of 16 columns, and operands of bytes, are loaded.
+// DEPTH x FRAGMENT_N. Fills A and B and stores the sums element by element, in this order. `out` is
+// A B only if the device has it. Operands of bytes are loaded.
 //
 // COOPMAT  1: by cooperative matrices; 0: step by step, for comparison
 // BFLOAT16  with COOPMAT, 1: of bfloat16 (0: of float16)
@@ -37,17 +37,14 @@
 #define DEPTH 32
 #define ELEMENT int8_t
 #define SUM int
-#define EACH 4  // elements of a word
 #elif BFLOAT16
 #define DEPTH 16
 #define ELEMENT bfloat16_t
 #define SUM float
-#define EACH 2
 #else
 #define DEPTH 16
 #define ELEMENT float16_t
 #define SUM float
-#define EACH 2
 #endif
 
 layout(local_size_x = 32, local_size_y = 1, local_size_z = 1) in;
@@ -56,28 +53,22 @@ WRITEONLY_BUFFER(0, out, float)
 float a_at(int m, int k) { return float((7 * m + 13 * k) % 17 - 8); }
 float b_at(int k, int n) { return float((5 * k + 11 * n) % 19 - 9); }
 
-#if COOPMAT
-shared uint tile_a[16 * DEPTH / EACH], tile_b[DEPTH * FRAGMENT_N / EACH];
+#if COOPMAT && BYTES
+shared uint tile_a[16 * DEPTH / 4], tile_b[DEPTH * FRAGMENT_N / 4];
 
 // Neighbours of a row as a word.
 uint packed(vec4 v) {
-#if BYTES
     ivec4 i = ivec4(v) & 0xff;
     return uint(i.x | i.y << 8 | i.z << 16 | i.w << 24);
-#elif BFLOAT16
-    return floatBitsToUint(v.x) >> 16 | floatBitsToUint(v.y);
-#else
-    return packHalf2x16(v.xy);
-#endif
 }
 
 void fill_tiles(int lane) {
-    for (int i = lane; i < 16 * DEPTH / EACH; i += 32) {
-        int m = i * EACH / DEPTH, k = i * EACH % DEPTH;
+    for (int i = lane; i < 16 * DEPTH / 4; i += 32) {
+        int m = i * 4 / DEPTH, k = i * 4 % DEPTH;
         tile_a[i] = packed(vec4(a_at(m, k), a_at(m, k + 1), a_at(m, k + 2), a_at(m, k + 3)));
     }
-    for (int i = lane; i < DEPTH * FRAGMENT_N / EACH; i += 32) {
-        int k = i * EACH / FRAGMENT_N, n = i * EACH % FRAGMENT_N;
+    for (int i = lane; i < DEPTH * FRAGMENT_N / 4; i += 32) {
+        int k = i * 4 / FRAGMENT_N, n = i * 4 % FRAGMENT_N;
         tile_b[i] = packed(vec4(b_at(k, n), b_at(k, n + 1), b_at(k, n + 2), b_at(k, n + 3)));
     }
     barrier();
@@ -87,11 +78,11 @@ void fill_tiles(int lane) {
 void main() {
     int lane = int(gl_LocalInvocationIndex);
 #if COOPMAT
-    fill_tiles(lane);
     coopmat<ELEMENT, gl_ScopeSubgroup, 16, DEPTH, gl_MatrixUseA> a;
     coopmat<ELEMENT, gl_ScopeSubgroup, DEPTH, FRAGMENT_N, gl_MatrixUseB> b;
 #if BYTES
-    coopMatLoad(a, tile_a, 0, DEPTH / EACH, gl_CooperativeMatrixLayoutRowMajor);
+    fill_tiles(lane);
+    coopMatLoad(a, tile_a, 0, DEPTH / 4, gl_CooperativeMatrixLayoutRowMajor);
     bool fits = true;
 #else
     UNROLL for (int i = 0; i < 4; i++) {
@@ -100,11 +91,11 @@ void main() {
     }
     bool fits = a.length() == 8;
 #endif
-#if BYTES || FRAGMENT_N == 16
-    coopMatLoad(b, tile_b, 0, FRAGMENT_N / EACH, gl_CooperativeMatrixLayoutRowMajor);
+#if BYTES
+    coopMatLoad(b, tile_b, 0, FRAGMENT_N / 4, gl_CooperativeMatrixLayoutRowMajor);
 #else
-    UNROLL for (int i = 0; i < 4; i++) b[i] = ELEMENT(b_at(B_ROW(lane, i), B_COLUMN(lane)));
-    fits = fits && b.length() == 4;
+    UNROLL for (int i = 0; i < FRAGMENT_N / 2; i++) b[i] = ELEMENT(b_at(B_ROW(lane, i), B_COLUMN(lane, i)));
+    fits = fits && b.length() == FRAGMENT_N / 2;
 #endif
     coopmat<SUM, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator> sums =
         coopmat<SUM, gl_ScopeSubgroup, 16, FRAGMENT_N, gl_MatrixUseAccumulator>(0);

@@ -3,9 +3,9 @@
 // Layer norm, RMS norm and group norm: out = EPILOGUE((x - mean) * rstd * weight + bias, row, col),
 // in float.
 //
-// Buffers: x, weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, mean and rstd (if STATS; with RMS only
-// rstd), and what EXTRA_BUFFERS declares.
-// Offsets and strides are in elements. Parameters from number 14 on are free for EXTRA_BUFFERS.
+// Buffers: x, weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, blocks (if BLOCKS), mean and rstd (if
+// STATS; with RMS only rstd), and what EXTRA_BUFFERS declares.
+// Offsets and strides are in elements. Parameters from number 15 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  element types, those of elements.glslh; T_W is that of weight and bias
 //   FROM_X(v), FROM_W(v)      convert an element to float
@@ -22,6 +22,9 @@
 //               1: group norm of [N, C, H * W]. row = n * groups + group; columns are channels of a
 //                  group * H * W; weight and bias are indexed by channel
 //               2: the same of [N, H * W, C] (NHWC); x and out are dense
+//   BLOCKS      1: the result is stored in the order of fragments (fragment_blocks.glslh), in the buffer
+//               blocks behind out; 2: there alone, and there is no out. With GROUP 0; columns are a
+//               multiple of 16
 //   EPILOGUE(v, row, col)   what is stored
 //   EPILOGUE4(v, row, col)  the same for the vec4 of the columns col .. col + 3
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL  rows.glslh, which also has the grid
@@ -89,6 +92,12 @@
 #ifndef EXTRA_BUFFERS
 #define EXTRA_BUFFERS
 #endif
+#ifndef BLOCKS
+#define BLOCKS 0
+#endif
+#if BLOCKS
+#include "core/fragment_blocks.glslh"
+#endif
 #ifndef CACHE
 #define CACHE 0
 #endif
@@ -117,6 +126,9 @@ PARAM(9, mean_offset)
 #endif
 PARAM(10, rstd_offset)
 #endif
+#if BLOCKS
+PARAM(14, blocks_offset)
+#endif
 #if GROUP
 PARAM(11, group_channels)  // of one group
 PARAM(12, area)  // H * W
@@ -124,7 +136,9 @@ PARAM(13, groups)
 #endif
 
 #define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)
-#define EXTRA_BINDING (OUT_BINDING + 1 + STATS * (2 - RMS))
+#define BLOCKS_BINDING (OUT_BINDING + BLOCKS % 2)
+#define STATS_BINDING (OUT_BINDING + 1 + BLOCKS % 2)
+#define EXTRA_BINDING (STATS_BINDING + STATS * (2 - RMS))
 #if VEC4
 #define V vec4
 #define EACH 4
@@ -161,12 +175,17 @@ TEXEL_BUFFER(1 + HAS_WEIGHT, bias)
 #elif HAS_BIAS
 READONLY_BUFFER(1 + HAS_WEIGHT, bias, ELEMENT_W)
 #endif
+#if BLOCKS != 2
 BUFFER(OUT_BINDING, out, ELEMENT(T_OUT))
+#endif
+#if BLOCKS
+WRITEONLY_BUFFER(BLOCKS_BINDING, blocks, ELEMENT(T_OUT))
+#endif
 #if STATS
 #if !RMS
-BUFFER(OUT_BINDING + 1, mean, T_STATS)
+BUFFER(STATS_BINDING, mean, T_STATS)
 #endif
-BUFFER(OUT_BINDING + 2 - RMS, rstd, T_STATS)
+BUFFER(STATS_BINDING + 1 - RMS, rstd, T_STATS)
 #endif
 // The offset of a row's first element from the first element of x.
 int row_start(int row) {
@@ -224,9 +243,18 @@ void store(V v, int base, int row, int col) {
 #endif
 #if VEC4
     v = EPILOGUE4(v, row, col);
-    buf_out[(base + offset_in_row(col)) >> 2] = TO_OUT4(v);
+#define UNIT(i) ((i) >> 2)
+#define STORED TO_OUT4(v)
 #else
-    buf_out[base + offset_in_row(col)] = TO_OUT(EPILOGUE(v, row, col));
+    v = EPILOGUE(v, row, col);
+#define UNIT(i) (i)
+#define STORED TO_OUT(v)
+#endif
+#if BLOCKS != 2
+    buf_out[UNIT(base + offset_in_row(col))] = STORED;
+#endif
+#if BLOCKS
+    buf_blocks[UNIT(blocks_offset + BLOCK_ELEMENT(row, col, columns))] = STORED;
 #endif
 }
 

@@ -90,6 +90,8 @@ def emit_norm(
     macros: Mapping[str, int],
     group: Mapping[str, Size],
     index: EpilogueIndex,
+    blocks: Operand | None = None,
+    plain: bool = True,
 ) -> None:
     """Appends a dispatch of `norm.comp`.
 
@@ -100,6 +102,8 @@ def emit_norm(
         macros: those of the kind of norm.
         group: parameters of group norm alone.
         index: the index of an element, for the epilogue.
+        blocks: the result in the order of fragments.
+        plain: whether the result is stored in `out`; else only its type is read.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
     scales = {
@@ -129,7 +133,8 @@ def emit_norm(
             name: (operand, f"r{forms[name]}" if texels else "r")
             for name, operand in scales.items()
         },
-        "out": (out, "w"),
+        **({"out": (out, "w")} if plain else {}),
+        **({} if blocks is None else {"blocks": (blocks, "w")}),
         **made.buffers,
     }
     params: dict[str, Size] = {
@@ -140,6 +145,8 @@ def emit_norm(
         "eps_bits": bits_of(node.float("eps")),
         **group,
     }
+    if blocks is not None:
+        params["blocks_offset"] = blocks.offset
     if macros.get("GROUP") != 2:
         params |= {"x_row": columns, "out_row": columns}
     if weight is not None:
@@ -157,6 +164,7 @@ def emit_norm(
             "HAS_BIAS": int(bias is not None),
             "VEC4": int(vector),
             "TEXEL_W": int(texels),
+            **({} if blocks is None else {"BLOCKS": 1 if plain else 2}),
             **macros,
             **texel,
             **work.macros,

@@ -1,0 +1,204 @@
+#version 450
+#extension GL_GOOGLE_include_directive : enable
+#ifndef COOPMAT
+#define COOPMAT 0
+#endif
+#ifndef BFLOAT16
+#define BFLOAT16 0
+#endif
+#if COOPMAT
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#if BFLOAT16
+#extension GL_EXT_bfloat16 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int16 : require
+#endif
+#endif
+// out[m, n] = EPILOGUE(sum_k A[m, k] * B[k, n] + bias[n]) of 16 bits on matrix cores, without shared
+// memory: A and B are in the order of fragments (fragment_blocks.glslh), and invocations load their
+// elements of them directly. Sums are float.
+//
+// The elements of fragments of 16 x 16 x 16 must be where fragments.glslh says, those of the right
+// operand too, so the device has to be tested first.
+//
+// Buffers: those of matmul_io.glslh. A has ceil(M / 16) * 16 rows, of which those from M on may hold
+// anything, and B has N / 16 blocks of columns.
+// Macros: those of matmul_io.glslh, VEC8_A, VEC8_B and VEC4_OUT 1, and
+//   BLOCKS_OUT   1: the result is in the order of fragments, a left operand with N terms (0: rows)
+//   SUBGROUPS_M, SUBGROUPS_N   subgroups of a workgroup along rows and columns (2, 2)
+//   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (3, 3)
+//   DEPTH        steps of 16 terms that are loaded before they are needed; K / 16 is a multiple (2)
+//   BFLOAT16     with COOPMAT, 1: A and B are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
+//   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
+// K is a multiple of 16, N of 16.
+// Grid: (ceil(N / (16 * FRAGMENTS_N * SUBGROUPS_N)), ceil(M / (16 * FRAGMENTS_M * SUBGROUPS_M))).
+#include "core/common.glslh"
+#ifndef BLOCKS_OUT
+#define BLOCKS_OUT 0
+#endif
+#ifndef SUBGROUPS_M
+#define SUBGROUPS_M 2
+#endif
+#ifndef SUBGROUPS_N
+#define SUBGROUPS_N 2
+#endif
+#ifndef FRAGMENTS_M
+#define FRAGMENTS_M 3
+#endif
+#ifndef FRAGMENTS_N
+#define FRAGMENTS_N 3
+#endif
+#ifndef DEPTH
+#define DEPTH 2
+#endif
+#define FRAGMENT_N 16
+#ifndef VEC8_A
+#define VEC8_A 1
+#endif
+#ifndef VEC8_B
+#define VEC8_B 1
+#endif
+#ifndef VEC4_OUT
+#define VEC4_OUT 1
+#endif
+
+PARAM(0, M)
+PARAM(1, N)
+PARAM(2, K)
+PARAM(3, ldo)
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 0
+PARAM(4, offset_a)
+PARAM(5, offset_b)
+PARAM(6, offset_o)
+PARAM(7, offset_bias)
+
+#include "matmul/matmul_io.glslh"
+#include "core/fragments.glslh"
+#include "core/fragment_blocks.glslh"
+
+layout(local_size_x = 32 * SUBGROUPS_M * SUBGROUPS_N, local_size_y = 1, local_size_z = 1) in;
+
+#if COOPMAT
+#define EACH UNROLL
+#if BFLOAT16
+#define LOADED bfloat16_t
+#define LOADED_OF(bits) uintBitsToBFloat16EXT(uint16_t(bits))
+#else
+#define LOADED float16_t
+#endif
+#define SUB int(gl_SubgroupID)
+#define LANE int(gl_SubgroupInvocationID)
+#define SUMS(name) coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator> name
+#else
+#define EACH  // small code, which a software device compiles in time
+#define SUB int(gl_LocalInvocationIndex / 32u)
+#define LANE int(gl_LocalInvocationIndex % 32u)
+#define SUMS(name) float name[8]
+#endif
+
+#if COOPMAT
+#if BFLOAT16
+#define FILL(fragment, words)                                \
+    UNROLL for (int p = 0; p < 4; p++) {                     \
+        fragment[2 * p] = LOADED_OF(words[p] & 0xffffu);     \
+        fragment[2 * p + 1] = LOADED_OF(words[p] >> 16);     \
+    }
+#else
+#define FILL(fragment, words)                         \
+    UNROLL for (int p = 0; p < 4; p++) {              \
+        f16vec2 pair = unpackFloat2x16(words[p]);     \
+        fragment[2 * p] = pair.x;                     \
+        fragment[2 * p + 1] = pair.y;                 \
+    }
+#endif
+#else
+// Element [row][term] of a fragment whose words start at a place.
+#define WORDS_AT(buffer, at, row, term) buffer[(at) + (row) % 8 * 4 + (term) % 8 / 2][(row) / 8 * 2 + (term) / 8]
+float element_of(uint word, int odd) {
+    uint bits = odd == 1 ? word >> 16 : word & 0xffffu;
+#if BFLOAT16
+    return uintBitsToFloat(bits << 16);
+#else
+    return unpackHalf2x16(bits).x;
+#endif
+}
+#endif
+
+void main() {
+    int lane = LANE, steps = K / 16;
+    int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + SUB / SUBGROUPS_N) * FRAGMENTS_M;
+    int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + SUB % SUBGROUPS_N) * FRAGMENTS_N;
+    // The first words of this invocation, or without matrix cores of the block.
+    int at_a[FRAGMENTS_M], at_b[FRAGMENTS_N];
+    EACH for (int i = 0; i < FRAGMENTS_M; i++) {
+        at_a[i] = offset_a / 8 + min(block_m + i, (M + 15) / 16 - 1) * steps * 32 + COOPMAT * lane;
+    }
+    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
+        at_b[j] = offset_b / 8 + min(block_n + j, N / 16 - 1) * steps * 32 + COOPMAT * lane;
+    }
+    SUMS(sums[FRAGMENTS_M][FRAGMENTS_N]);
+#if COOPMAT
+    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) {
+        UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
+            sums[i][j] = coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>(0.0);
+        }
+    }
+    uvec4 next_a[DEPTH][FRAGMENTS_M], next_b[DEPTH][FRAGMENTS_N];
+    UNROLL for (int d = 0; d < DEPTH; d++) {
+        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + d * 32];
+        UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + d * 32];
+    }
+    for (int step = 0; step < steps; step += DEPTH) {
+        UNROLL for (int d = 0; d < DEPTH; d++) {
+            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[FRAGMENTS_M];
+            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[FRAGMENTS_N];
+            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) { FILL(a[i], next_a[d][i]) }
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) { FILL(b[j], next_b[d][j]) }
+            int then = min(step + d + DEPTH, steps - 1) * 32;
+            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + then];
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + then];
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
+                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[i], b[j], sums[i][j]);
+            }
+        }
+    }
+#else
+    for (int i = 0; i < FRAGMENTS_M; i++) {
+        for (int j = 0; j < FRAGMENTS_N; j++) {
+            for (int e = 0; e < 8; e++) {
+                int row = SUM_ROW(lane, e), column = SUM_COLUMN(lane, e);
+                sums[i][j][e] = 0.0;
+                for (int k = 0; k < K; k++) {
+                    int block = k / 16 * 32, term = k % 16;
+                    sums[i][j][e] += element_of(WORDS_AT(buf_a, at_a[i] + block, row, term), k % 2) *
+                                     element_of(WORDS_AT(buf_b, at_b[j] + block, column, term), k % 2);
+                }
+            }
+        }
+    }
+#endif
+    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
+        int n = (block_n + j) * 16 + lane % 4 * 4;
+        if (block_n + j >= N / 16) continue;
+        vec4 bias = bias4(n, N);
+        EACH for (int i = 0; i < FRAGMENTS_M; i++) {
+            int m = (block_m + i) * 16 + lane / 4;
+            vec4 low = vec4(sums[i][j][0], sums[i][j][1], sums[i][j][2], sums[i][j][3]) + bias;
+            vec4 high = vec4(sums[i][j][4], sums[i][j][5], sums[i][j][6], sums[i][j][7]) + bias;
+            // Rows behind the last one read what the epilogue reads for that one.
+            low = value4(low, 0, min(m, M - 1), n);
+            high = value4(high, 0, min(m + 8, M - 1), n);
+#if BLOCKS_OUT
+            if (m - lane / 4 < M) {
+                int at = offset_o + BLOCK_ELEMENT(m, n, N);
+                buf_out[at >> 2] = QUAD_FROM(T_OUT, low);
+                buf_out[(at >> 2) + 1] = QUAD_FROM(T_OUT, high);
+            }
+#else
+            if (m < M) buf_out[(offset_o + m * ldo + n) >> 2] = QUAD_FROM(T_OUT, low);
+            if (m + 8 < M) buf_out[(offset_o + (m + 8) * ldo + n) >> 2] = QUAD_FROM(T_OUT, high);
+#endif
+        }
+    }
+}

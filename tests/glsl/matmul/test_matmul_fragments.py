@@ -1,0 +1,82 @@
+"""matmul_fragments.comp: its arithmetic step by step on any device, and on matrix cores where a device
+has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.glsl.harness import Out, ceil_div, run
+
+pytestmark = pytest.mark.device
+
+
+def left_blocks(a: np.ndarray) -> np.ndarray:
+    """A matrix in the order of fragments, as the left operand. Rows that fill a block are NaN."""
+    rows, terms = a.shape
+    padded = np.full((ceil_div(rows, 16) * 16, terms), np.nan, a.dtype)
+    padded[:rows] = a
+    return (
+        padded.reshape(-1, 2, 8, terms // 16, 4, 4).transpose(0, 3, 2, 4, 1, 5).reshape(-1).copy()
+    )
+
+
+def rows_of(blocks: np.ndarray, rows: int, terms: int) -> np.ndarray:
+    """The first rows of a left operand."""
+    found = blocks.reshape(-1, terms // 16, 8, 4, 2, 4).transpose(0, 4, 2, 1, 3, 5)
+    return found.reshape(-1, terms)[:rows]
+
+
+def right_blocks(b: np.ndarray) -> np.ndarray:
+    """A matrix [terms, columns] in the order of fragments, as the right operand."""
+    terms, columns = b.shape
+    split = b.reshape(terms // 16, 4, 4, columns // 16, 4, 2, 2)
+    return split.transpose(3, 0, 4, 6, 1, 5, 2).reshape(-1).copy()
+
+
+@pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
+@pytest.mark.parametrize("m, n, k, subgroups, fragments, depth, blocks", [
+    (16, 16, 16, (1, 1), (1, 1), 1, 0),
+    (37, 48, 64, (1, 2), (2, 1), 2, 0),
+    (37, 48, 64, (2, 1), (1, 2), 4, 1),
+    pytest.param(100, 96, 128, (2, 2), (3, 3), 2, 1, marks=pytest.mark.slow),
+    pytest.param(90, 112, 96, (2, 2), (3, 4), 2, 0, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat):
+    rng = np.random.default_rng(n)
+    a, b = (rng.standard_normal(sizes).astype(np.float16) for sizes in ((m, k), (k, n)))
+    bias, residual = (rng.standard_normal(sizes).astype(np.float32) for sizes in (n, (m, n)))
+    macros = {
+        "T_A": "float16_t",
+        "T_B": "float16_t",
+        "T_OUT": "float16_t",
+        **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT", "BIAS"), 1),
+        "SUBGROUPS_M": subgroups[0],
+        "SUBGROUPS_N": subgroups[1],
+        "FRAGMENTS_M": fragments[0],
+        "FRAGMENTS_N": fragments[1],
+        "DEPTH": depth,
+        "BLOCKS_OUT": blocks,
+        "COOPMAT": int(coopmat),
+        "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, extra0, vec4)",
+        "EPILOGUE4(v, b, m, n)": "(max(v, 0.0) + buf_extra0[((m) * N + (n)) >> 2])",
+    }
+    params = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "ldo": n,
+        **dict.fromkeys(("offset_a", "offset_b", "offset_o", "offset_bias"), 0),
+    }
+    grid = tuple(
+        ceil_div(size, 16 * subgroups[d] * fragments[d]) for d, size in ((1, n), (0, m))
+    ) + (1,)
+    rows = ceil_div(m, 16) * 16 if blocks else m
+    buffers = [left_blocks(a), right_blocks(b), bias, Out((rows, n), np.float16), residual]
+    (got,) = run("matmul/matmul_fragments.comp", buffers, params, grid, macros, coopmat=coopmat)
+    if blocks:
+        got = rows_of(got, m, n)
+    wide = a.astype(np.float64)
+    wanted = np.maximum(wide @ b.astype(np.float64) + bias, 0) + residual
+    most = np.abs(wide) @ np.abs(b.astype(np.float64))
+    assert (np.abs(got - wanted) <= 1e-6 * most + 1e-3 * np.abs(wanted) + 1e-6).all()

@@ -1,0 +1,143 @@
+"""Matmuls and norms in the order of fragments, in scalar arithmetic on any device, and which matmuls
+take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import purevk
+from purevk.dtypes import DType
+from purevk.lower.gpu_kernels import Fragments
+from purevk.ops.matmul import fragments as operator
+from purevk.passes import fragments as pass_
+from purevk.tuning import DeviceTraits
+
+pytestmark = pytest.mark.device
+
+
+@dataclass(frozen=True)
+class Stepwise(Fragments):
+    """A small tile, without matrix cores."""
+
+    subgroup = None
+
+    @property
+    def threads(self):
+        return 32 * self.subs_m * self.subs_n
+
+    def macros(self):
+        return {**super().macros(), "COOPMAT": 0}
+
+
+@pytest.fixture
+def stepwise(monkeypatch):
+    """Fragments of halves on a device without matrix cores, for 20 rows or more."""
+
+    def tile_of(traits, dtype, rows, columns, terms):
+        fits = isinstance(columns, int) and isinstance(terms, int) and terms % 16 == 0
+        if not fits or columns % 16 or not (isinstance(rows, int) and rows >= 20):
+            return None
+        return Stepwise(1, 2, 2, 1, 1)
+
+    for module in (operator, pass_):
+        monkeypatch.setattr(module, "tile_of", tile_of)
+        monkeypatch.setattr(module, "has_fragments", lambda traits, dtype: dtype is DType.float16)
+
+
+class Layer(nn.Module):
+    """A layer of an encoder, with the norms before or after its halves."""
+
+    def __init__(self, width, before, rms=False):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=False)
+        norm = nn.RMSNorm if rms else nn.LayerNorm
+        self.norms = nn.ModuleList(norm(width) for _ in range(2))
+        self.before = before
+
+    def attend(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0])
+
+    def feed(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+    def forward(self, x):
+        if self.before:
+            x = x + self.attend(self.norms[0](x))
+            return x + self.feed(self.norms[1](x))
+        x = self.norms[0](x + self.attend(x))
+        return self.norms[1](x + self.feed(x))
+
+
+def compare(module, x, expected):
+    """Runs a module of halves, compares it with eager torch in float32, and its operators with those
+    that are expected."""
+    module = module.half().eval().requires_grad_(False)
+    program = purevk.compile(module, (x.half(),))
+    plan = program.method("forward").executable.plan
+    found = [dispatch.kernel for dispatch in plan.dispatches]
+    made = torch.from_numpy(program.forward(x.half().numpy()).copy()).float()
+    wanted = module.float()(x.half().float())
+    assert (made - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+    names = [
+        kernel.template.split("/")[1].removesuffix(".comp")
+        + "".join(f" {name}" for name in ("BLOCKS", "BLOCKS_OUT") if dict(kernel.macros).get(name) not in (None, "0"))
+        for kernel in found
+    ]
+    assert [name for name in names if "fragments" in name or "BLOCKS" in name] == expected
+
+
+MATMUL = "matmul_fragments"
+
+
+@pytest.mark.parametrize("rms", [False, True], ids=["layer_norm", "rms_norm"])
+def test_norms_before(stepwise, rms):
+    """The matmul behind a norm, and the one behind it. Rows fill no block."""
+    torch.manual_seed(0)
+    expected = ["norm BLOCKS", MATMUL, "norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL]
+    compare(Layer(32, True, rms), torch.randn(2, 11, 32), expected)
+
+
+def test_norms_behind(stepwise):
+    """A residual reads the norm as well."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(Layer(32, False), Layer(32, False))
+    expected = ["norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL, "norm BLOCKS", MATMUL]
+    compare(layers, torch.randn(1, 37, 32), [*expected, *expected[:3]])
+
+
+class Odd(nn.Module):
+    """What does not take part: few columns, few rows, a matrix that is no constant, an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.odd = nn.LayerNorm(32), nn.Linear(32, 24)
+        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 32)
+
+    def forward(self, x):
+        made = self.norm(x)
+        other = made @ made[:32].T
+        few = self.first(self.norm(x[:16]))
+        first = self.first(made)
+        return torch.cat([made, self.odd(self.norm(2 * x)), other, self.second(first), first + 1, few.repeat(3, 1)[:40]], 1)
+
+
+def test_others_stay(stepwise):
+    torch.manual_seed(2)
+    compare(Odd(), torch.randn(40, 32), ["norm BLOCKS", MATMUL])
+
+
+def test_without_known_fragments():
+    """The order of fragments is asked of the device, which has to list those of 16 columns."""
+    listed = DeviceTraits(frozenset(), coopmat_columns=(8, 16), fragment_order=lambda d, c: c == 8)
+    assert not operator.has_fragments(listed, DType.float16)
+    known = DeviceTraits(frozenset(), coopmat_columns=(16,), fragment_order=lambda d, c: True)
+    assert operator.has_fragments(known, DType.float16)
+    assert not operator.has_fragments(known, DType.bfloat16)
+    assert not operator.has_fragments(known, DType.float32)
