@@ -25,6 +25,7 @@ from purevk.ir import dims as _dims
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
+LEAST_ROWS = 768  # of `Fragments`
 _RESIDENT = 2  # workgroups of `WorkgroupCoopmat` of a multiprocessor, by their registers
 
 
@@ -356,6 +357,7 @@ class Fragments(GpuChoice):
     fragments_m: int
     fragments_n: int
     depth: int
+    together: int = 1
     template = "matmul/matmul_fragments.comp"
     subgroup = 32
 
@@ -391,28 +393,31 @@ class Fragments(GpuChoice):
         )
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+        """Whether the template's conditions and the device's limits hold, and enough rows share what
+        is read of B. With fewer, its latency counts, and tiles in shared memory read further ahead."""
         return (
             problem.k % (16 * self.depth) == 0
             and problem.n % 16 == 0
+            and problem.m >= LEAST_ROWS
             and self.threads <= traits.max_invocations
         )
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.fragments
-        fragments = self.fragments_m * self.fragments_n
-        reads = self.fragments_m + self.fragments_n
-        registers = min(costs.registers + 8 * fragments + 4 * self.depth * reads, 255)
-        most = max(int(costs.register_file / registers) // self.threads, 1)
+        subgroups, fragments = self.subs_m * self.subs_n, self.fragments_m * self.fragments_n
         groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
-        rounds, load = _load(traits, groups, self.threads, 0, most, costs.fullest)
-        subgroups = self.subs_m * self.subs_n
-        work = subgroups * (costs.product * fragments + costs.load * reads)
+        load = groups / traits.processors
+        rounds = ceil(ceil(groups, traits.processors), self.together)
+        even, fullest, together = costs.product
+        product = even * load + fullest * ceil(groups, traits.processors)
+        product += together * rounds * self.together
+        loads = costs.load * (self.fragments_m + self.fragments_n)
         return (
             costs.start
-            + problem.k / 16 * (costs.latency * rounds + work * load)
-            + costs.store * subgroups * fragments * groups / traits.processors
+            + problem.k / 16 * subgroups * (fragments + loads) * product
+            + costs.store * subgroups * fragments * load
+            + costs.round * rounds
         )
 
 

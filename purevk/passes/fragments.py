@@ -1,11 +1,14 @@
 """Matmuls of constant weights read both operands in the order of the fragments of matrix cores, where
-what makes their rows can write it: a norm, or another such matmul."""
+what makes their rows can write it: a norm, attention, or another such matmul."""
 
 from __future__ import annotations
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
+from purevk.ops.attention.attention import BLOCKS as ATTENTION_BLOCKS
+from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
+from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.matmul.fragments import BLOCK, has_fragments, right_blocks, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
@@ -14,7 +17,7 @@ from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
-_VIEW = "aten.view.default"
+_VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
 
 
 def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -39,9 +42,11 @@ def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
         rewriter.source = node.source
         if node in finder.sources:
             _emit_matmul(rewriter, node, current, finder, blocks, weights)
-        elif node in finder.readers:
+        elif node in finder.readers and node.op == NORM:
             _emit_norm(rewriter, node, current, finder, blocks)
-        elif node.op == _VIEW and node.tensor("x") in gone:
+        elif node in finder.readers:
+            blocks[node.result] = rewriter.emit(ATTENTION_BLOCKS, *current.args)
+        elif node.op in (_VIEW, _PERMUTE) and node.tensor("x") in gone:
             gone.add(node.result)
         else:
             rewriter.keep(current)
@@ -87,7 +92,7 @@ class _Finder:
             if value in self._outputs:
                 return True
             for user in self._users.get(value, ()):
-                if user.op == _VIEW:
+                if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
                 elif user not in wanted or value is not user.tensor("a") or _count(user, value) > 1:
                     return True
@@ -95,32 +100,59 @@ class _Finder:
 
     def _source(self, rows: Value) -> Node | None:
         """What can make a matrix in the order of fragments; None if nothing can."""
-        terms = rows.type.dims[-1]
-        value, node = rows, self._made.get(rows)
-        while node is not None and node.op == _VIEW:
-            value = node.tensor("x")
-            node = self._made.get(value)
-        if node is None or rows.type.rank != 2 or value in self._written:
+        if rows.type.rank != 2:
             return None
-        if value.type.dims[-1] != terms or value.type.dtype is not rows.type.dtype:
+        value, heads = self._origin(rows)
+        node = self._made.get(value)
+        if node is None or value in self._written or value.type.dtype is not rows.type.dtype:
+            return None
+        if heads:
+            return node if self._attends(node, rows) else None
+        if value.type.dims[-1] != rows.type.dims[-1]:
             return None
         if node.op == NORM and node.int("count") == 1 and value.type.rank > 1:
             return node
-        # A matmul writes one order alone, so it is not asked to if others read its result.
-        return node if node in self.sources and self._is_read_by_matmuls_alone(node) else None
+        return node if node in self.sources and self._is_read_alike(node, rows) else None
 
-    def _is_read_by_matmuls_alone(self, node: Node) -> bool:
-        waiting = [node.result]
+    def _origin(self, rows: Value) -> tuple[Value, bool]:
+        """What a matrix is a view of, and whether the heads of that come to lie side by side."""
+        value, heads = rows, False
+        while (node := self._made.get(value)) is not None:
+            side_by_side = node.op == _PERMUTE and tuple(node.ints("dims")) == HEADS_LAST
+            if node.op != _VIEW and (heads or not side_by_side):
+                break
+            heads = heads or side_by_side
+            value = node.tensor("x")
+        return value, heads
+
+    def _attends(self, node: Node, rows: Value) -> bool:
+        """Whether attention can write a matrix, with the heads of a row side by side, that matmuls
+        alone read."""
+        if node.op != ATTENTION:
+            return False
+        batches, heads, queries, width = node.result.type.dims
+        return (
+            rows.type.dims == (batches * queries, heads * width)
+            and writes_blocks(self._traits, node)
+            and self._is_read_alike(node, rows)
+        )
+
+    def _is_read_alike(self, node: Node, rows: Value) -> bool:
+        """Whether matmuls that read the order of fragments alone read a node's result, all of them as
+        the matrix `rows`. Its kernel writes one order."""
+        waiting, origin = [node.result], self._origin(rows)
         while waiting:
             value = waiting.pop()
             if value in self._outputs:
                 return False
             for user in self._users.get(value, ()):
-                if user.op == _VIEW:
+                if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
                 elif (
                     user.op != MATMUL
                     or value is not user.tensor("a")
+                    or value.type.dims != rows.type.dims
+                    or self._origin(value) != origin
                     or _count(user, value) > 1
                     or not self._takes(user)
                 ):

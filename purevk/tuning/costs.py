@@ -93,27 +93,24 @@ class WorkgroupCoopmatCosts(NamedTuple):
 
 
 class FragmentCosts(NamedTuple):
-    """Microseconds of tiles on matrix cores whose operands are in the order of fragments.
+    """Microseconds of tiles on matrix cores whose operands are in the order of fragments. A
+    multiprocessor works on `FragmentSizes.together` workgroups at a time.
 
     Attributes:
         start: to start the dispatch.
-        latency: to wait for memory, per 16 terms.
-        product: for a multiprocessor to multiply fragments of 16 x 16 x 16.
-        load: for a multiprocessor to load a fragment of 16 x 16.
+        product: for a subgroup to multiply fragments of 16 x 16 x 16: if the work is shared evenly,
+            for each workgroup of the multiprocessor that has the most, and for each as if all
+            times had as many.
+        load: part of `product` that it takes to load a fragment of 16 x 16.
         store: for a multiprocessor to store a fragment of results.
-        registers: of an invocation beside its sums and loads (a number, not microseconds).
-        register_file: registers of a multiprocessor (a number).
-        fullest: as that of `CoopmatCosts`.
+        round: for each time that a multiprocessor starts workgroups.
     """
 
     start: float
-    latency: float
-    product: float
+    product: tuple[float, float, float]
     load: float
     store: float
-    registers: int
-    register_file: int
-    fullest: float
+    round: float
 
 
 class VectorCosts(NamedTuple):

@@ -12,7 +12,10 @@ from torch import nn
 
 import purevk
 from purevk.dtypes import DType
+from purevk.ir import dims as _dims
 from purevk.lower.gpu_kernels import Fragments
+from purevk.ops.attention import attention
+from purevk.ops.attention.choice import Coopmat
 from purevk.ops.matmul import fragments as operator
 from purevk.passes import fragments as pass_
 from purevk.tuning import DeviceTraits
@@ -34,6 +37,23 @@ class Stepwise(Fragments):
         return {**super().macros(), "COOPMAT": 0}
 
 
+class StepwiseAttention(Coopmat):
+    """The same for attention."""
+
+    def emit(self, lowering, call):
+        lowering.dispatch(
+            "attention/attention_coopmat.comp",
+            {name: (operand, mode[0]) for name, (operand, mode) in call.buffers.items()},
+            macros={
+                **{name: value for name, value in call.macros.items() if "TEXEL" not in name},
+                **{"COOPMAT": 0, "SUBS": 1, "KEYS": 16},
+            },
+            params=call.params,
+            grid=(_dims.ceil_div(call.queries, 16), call.heads, call.batches),
+            flops=call.flops,
+        )
+
+
 @pytest.fixture
 def stepwise(monkeypatch):
     """Fragments of halves on a device without matrix cores, for 20 rows or more."""
@@ -47,6 +67,14 @@ def stepwise(monkeypatch):
     for module in (operator, pass_):
         monkeypatch.setattr(module, "tile_of", tile_of)
         monkeypatch.setattr(module, "has_fragments", lambda traits, dtype: dtype is DType.float16)
+    monkeypatch.setattr(pass_, "writes_blocks", lambda traits, node: False)
+
+
+@pytest.fixture
+def attending(stepwise, monkeypatch):
+    """Attention takes part too."""
+    monkeypatch.setattr(attention, "choose", lambda *sizes: StepwiseAttention())
+    monkeypatch.setattr(pass_, "writes_blocks", attention.writes_blocks)
 
 
 class Layer(nn.Module):
@@ -61,8 +89,10 @@ class Layer(nn.Module):
         self.before = before
 
     def attend(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return self.out(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0])
+        q, k, v = (
+            each.unflatten(-1, (-1, 16)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1)
+        )
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def feed(self, x):
         return self.down(F.gelu(self.up(x)))
@@ -87,7 +117,11 @@ def compare(module, x, expected):
     assert (made - wanted).abs().max() <= 1e-2 * wanted.abs().max()
     names = [
         kernel.template.split("/")[1].removesuffix(".comp")
-        + "".join(f" {name}" for name in ("BLOCKS", "BLOCKS_OUT") if dict(kernel.macros).get(name) not in (None, "0"))
+        + "".join(
+            f" {name}"
+            for name in ("BLOCKS", "BLOCKS_OUT")
+            if dict(kernel.macros).get(name) not in (None, "0")
+        )
         for kernel in found
     ]
     assert [name for name in names if "fragments" in name or "BLOCKS" in name] == expected
@@ -112,6 +146,62 @@ def test_norms_behind(stepwise):
     compare(layers, torch.randn(1, 37, 32), [*expected, *expected[:3]])
 
 
+def test_heads_side_by_side(attending):
+    """Attention writes its result for the matmul behind it."""
+    torch.manual_seed(4)
+    expected = [*_ATTENDING, "norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL]
+    compare(Layer(48, True), torch.randn(3, 21, 48), expected)
+
+
+_ATTENDING = ["norm BLOCKS", MATMUL, "attention_coopmat BLOCKS_OUT", MATMUL]
+
+
+class Turned(nn.Module):
+    """Attention whose heads do not lie side by side, or whose result something else reads too."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.out, self.turned = nn.Linear(32, 32), turned
+
+    def forward(self, x):
+        x = x.unflatten(-1, (-1, 16)).transpose(1, 2)
+        made = F.scaled_dot_product_attention(x, x, x)
+        if self.turned:
+            return self.out(made.transpose(2, 3).reshape(-1, 32))
+        rows = made.transpose(1, 2).flatten(2)
+        return self.out(rows) + rows
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_attention_in_rows(attending, turned):
+    torch.manual_seed(5)
+    compare(Turned(turned), torch.randn(2, 32, 32), [])
+
+
+class Twice(nn.Module):
+    """A matmul whose result two others read, once with other rows."""
+
+    def __init__(self, alike):
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(32), nn.Linear(32, 64)
+        self.second, self.third = nn.Linear(64, 48), nn.Linear(64 if alike else 32, 16)
+        self.alike = alike
+
+    def forward(self, x):
+        made = self.first(self.norm(x))
+        other = self.third(torch.relu(made) if self.alike else made.view(-1, 32))
+        return self.second(made if not self.alike else torch.relu(made)).sum() + other
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_two_readers(stepwise, alike):
+    torch.manual_seed(3)
+    expected = ["norm BLOCKS", MATMUL]
+    if alike:
+        expected = ["norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL]  # the readers are merged
+    compare(Twice(alike), torch.randn(40, 32), expected)
+
+
 class Odd(nn.Module):
     """What does not take part: few columns, few rows, a matrix that is no constant, an output."""
 
@@ -125,7 +215,17 @@ class Odd(nn.Module):
         other = made @ made[:32].T
         few = self.first(self.norm(x[:16]))
         first = self.first(made)
-        return torch.cat([made, self.odd(self.norm(2 * x)), other, self.second(first), first + 1, few.repeat(3, 1)[:40]], 1)
+        return torch.cat(
+            [
+                made,
+                self.odd(self.norm(2 * x)),
+                other,
+                self.second(first),
+                first + 1,
+                few.repeat(3, 1)[:40],
+            ],
+            1,
+        )
 
 
 def test_others_stay(stepwise):

@@ -20,6 +20,8 @@
 //   BFLOAT16  with COOPMAT, 1: they are bfloat16. Needs a compiler that knows GL_EXT_bfloat16. (0)
 //   FRAGMENTS_M  fragments of 16 queries per subgroup (1)
 //   FRAGMENT_N  columns of the right fragments: 8 or 16, what the device has (8)
+//   BLOCKS_OUT  1: out is a matrix [B * S, Hq * VALUE_DIM] in the order of fragments
+//     (fragment_blocks.glslh). VALUE_DIM is a multiple of 16 (0)
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16; times the columns of a padded head, of k and of v, a
 //     multiple of 128 * SUBS
@@ -36,6 +38,12 @@
 #include "core/common.glslh"
 #ifndef BFLOAT16
 #define BFLOAT16 0
+#endif
+#ifndef BLOCKS_OUT
+#define BLOCKS_OUT 0
+#endif
+#if BLOCKS_OUT
+#include "core/fragment_blocks.glslh"
 #endif
 #ifndef FRAGMENTS_M
 #define FRAGMENTS_M 1
@@ -363,8 +371,13 @@ void main() {
             other = vec2(subgroupShuffleXor(other.x, 1u), subgroupShuffleXor(other.y, 1u));
             int quad = 2 * v + lane % 4 / 2;
             if (row < S && quad < DV4) {
-                buf_out[(base_o + row * o_row) / 4 + quad] =
-                    QUAD_FROM(T_OUT, (odd ? vec4(other, lower) : vec4(upper, other)));
+#if BLOCKS_OUT
+                int columns = int(gl_NumWorkGroups.y) * VALUE_DIM;
+                int at = offset_o + BLOCK_ELEMENT(batch * S + row, head * VALUE_DIM + 4 * quad, columns);
+#else
+                int at = base_o + row * o_row + 4 * quad;
+#endif
+                buf_out[at / 4] = QUAD_FROM(T_OUT, (odd ? vec4(other, lower) : vec4(upper, other)));
             }
         }
     }

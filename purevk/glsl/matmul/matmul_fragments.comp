@@ -83,7 +83,6 @@ layout(local_size_x = 32 * SUBGROUPS_M * SUBGROUPS_N, local_size_y = 1, local_si
 #define EACH UNROLL
 #if BFLOAT16
 #define LOADED bfloat16_t
-#define LOADED_OF(bits) uintBitsToBFloat16EXT(uint16_t(bits))
 #else
 #define LOADED float16_t
 #endif
@@ -99,19 +98,18 @@ layout(local_size_x = 32 * SUBGROUPS_M * SUBGROUPS_N, local_size_y = 1, local_si
 
 #if COOPMAT
 #if BFLOAT16
-#define FILL(fragment, words)                                \
-    UNROLL for (int p = 0; p < 4; p++) {                     \
-        fragment[2 * p] = LOADED_OF(words[p] & 0xffffu);     \
-        fragment[2 * p + 1] = LOADED_OF(words[p] >> 16);     \
-    }
+#define PAIR bf16vec2
+#define PAIR_OF(word) uintBitsToBFloat16EXT(unpack16(word))
 #else
-#define FILL(fragment, words)                         \
-    UNROLL for (int p = 0; p < 4; p++) {              \
-        f16vec2 pair = unpackFloat2x16(words[p]);     \
-        fragment[2 * p] = pair.x;                     \
-        fragment[2 * p + 1] = pair.y;                 \
-    }
+#define PAIR f16vec2
+#define PAIR_OF(word) unpackFloat2x16(word)
 #endif
+#define FILL(fragment, words)             \
+    UNROLL for (int p = 0; p < 4; p++) {  \
+        PAIR pair = PAIR_OF(words[p]);    \
+        fragment[2 * p] = pair.x;         \
+        fragment[2 * p + 1] = pair.y;     \
+    }
 #else
 // Element [row][term] of a fragment whose words start at a place.
 #define WORDS_AT(buffer, at, row, term) buffer[(at) + (row) % 8 * 4 + (term) % 8 / 2][(row) / 8 * 2 + (term) / 8]
@@ -124,6 +122,14 @@ float element_of(uint word, int odd) {
 #endif
 }
 #endif
+
+#if FRAGMENTS_M * FRAGMENTS_N * 2 * EXTRAS_WORDS <= 64
+#define EXTRAS_AT_ONCE 1
+#else
+#define EXTRAS_AT_ONCE 0
+#endif
+#define ROW_OF(i, h) min((block_m + i) * 16 + lane / 4 + 8 * h, M - 1)
+#define COLUMN_OF(j) (min(block_n + j, N / 16 - 1) * 16 + lane % 4 * 4)
 
 void main() {
     int lane = LANE, steps = K / 16;
@@ -178,26 +184,43 @@ void main() {
         }
     }
 #endif
+    // What the epilogue reads for all results of an invocation is in flight together, if that takes few
+    // registers; else what it reads for a column of fragments. Places behind the last row and column
+    // read what is read for these.
+#if EXTRAS_AT_ONCE
+    EXTRAS extras[FRAGMENTS_N][FRAGMENTS_M][2];
     EACH for (int j = 0; j < FRAGMENTS_N; j++) {
-        int n = (block_n + j) * 16 + lane % 4 * 4;
+        EACH for (int i = 0; i < FRAGMENTS_M; i++) {
+            EACH for (int h = 0; h < 2; h++) extras[j][i][h] = extras4(0, ROW_OF(i, h), COLUMN_OF(j));
+        }
+    }
+#endif
+    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
         if (block_n + j >= N / 16) continue;
+        int n = COLUMN_OF(j);
         vec4 bias = bias4(n, N);
+#if !EXTRAS_AT_ONCE
+        EXTRAS extras[1][FRAGMENTS_M][2];
+        EACH for (int i = 0; i < FRAGMENTS_M; i++) {
+            EACH for (int h = 0; h < 2; h++) extras[0][i][h] = extras4(0, ROW_OF(i, h), n);
+        }
+#endif
         EACH for (int i = 0; i < FRAGMENTS_M; i++) {
             int m = (block_m + i) * 16 + lane / 4;
-            vec4 low = vec4(sums[i][j][0], sums[i][j][1], sums[i][j][2], sums[i][j][3]) + bias;
-            vec4 high = vec4(sums[i][j][4], sums[i][j][5], sums[i][j][6], sums[i][j][7]) + bias;
-            // Rows behind the last one read what the epilogue reads for that one.
-            low = value4(low, 0, min(m, M - 1), n);
-            high = value4(high, 0, min(m + 8, M - 1), n);
+            vec4 values[2];
+            EACH for (int h = 0; h < 2; h++) {
+                vec4 sum = vec4(sums[i][j][4 * h], sums[i][j][4 * h + 1], sums[i][j][4 * h + 2], sums[i][j][4 * h + 3]);
+                values[h] = value4(sum + bias, extras[EXTRAS_AT_ONCE * j][i][h], 0, ROW_OF(i, h), n);
+            }
 #if BLOCKS_OUT
             if (m - lane / 4 < M) {
                 int at = offset_o + BLOCK_ELEMENT(m, n, N);
-                buf_out[at >> 2] = QUAD_FROM(T_OUT, low);
-                buf_out[(at >> 2) + 1] = QUAD_FROM(T_OUT, high);
+                buf_out[at >> 2] = QUAD_FROM(T_OUT, values[0]);
+                buf_out[(at >> 2) + 1] = QUAD_FROM(T_OUT, values[1]);
             }
 #else
-            if (m < M) buf_out[(offset_o + m * ldo + n) >> 2] = QUAD_FROM(T_OUT, low);
-            if (m + 8 < M) buf_out[(offset_o + (m + 8) * ldo + n) >> 2] = QUAD_FROM(T_OUT, high);
+            if (m < M) buf_out[(offset_o + m * ldo + n) >> 2] = QUAD_FROM(T_OUT, values[0]);
+            if (m + 8 < M) buf_out[(offset_o + (m + 8) * ldo + n) >> 2] = QUAD_FROM(T_OUT, values[1]);
 #endif
         }
     }

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering, Operand, texel_form
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
-from purevk.ops.attention.choice import Attention, choose
+from purevk.ops.attention.choice import Attention, Choice, Coopmat, choose
 from purevk.ops.attention.score_program import ScoreProgram
 from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
+from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.random.sampling import dropped
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.attention"
+BLOCKS = "purevk.attention_blocks"
 MAX_WIDTH = 256
 # The result [B, H, S, D] is [B, S, H, D] in memory. The next matmul reads that as one matrix.
 HEADS_LAST = (0, 2, 1, 3)
@@ -85,6 +87,10 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     q, k, v = (_rows(lowering, lowering.operand(node.tensor(name))) for name in "qkv")
     batches, heads, queries, _ = q.dims
     width, value_width = _dims.specialize(q.dims[3]), _dims.specialize(v.dims[3])
+    if node.op == BLOCKS:  # its strides are not read
+        dims = (batches, heads, queries, value_width)
+        layout = Layout(out.offset, Layout.dense(dims).strides)
+        out = Operand(out.storage, layout, TensorType(out.dtype, dims))
     key_heads, keys = k.dims[1], k.dims[2] if length is None else length
     macros: dict[str, str | int] = {
         "HEAD_DIM": width,
@@ -94,6 +100,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         "T_V": v.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "CAUSAL": int(node.bool("causal")),
+        **({"BLOCKS_OUT": 1} if node.op == BLOCKS else {}),
     }
     buffers: dict[str, tuple[Operand, str]] = {}
     for name, operand in (("q", q), ("k", k), ("v", v)):
@@ -159,26 +166,38 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         **written.params,
     }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
-    half = q.dtype is k.dtype is v.dtype and q.dtype.itemsize == 2
-    choice = choose(
-        lowering.traits,
-        batches,
-        heads,
-        queries,
-        k.dims[2],
-        width,
-        value_width,
-        half,
-        half and q.dtype is DType.bfloat16,
-    )
+    choice = _choice(lowering.traits, q.type, k.type, v.type)
     choice.emit(
         lowering,
         Attention(buffers, macros, params, out, batches, heads, queries, value_width, flops),
     )
 
 
+def _choice(traits: DeviceTraits, q: TensorType, k: TensorType, v: TensorType) -> Choice:
+    batches, heads, queries, width = q.dims
+    half = q.dtype is k.dtype is v.dtype and q.dtype.itemsize == 2
+    return choose(
+        traits,
+        batches,
+        heads,
+        queries,
+        k.dims[2],
+        _dims.specialize(width),
+        _dims.specialize(v.dims[3]),
+        half,
+        half and q.dtype is DType.bfloat16,
+    )
+
+
+def writes_blocks(traits: DeviceTraits, node: Node) -> bool:
+    """Whether the kernel of a `purevk.attention` can store its result in the order of fragments."""
+    q, k, v = (node.tensor(name).type for name in "qkv")
+    choice, width = _choice(traits, q, k, v), _dims.specialize(v.dims[3])
+    return isinstance(choice, Coopmat) and width % BLOCK == 0 and _dims.upper(q.numel) > 0
+
+
 def supports_attention(node: Node, traits: DeviceTraits) -> str | None:
-    extras = node.tensors("extras") if node.op == NAME else ()
+    extras = node.tensors("extras") if node.op in (NAME, BLOCKS) else ()
     for value in node.inputs:
         if value in extras:
             continue
@@ -208,6 +227,29 @@ register(
         Kernel(_attention_lower, layouts=_result_order, supports=supports_attention),
     )
 )
+
+
+def _blocks_shape(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    mask: TensorType | None = None,
+    scale: float = 1.0,
+    causal: bool = False,
+    start: Size = 0,
+    length: Size | None = None,
+    functions: ScoreProgram | None = None,
+    sizes: tuple[Size, ...] = (),
+    extras: tuple[TensorType, ...] = (),
+    limits: TensorType | None = None,
+) -> TensorType:
+    """The parameters are those of `purevk.attention`."""
+    (batches, heads, queries, width) = _attention_shape(q, k, v, mask, limits=limits).dims
+    return blocks_type(q.dtype, batches * queries, heads * width)
+
+
+# The same, as a matrix [B * S, H * D] in the order of fragments. `writes_blocks` says where.
+register(Operator(BLOCKS, _blocks_shape, Kernel(_attention_lower, supports=supports_attention)))
 
 
 # -- scaled_dot_product_attention ----------------------------------------------------------------

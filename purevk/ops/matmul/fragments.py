@@ -105,6 +105,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         (1, "n"),
         True,
         (0, "m"),
+        ahead=True,
     )
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,

@@ -68,9 +68,8 @@ def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat):
         "ldo": n,
         **dict.fromkeys(("offset_a", "offset_b", "offset_o", "offset_bias"), 0),
     }
-    grid = tuple(
-        ceil_div(size, 16 * subgroups[d] * fragments[d]) for d, size in ((1, n), (0, m))
-    ) + (1,)
+    rows_each, columns_each = (16 * subgroups[d] * fragments[d] for d in range(2))
+    grid = (ceil_div(n, columns_each), ceil_div(m, rows_each), 1)
     rows = ceil_div(m, 16) * 16 if blocks else m
     buffers = [left_blocks(a), right_blocks(b), bias, Out((rows, n), np.float16), residual]
     (got,) = run("matmul/matmul_fragments.comp", buffers, params, grid, macros, coopmat=coopmat)
