@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from purevk.dtypes import DType
-from purevk.ir import Node, Value
+from purevk.ir import Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
@@ -15,19 +18,44 @@ from purevk.ops.complex.split import (
     Parts,
     Split,
     apply_by,
+    computing,
     expand_by,
     expand_by_own,
 )
 from purevk.ops.map import mapped_over_all
 from purevk.ops.shapes import wrap, wrap_all
 
-apply_by(
-    "aten.sum.default",
-    "aten.sum.dim_IntList",
-    "aten.mean.default",
-    "aten.mean.dim",
-    "aten.cumsum.default",
-)(by_parts)
+apply_by("aten.cumsum.default")(by_parts)
+_FEW_PAIRS = 64  # that a sum of neighbours leaves at first
+
+
+@apply_by("aten.sum.default", "aten.sum.dim_IntList", "aten.mean.default", "aten.mean.dim")
+def _sum(split: Split, node: Node) -> Sequence[Made]:
+    """A sum of pairs, if there are any: their parts are not neighbours in memory."""
+    x, result = node.tensor("x"), node.result.type
+    if not x.type.dtype.is_complex or not x.type.rank or not split.has_pairs(x):
+        return by_parts(split, node)
+    whole = node.op.endswith(".default")
+    dims = None if whole else node.optional_ints("dim")
+    wanted = wrap_all(dims, x.type.rank) if dims else tuple(range(x.type.rank))
+    dtype, emit = computing(node), split.emit
+    name = "aten.mean.dim" if "mean" in node.op else "aten.sum.dim_IntList"
+    pairs = split.pairs(x, dtype)
+    *lead, columns = x.type.dims
+    few = _divisor(columns) if x.type.rank - 1 in wanted else 1
+    if few > 1:
+        # Neighbouring pairs are added up last, so that rows of many numbers are read.
+        pairs = emit("aten.view.default", pairs, (*lead, columns // few, 2 * few))
+        pairs = emit(name, pairs, wanted, True, dtype)
+        pairs = emit("aten.view.default", pairs, (*pairs.type.dims[:-2], few, 2))
+        wanted = (x.type.rank - 1,)
+    made = emit(name, pairs, wanted, True, dtype)
+    return [Pairs(emit("aten.view.default", made, (*result.dims, 2)))]
+
+
+def _divisor(size: Size) -> int:
+    """The largest power of 2 up to `_FEW_PAIRS` that divides a size."""
+    return math.gcd(size, _FEW_PAIRS) if isinstance(size, int) and size else 1
 
 
 @expand_by("aten.any.default", "aten.any.dim", "aten.all.default", "aten.all.dim")

@@ -74,3 +74,18 @@ def test_reductions():
         Case(aten.std.correction, (x, [0, 2]), {"correction": 0}, rtol=1e-5),
         Case(aten.var_mean.correction, (x, [2]), rtol=1e-5, atol=1e-5),
     )
+
+
+@pytest.mark.parametrize("columns", [5, 6, 192])
+def test_sums(columns):
+    """Of pairs in memory, and of parts that were computed."""
+    x = numbers(2, 3, columns)
+    dims = ([2], [0], [0, 2], [-1, 1], [0, 1, 2])
+    check(
+        *(Case(aten.sum.dim_IntList, (x, dim, keep), **SUM) for dim in dims for keep in (False, True)),
+        *(Case(aten.mean.dim, (x, dim), **SUM) for dim in dims),
+        Case(aten.sum.default, (x,), rtol=1e-5, atol=2e-3),
+        Case(aten.mean.default, (x,), **SUM),
+        Case(lambda z: (z.transpose(1, 2).sum(2), z[:, :, ::2].sum(2), (z * z).sum(-1)), (x,), rtol=1e-5, atol=2e-3),
+        Case(aten.sum.dim_IntList, (x.to(torch.complex128), [2])),
+    )  # fmt: skip
