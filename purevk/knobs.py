@@ -200,7 +200,7 @@ FRAGMENTS = Knob(
     _flag,
     True,
     "0 turns off the kernels that use elements of matrix-core fragments one by one (attention,"
-    " matmuls with quantized weights, int8).",
+    " matmuls in the order of fragments or with quantized weights, int8).",
 )
 POLL = Knob(
     "PUREVK_POLL",
