@@ -11,7 +11,8 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
-from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_shape, matmul_type
+from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_type
+from purevk.ops.matmul.operators import matmul_shape
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import broadcast, wrap, wrap_all

@@ -1,3 +1,11 @@
 """Matmuls, and recurrent layers made of them."""
 
-from purevk.ops.matmul import choice, few_rows, grouped, matmul, recurrent  # noqa: F401
+from purevk.ops.matmul import (  # noqa: F401
+    choice,
+    few_rows,
+    fragments,
+    grouped,
+    matmul,
+    operators,
+    recurrent,
+)

@@ -6,18 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Scalar, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression, Step
-from purevk.lower.gpu_tiles import choose_distance, prefers_columns
+from purevk.lower.gpu_tiles import choose_distance
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.lower.operands import broadcast_strides
-from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import (
     Batches,
     Choice,
@@ -29,7 +26,7 @@ from purevk.ops.matmul.choice import (
     stored_vectors,
 )
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
 
@@ -39,7 +36,7 @@ Choose = Callable[
 ]  # the parameters are those of `choose`
 
 
-def _check_kinds(*operands: TensorType | None) -> None:
+def check_kinds(*operands: TensorType | None) -> None:
     """Raises `ShapeError` if some operands are floating point numbers and others are not."""
     given = [each for each in operands if each is not None]
     if len({each.dtype.is_float for each in given}) > 1:
@@ -50,9 +47,14 @@ def _check_kinds(*operands: TensorType | None) -> None:
 def matmul_type(a: TensorType, b: TensorType) -> TensorType:
     if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
         raise ShapeError(f"cannot multiply {a} by {b}")
-    _check_kinds(a, b)
+    check_kinds(a, b)
     batch = broadcast(a.dims[:-2], b.dims[:-2])
     return TensorType(promote_types(a.dtype, b.dtype), (*batch, a.dims[-2], b.dims[-1]))
+
+
+def is_of_columns(bias: TensorType, n: Size) -> bool:
+    """Whether a bias is a vector of one number for each column, which kernels add."""
+    return bias.rank == 1 and bias.dims[0] == n
 
 
 def _matmul_shape(
@@ -63,19 +65,19 @@ def _matmul_shape(
     extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
     result = matmul_type(a, b)
-    _check_kinds(a, bias)
-    if bias is not None and not _is_of_columns(bias, result.dims[-1]):
+    check_kinds(a, bias)
+    if bias is not None and not is_of_columns(bias, result.dims[-1]):
         raise ShapeError(f"cannot add {bias} to the columns of {result}")
     return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
-_KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
+KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
 
 
 def supports_float(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node is refused by kernels of floating point numbers alone; None if it is not."""
     for value in node.inputs:
-        if value.type.dtype not in _KERNEL_TYPES:
+        if value.type.dtype not in KERNEL_TYPES:
             return f"no kernel for {value.type.dtype.name}"
     return None
 
@@ -352,204 +354,3 @@ register(
         Kernel(_distances_lower, supports=supports_float, bfloat16=False),
     )
 )
-
-
-# -- operators of torch -----------------------------------------------------------------------------
-def _multiply(builder: Builder, a: Value, b: Value) -> Value:
-    """A matmul. Integers and double precision have a kernel of their own."""
-    dtype = promote_types(a.type.dtype, b.type.dtype)
-    if dtype in _KERNEL_TYPES:
-        return builder.emit(NAME, a, b, None, None, ())
-    return multiply_elements(builder, a, b, dtype)
-
-
-def _expand_mm(builder: Builder, node: Node) -> Value:
-    return _multiply(builder, node.tensor("a"), node.tensor("b"))
-
-
-register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm)))
-register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
-
-
-def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
-    bytes_only = x.dtype in (DType.int8, DType.uint8) and y.dtype is DType.int8
-    if x.rank != 2 or y.rank != 2 or not bytes_only:
-        raise ShapeError(
-            f"_int_mm of {x} and {y}",
-            why="a matrix of int8 or uint8, and one of int8, are expected",
-        )
-    return matmul_type(x, y).with_dtype(DType.int32)
-
-
-def _expand_int_mm(builder: Builder, node: Node) -> Value:
-    x, y = (builder.emit("aten._to_copy.default", node.tensor(name), DType.int32) for name in "xy")
-    return builder.emit("aten.mm.default", x, y)
-
-
-def _scaled_mm_shape(
-    x: TensorType,
-    y: TensorType,
-    scale_a: TensorType,
-    scale_b: TensorType,
-    bias: TensorType | None = None,
-    scale_result: TensorType | None = None,
-    out_dtype: DType | None = None,
-    use_fast_accum: bool = False,
-) -> TensorType:
-    if not x.dtype.is_float8 or not y.dtype.is_float8 or x.rank != 2 or y.rank != 2:
-        raise ShapeError(f"_scaled_mm of {x} and {y}: matrices of 8-bit floats are expected")
-    return matmul_type(x, y.with_dtype(x.dtype)).with_dtype(out_dtype or x.dtype)
-
-
-# `passes/float8.py` replaces it: no kernel takes 8-bit floats.
-register(Operator("aten._scaled_mm.default", _scaled_mm_shape, None))
-register(Operator("aten._int_mm.default", _int_mm_shape, Rewrite(_expand_int_mm)))
-
-
-def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
-    left = a if a.rank > 1 else a.with_dims((1, *a.dims))
-    right = b if b.rank > 1 else b.with_dims((*b.dims, 1))
-    result = matmul_type(left, right)
-    sizes = list(result.dims)
-    if a.rank == 1:
-        del sizes[-2]
-    if b.rank == 1:
-        del sizes[-1]
-    return result.with_dims(sizes)
-
-
-def _expand_matmul(builder: Builder, node: Node) -> Value:
-    a, b = node.tensor("a"), node.tensor("b")
-    left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
-    right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
-    result = _multiply(builder, left, right)
-    return builder.emit("aten.view.default", result, node.result.type.dims)
-
-
-register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
-
-
-def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
-    if x.rank < 1 or weight.rank not in (1, 2) or x.dims[-1] != weight.dims[-1]:
-        raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
-    _check_kinds(x, weight, bias)
-    result = x.with_dims((*x.dims[:-1], *weight.dims[:-1]))
-    if bias is not None and _dims.product(broadcast(result.dims, bias.dims)) != result.numel:
-        raise ShapeError(f"cannot add {bias} to a linear layer with weight {weight} of {x}")
-    return result
-
-
-def _expand_linear(builder: Builder, node: Node) -> Value:
-    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
-    if weight.type.rank == 1:  # one column, without a dim of its own
-        weight = builder.emit("aten.view.default", weight, (1, *weight.type.dims))
-        result = builder.emit("aten.linear.default", x, weight, None)
-        result = builder.emit("aten.view.default", result, node.result.type.dims)
-        return result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
-    k, n = weight.type.dims[1], weight.type.dims[0]
-    if bias is not None and not _is_of_columns(bias.type, n):  # torch broadcasts any bias
-        result = builder.emit("aten.linear.default", x, weight, None)
-        bias = builder.emit("aten._to_copy.default", bias, result.type.dtype)
-        result = builder.emit("aten.add.Tensor", result, bias, 1)
-        return builder.emit("aten.view.default", result, node.result.type.dims)
-    rows = _dims.product(x.type.dims[:-1])
-    flat = builder.emit("aten.view.default", x, (rows, k))
-    limit = builder.traits.max_storage_range
-    if weight.type.nbytes > limit and weight.type.is_static:
-        row_bytes = _dims.specialize(k) * weight.type.dtype.itemsize
-        result = _linear_in_parts(builder, flat, weight, bias, limit // row_bytes)
-        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-    packed = builder.emit("aten.permute.default", weight, (1, 0))
-    if x.type.dtype not in _KERNEL_TYPES:
-        result = _multiply(builder, flat, packed)
-        result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
-        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-    half = both_half(x.type.dtype, weight.type.dtype) and (
-        x.type.dtype is DType.float16 or builder.traits.bfloat16_fragments
-    )
-    columns = prefers_columns(builder.traits, _dims.upper(rows), _dims.upper(k), half)
-    if weight in builder.graph.constants and not columns:
-        packed = builder.emit("purevk.copy", packed)
-    result = builder.emit(NAME, flat, packed, bias, None, ())
-    return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-
-
-def _is_of_columns(bias: TensorType, n: Size) -> bool:
-    """Whether a bias is a vector of one number for each column, which kernels add."""
-    return bias.rank == 1 and bias.dims[0] == n
-
-
-def _linear_in_parts(
-    builder: Builder, flat: Value, weight: Value, bias: Value | None, count: int
-) -> Value:
-    """A linear layer whose weight is larger than one binding can span: one matmul for every `count`
-    rows of the weight."""
-    n, count = _dims.specialize(weight.type.dims[0]), max(count // 64 * 64, 1)
-    parts: list[Value] = []
-    for start in range(0, n, count):
-        end = min(start + count, n)
-        rows = builder.emit(
-            "aten.permute.default",
-            builder.emit("aten.slice.Tensor", weight, 0, start, end, 1),
-            (1, 0),
-        )
-        own = None if bias is None else builder.emit("aten.slice.Tensor", bias, 0, start, end, 1)
-        parts.append(builder.emit(NAME, flat, rows, own, None, ()))
-    return builder.emit("aten.cat.default", tuple(parts), 1)
-
-
-register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
-
-
-def _addmm_shape(
-    bias: TensorType, a: TensorType, b: TensorType, beta: Scalar = 1, alpha: Scalar = 1
-) -> TensorType:
-    _check_kinds(a, bias)
-    return matmul_type(a, b)
-
-
-def _expand_addmm(builder: Builder, node: Node) -> Value:
-    bias, a, b = node.tensor("bias"), node.tensor("a"), node.tensor("b")
-    beta, alpha = node.scalar("beta"), node.scalar("alpha")
-    plain = alpha == 1 and beta == 1 and a.type.dtype in _KERNEL_TYPES
-    if plain and _is_of_columns(bias.type, b.type.dims[1]):
-        return builder.emit(NAME, a, b, bias, None, ())
-    result = _multiply(builder, a, b)
-    if alpha != 1:
-        if isinstance(alpha, int) and a.type.dtype.is_float:
-            alpha = float(alpha)
-        result = builder.emit("aten.mul.Tensor", result, alpha)
-    return builder.emit("aten.add.Tensor", result, bias, beta)
-
-
-register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
-
-
-def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:
-    """A matmul in a type that the matmul kernels lack: one invocation per element, long rows in
-    parts."""
-    type = matmul_type(a.type, b.type)
-    depth, most = a.type.dims[-1], builder.traits.max_iterations
-    if _dims.upper(depth) > most:
-        halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]
-
-        def cut(value: Value, dim: int, ends: tuple[Size, Size]) -> Value:
-            return builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)
-
-        parts = [
-            multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves
-        ]
-        return builder.emit("aten.add.Tensor", *parts, 1)
-    rank = type.rank
-
-    def at(value: Value, row_text: str, column: str) -> str:
-        lead = rank - value.type.rank
-        batch = [
-            "0" if size == 1 else f"i{lead + d}" for d, size in enumerate(value.type.dims[:-2])
-        ]
-        return ", ".join([*batch, row_text, column])
-
-    acc = acc_of(dtype)
-    term = f"{acc}(A({at(a, f'i{rank - 2}', 'k')})) * {acc}(B({at(b, 'k', f'i{rank - 1}')}))"
-    body = f"{acc} sum = {acc}(0); for (int k = 0; k < a_size_{a.type.rank - 1}; k++) sum += {term}; r = sum;"
-    return mapped(builder, body, {"A": a, "B": b}, TensorType(dtype, type.dims))

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from purevk.graph.context import Context, default_context
-from purevk.ops.matmul import matmul
+from purevk.ops.matmul import operators as matmul
 from purevk.ops.quantized import choice as quantized
 from purevk.ops.quantized import few_rows
 from purevk.ops.quantized.choice import Form, QuantizedMatmul
