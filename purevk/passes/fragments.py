@@ -9,7 +9,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.attention.attention import BLOCKS as ATTENTION_BLOCKS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
-from purevk.ops.matmul.fragments import BLOCK, has_fragments, right_blocks, tile_of
+from purevk.ops.matmul.fragments import BLOCK, right_blocks, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
@@ -26,7 +26,7 @@ def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
     A model with states is left alone: it decodes token by token too, by kernels that read the same
     weights in rows, and two copies of them would fill the memory.
     """
-    if graph.states or not any(has_fragments(traits, d) for d in (DType.float16, DType.bfloat16)):
+    if graph.states:
         return graph
     finder = _Finder(graph, traits)
     for node in graph.nodes:

@@ -59,14 +59,18 @@ def stepwise(monkeypatch):
     """Fragments of halves on a device without matrix cores, for 20 rows or more."""
 
     def tile_of(traits, dtype, rows, columns, terms):
-        fits = isinstance(columns, int) and isinstance(terms, int) and terms % 16 == 0
+        fits = (
+            dtype is DType.float16
+            and isinstance(columns, int)
+            and isinstance(terms, int)
+            and terms % 16 == 0
+        )
         if not fits or columns % 16 or not (isinstance(rows, int) and rows >= 20):
             return None
         return Stepwise(1, 2, 2, 1, 1)
 
     for module in (operator, pass_):
         monkeypatch.setattr(module, "tile_of", tile_of)
-        monkeypatch.setattr(module, "has_fragments", lambda traits, dtype: dtype is DType.float16)
     monkeypatch.setattr(pass_, "writes_blocks", lambda traits, node: False)
 
 
