@@ -9,7 +9,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.attention.attention import BLOCKS as ATTENTION_BLOCKS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
-from purevk.ops.matmul.fragments import BLOCK, right_blocks, tile_of
+from purevk.ops.matmul.fragments import BLOCK, blocks_type, right_blocks, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
@@ -68,15 +68,16 @@ class _Finder:
         self._made, self._users = graph.producers(), graph.users()
         self._outputs = graph.output_values()
         self._written = changing(graph.nodes)
+        # Of all nodes, since other readers of a value are looked at before their turn.
         self._constant = set(graph.constants)
+        for node in graph.nodes:
+            if node.inputs and all(each in self._constant for each in node.inputs):
+                self._constant.update(node.results)
         self.sources: dict[Node, Node] = {}
         self.readers: dict[Node, set[Node]] = {}
 
     def look_at(self, node: Node) -> None:
         """Looks at a node after all that it reads."""
-        inputs = node.inputs
-        if inputs and all(each in self._constant for each in inputs):
-            self._constant.update(node.results)
         if node.op != MATMUL:
             return
         source = self._source(node.tensor("a"))
@@ -116,19 +117,17 @@ class _Finder:
 
     def _origin(self, rows: Value) -> tuple[Value, bool]:
         """What a matrix is a view of, and whether the heads of that come to lie side by side."""
-        value, heads = rows, False
-        while (node := self._made.get(value)) is not None:
-            side_by_side = node.op == _PERMUTE and tuple(node.ints("dims")) == HEADS_LAST
-            if node.op != _VIEW and (heads or not side_by_side):
-                break
-            heads = heads or side_by_side
+        value = rows
+        while (node := self._made.get(value)) is not None and node.op == _VIEW:
             value = node.tensor("x")
-        return value, heads
+        if node is not None and node.op == _PERMUTE and tuple(node.ints("dims")) == HEADS_LAST:
+            return node.tensor("x"), True
+        return value, False
 
     def _attends(self, node: Node, rows: Value) -> bool:
         """Whether attention can write a matrix, with the heads of a row side by side, that matmuls
         alone read."""
-        if node.op != ATTENTION:
+        if node.op != ATTENTION or node.result.type.dtype is not node.tensor("q").type.dtype:
             return False
         batches, heads, queries, width = node.result.type.dims
         return (
@@ -190,7 +189,7 @@ def _emit_matmul(
     weight = current.tensor("b")
     if weight not in weights:
         weights[weight] = right_blocks(rewriter, weight)
-    onward = node in finder.readers
+    onward, result = node in finder.readers, node.result.type
     made = rewriter.emit(
         FRAGMENTS,
         blocks[finder.sources[node].result],
@@ -200,6 +199,8 @@ def _emit_matmul(
         onward,
         current.arg("epilogue"),
         current.arg("extras"),
+        # An epilogue that only converts has no step that says so.
+        results=(blocks_type(result.dtype, *result.dims) if onward else result,),
     )
     if onward:
         blocks[node.result] = made
@@ -210,11 +211,13 @@ def _emit_matmul(
 def _emit_norm(
     rewriter: Rewriter, node: Node, current: Node, finder: _Finder, blocks: dict[Value, Value]
 ) -> None:
-    plain = finder.needs_rows(node)
+    plain, result = finder.needs_rows(node), node.result.type
     names = ("x", "weight", "bias", "eps", "rms")
     given = [current.arg(name) for name in names]
+    rows = _dims.product(result.dims[:-1])
+    types = (blocks_type(result.dtype, rows, result.dims[-1]), *((result,) if plain else ()))
     made = rewriter.emit_all(
-        NORM_BLOCKS, *given, plain, current.arg("epilogue"), current.arg("extras")
+        NORM_BLOCKS, *given, plain, current.arg("epilogue"), current.arg("extras"), results=types
     )
     blocks[node.result] = made[0]
     if plain:

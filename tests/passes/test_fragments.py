@@ -116,8 +116,9 @@ def compare(module, x, expected):
     program = purevk.compile(module, (x.half(),))
     plan = program.method("forward").executable.plan
     found = [dispatch.kernel for dispatch in plan.dispatches]
-    made = torch.from_numpy(program.forward(x.half().numpy()).copy()).float()
-    wanted = module.float()(x.half().float())
+    made = torch.from_numpy(program.forward(x.half().numpy()).copy())
+    assert made.dtype is module(x.half()).dtype
+    made, wanted = made.float(), module.float()(x.half().float())
     assert (made - wanted).abs().max() <= 1e-2 * wanted.abs().max()
     names = [
         kernel.template.split("/")[1].removesuffix(".comp")
@@ -204,6 +205,65 @@ def test_two_readers(stepwise, alike):
     if alike:
         expected = ["norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL]  # the readers are merged
     compare(Twice(alike), torch.randn(40, 32), expected)
+
+
+class Readers(nn.Module):
+    """Two readers of a matmul, the weight of the second of which is packed behind the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(32), nn.Linear(32, 64)
+        self.second, self.third = nn.Linear(64, 32), nn.Linear(64, 48, bias=False)
+
+    def forward(self, x):
+        made = self.first(self.norm(x)).relu()
+        return torch.cat([self.second(made), self.third(made), made @ (self.third.weight.T * 2)], 1)
+
+
+def test_readers_whose_weights_come_later(stepwise):
+    torch.manual_seed(6)
+    expected = ["norm BLOCKS", f"{MATMUL} BLOCKS_OUT", MATMUL, MATMUL, MATMUL]
+    compare(Readers(), torch.randn(40, 32), expected)
+
+
+class Wide(nn.Module):
+    """A matmul of halves whose result is float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 48)
+
+    def forward(self, x):
+        return self.linear(self.norm(x)).float().softmax(-1)
+
+
+@pytest.mark.parametrize("sizes", [(40, 32), (2, 20, 32)])
+def test_results_of_float32(stepwise, sizes):
+    torch.manual_seed(7)
+    compare(Wide(), torch.randn(sizes), ["norm BLOCKS", MATMUL])
+
+
+class Regrouped(nn.Module):
+    """Heads that are regrouped before they come to lie side by side, with and without others that are
+    not."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.out, self.both = nn.Linear(64, 32), both
+
+    def forward(self, x):
+        made = F.scaled_dot_product_attention(x, x, x)
+        batches, heads, tokens, width = made.shape
+        rows = made.reshape(batches, tokens, heads, width).transpose(1, 2).reshape(-1, 64)
+        if self.both:
+            return self.out(rows) + self.out(made.transpose(1, 2).reshape(-1, 64))
+        return self.out(rows)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_regrouped_heads(attending, both):
+    torch.manual_seed(8)
+    compare(Regrouped(both), torch.randn(1, 4, 32, 16), [])
 
 
 class Odd(nn.Module):
