@@ -284,11 +284,11 @@ register(
 )
 
 
-# Of each type: the distance from 1 to the next larger number.
+# The distance from 1 to the next larger number, of the type in which torch computes the norm.
 _EPSILON = {
     DType.float32: 2.0**-23,
-    DType.float16: 2.0**-10,
-    DType.bfloat16: 2.0**-7,
+    DType.float16: 2.0**-23,
+    DType.bfloat16: 2.0**-23,
     DType.float64: 2.0**-52,
 }
 

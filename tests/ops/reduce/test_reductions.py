@@ -287,6 +287,19 @@ def test_layer_norm():
     check(cases)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_rms_norm_of_small_values_without_eps(dtype):
+    """torch takes the epsilon of float32, in which it computes."""
+    x, weight = (0.01 * tensor(3, 32)).to(dtype), tensor(32, seed=1).to(dtype)
+    tolerance = (
+        {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 2e-3, "atol": 2e-3}
+    )
+    check(
+        Case(aten.rms_norm.default, (x, [32], weight), **tolerance),
+        Case(aten.rms_norm.default, (x, [32]), **tolerance),
+    )
+
+
 def test_rms_norm():
     cases = []
     for dtype in (torch.float32, torch.float16):
