@@ -25,10 +25,10 @@ from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
-from purevk.passes.fragments import order_for_fragments
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
-from purevk.passes.merge_matmuls import merge_matmuls, merge_quantized
+from purevk.passes.matmul.fragments import order_for_fragments
+from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views

@@ -17,7 +17,7 @@ from purevk.lower.gpu_kernels import Fragments
 from purevk.ops.attention import attention
 from purevk.ops.attention.choice import Coopmat
 from purevk.ops.matmul import fragments as operator
-from purevk.passes import fragments as pass_
+from purevk.passes.matmul import fragments as pass_
 from purevk.tuning import DeviceTraits
 
 pytestmark = pytest.mark.device

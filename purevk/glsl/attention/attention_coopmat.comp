@@ -43,7 +43,7 @@
 #define BLOCKS_OUT 0
 #endif
 #if BLOCKS_OUT
-#include "core/fragment_blocks.glslh"
+#include "matmul/fragment_blocks.glslh"
 #endif
 #ifndef FRAGMENTS_M
 #define FRAGMENTS_M 1

@@ -75,7 +75,7 @@ PARAM(7, offset_bias)
 
 #include "matmul/matmul_io.glslh"
 #include "core/fragments.glslh"
-#include "core/fragment_blocks.glslh"
+#include "matmul/fragment_blocks.glslh"
 
 layout(local_size_x = 32 * SUBGROUPS_M * SUBGROUPS_N, local_size_y = 1, local_size_z = 1) in;
 

@@ -96,7 +96,7 @@
 #define BLOCKS 0
 #endif
 #if BLOCKS
-#include "core/fragment_blocks.glslh"
+#include "matmul/fragment_blocks.glslh"
 #endif
 #ifndef CACHE
 #define CACHE 0

@@ -1,5 +1,5 @@
 """Matrices of 16 bits in the order of the fragments of matrix cores, the operators that make them, and
-the matmul that reads them without shared memory (`glsl/core/fragment_blocks.glslh` has the order).
+the matmul that reads them without shared memory (`glsl/matmul/fragment_blocks.glslh` has the order).
 
 Such a matrix of [rows, terms] is a tensor [ceil(rows / 16), terms / 16, 256]. What fills the last block
 of rows may be anything.

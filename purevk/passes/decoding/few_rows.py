@@ -24,7 +24,7 @@ from purevk.ops.quantized.few_rows import matmul_of
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.fuse import MAX_EPILOGUE_CODE
-from purevk.passes.merge_matmuls import is_transpose
+from purevk.passes.matmul.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 

@@ -1,0 +1,1 @@
+"""Passes that choose how matmuls read their operands."""
