@@ -8,18 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from purevk.lower.gpu_kernels import (
-    Coopmat,
-    Distance,
-    Dot,
-    Fragments,
-    GpuChoice,
-    Problem,
-    Tiled,
-    Vector,
-    WorkgroupCoopmat,
-    ceil,
-)
+from purevk.lower.gpu_kernels import Distance, Dot, GpuChoice, Problem, Tiled, Vector, ceil
+from purevk.lower.matrix_core_kernels import Coopmat, Fragments, WorkgroupCoopmat
 from purevk.tuning import DeviceTraits
 
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
@@ -115,10 +105,10 @@ def _runs(traits: DeviceTraits, problem: Problem, choice: GpuChoice) -> bool:
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
 
 
-def choose_fragments(traits: DeviceTraits, problem: Problem) -> Fragments | None:
+def choose_fragment_tile(traits: DeviceTraits, problem: Problem) -> Fragments | None:
     """The tile of `matmul_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster."""
-    found = _fragments(traits, problem)
+    found = _fragment_tiles(traits, problem)
     if not found or found[0].cost(traits, problem) >= _total(
         traits, problem, _cheapest(traits, problem)
     ):
@@ -127,7 +117,7 @@ def choose_fragments(traits: DeviceTraits, problem: Problem) -> Fragments | None
 
 
 @lru_cache(maxsize=4096)
-def _fragments(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
+def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
     """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
     tiles = [Fragments(*each) for each in traits.profile.tiles.fragments]
     return sorted(

@@ -13,7 +13,7 @@ from torch import nn
 import purevk
 from purevk.dtypes import DType
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_kernels import Fragments
+from purevk.lower.matrix_core_kernels import Fragments
 from purevk.ops.attention import attention
 from purevk.ops.attention.choice import Coopmat
 from purevk.ops.matmul import fragments as operator

@@ -185,8 +185,8 @@ void main() {
     }
 #endif
     // What the epilogue reads for all results of an invocation is in flight together, if that takes few
-    // registers; else what it reads for a column of fragments. Places behind the last row and column
-    // read what is read for these.
+    // registers; else what it reads for a column of fragments. Rows and columns behind the last ones
+    // read what those do.
 #if EXTRAS_AT_ONCE
     EXTRAS extras[FRAGMENTS_N][FRAGMENTS_M][2];
     EACH for (int j = 0; j < FRAGMENTS_N; j++) {

@@ -23,7 +23,6 @@ from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.attention"
-BLOCKS = "purevk.attention_blocks"
 MAX_WIDTH = 256
 # The result [B, H, S, D] is [B, S, H, D] in memory. The next matmul reads that as one matrix.
 HEADS_LAST = (0, 2, 1, 3)
@@ -42,6 +41,7 @@ def _attention_shape(
     sizes: tuple[Size, ...] = (),
     extras: tuple[TensorType, ...] = (),
     limits: TensorType | None = None,
+    blocks: bool = False,
 ) -> TensorType:
     """Queries [B, H, S, D], keys and values [B, G, T, D].
 
@@ -52,12 +52,17 @@ def _attention_shape(
         functions, sizes, extras: see `ScoreProgram`.
         limits: int32 [B, H, S, 1], the key after the last that a query sees, or [B, H, S, 2], the
             first one too; it may broadcast.
+        blocks: the result is a matrix [B * S, H * D] in the order of fragments, where
+            `writes_blocks` says that the kernel can store it.
     """
     if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
         raise ShapeError(f"attention of {q} over {k} and {v}")
     if limits is not None and (limits.dtype is not DType.int32 or limits.dims[-1] not in (1, 2)):
         raise ShapeError(f"{limits} are no limits of keys")
-    return q.with_dims((*q.dims[:3], v.dims[3]))
+    (batches, heads, queries), width = q.dims[:3], v.dims[3]
+    if blocks:
+        return blocks_type(q.dtype, batches * queries, heads * width)
+    return q.with_dims((batches, heads, queries, width))
 
 
 def _rows(lowering: Lowering, operand: Operand) -> Operand:
@@ -87,7 +92,8 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
     q, k, v = (_rows(lowering, lowering.operand(node.tensor(name))) for name in "qkv")
     batches, heads, queries, _ = q.dims
     width, value_width = _dims.specialize(q.dims[3]), _dims.specialize(v.dims[3])
-    if node.op == BLOCKS:  # its strides are not read
+    blocks = node.bool("blocks")
+    if blocks:  # its strides are not read
         dims = (batches, heads, queries, value_width)
         layout = Layout(out.offset, Layout.dense(dims).strides)
         out = Operand(out.storage, layout, TensorType(out.dtype, dims))
@@ -100,7 +106,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         "T_V": v.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "CAUSAL": int(node.bool("causal")),
-        **({"BLOCKS_OUT": 1} if node.op == BLOCKS else {}),
+        **({"BLOCKS_OUT": 1} if blocks else {}),
     }
     buffers: dict[str, tuple[Operand, str]] = {}
     for name, operand in (("q", q), ("k", k), ("v", v)):
@@ -197,7 +203,7 @@ def writes_blocks(traits: DeviceTraits, node: Node) -> bool:
 
 
 def supports_attention(node: Node, traits: DeviceTraits) -> str | None:
-    extras = node.tensors("extras") if node.op in (NAME, BLOCKS) else ()
+    extras = node.tensors("extras") if node.op == NAME else ()
     for value in node.inputs:
         if value in extras:
             continue
@@ -217,7 +223,7 @@ def head_width_fits(width: Size, value_width: Size) -> bool:
 
 def _result_order(node: Node, query: LayoutQuery) -> tuple[tuple[int, ...] | None]:
     """An output of the graph is row-major, as the host wants it."""
-    return (None if node.result in query.outputs else HEADS_LAST,)
+    return (None if node.result in query.outputs or node.bool("blocks") else HEADS_LAST,)
 
 
 register(
@@ -227,29 +233,6 @@ register(
         Kernel(_attention_lower, layouts=_result_order, supports=supports_attention),
     )
 )
-
-
-def _blocks_shape(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    mask: TensorType | None = None,
-    scale: float = 1.0,
-    causal: bool = False,
-    start: Size = 0,
-    length: Size | None = None,
-    functions: ScoreProgram | None = None,
-    sizes: tuple[Size, ...] = (),
-    extras: tuple[TensorType, ...] = (),
-    limits: TensorType | None = None,
-) -> TensorType:
-    """The parameters are those of `purevk.attention`."""
-    (batches, heads, queries, width) = _attention_shape(q, k, v, mask, limits=limits).dims
-    return blocks_type(q.dtype, batches * queries, heads * width)
-
-
-# The same, as a matrix [B * S, H * D] in the order of fragments. `writes_blocks` says where.
-register(Operator(BLOCKS, _blocks_shape, Kernel(_attention_lower, supports=supports_attention)))
 
 
 # -- scaled_dot_product_attention ----------------------------------------------------------------

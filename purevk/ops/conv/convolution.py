@@ -11,8 +11,9 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_kernels import Coopmat, Tiled
+from purevk.lower.gpu_kernels import Tiled
 from purevk.lower.lowering import Lowering, Operand
+from purevk.lower.matrix_core_kernels import Coopmat
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Conv2d

@@ -9,17 +9,10 @@ from purevk.dtypes import DType
 from purevk.ir import Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
-from purevk.lower.gpu_kernels import (
-    Coopmat,
-    Dot,
-    Problem,
-    TileBounds,
-    Tiled,
-    Vector,
-    WorkgroupCoopmat,
-)
+from purevk.lower.gpu_kernels import Dot, Problem, TileBounds, Tiled, Vector
 from purevk.lower.gpu_tiles import choose_gpu
 from purevk.lower.lowering import Lowering, Operand, texel_form
+from purevk.lower.matrix_core_kernels import Coopmat, WorkgroupCoopmat
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import tiles_by_cost
 from purevk.tuning import DeviceTraits

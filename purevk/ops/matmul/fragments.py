@@ -15,12 +15,12 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_kernels import Fragments, Problem
-from purevk.lower.gpu_tiles import choose_fragments
+from purevk.lower.gpu_kernels import Problem
+from purevk.lower.gpu_tiles import choose_fragment_tile
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import gcd4
+from purevk.lower.matrix_core_kernels import Fragments
 from purevk.ops.builder import Builder
-from purevk.ops.reduce.normalization import EpilogueIndex, emit_norm
+from purevk.ops.reduce.normalization import lower_norm
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.tuning import DeviceTraits
 
@@ -66,7 +66,7 @@ def tile_of(
         wide=True,
         bfloat16=dtype is DType.bfloat16,
     )
-    return choose_fragments(traits, problem)
+    return choose_fragment_tile(traits, problem)
 
 
 def _shape(
@@ -170,33 +170,13 @@ def _norm_shape(
 
 
 def _norm_lower(lowering: Lowering, node: Node) -> None:
-    x, plain = lowering.operand(node.tensor("x")), node.bool("plain")
-    blocks = lowering.operand(node.results[0])
-    if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
-        x = dense(lowering, x)
+    blocks, plain = lowering.operand(node.results[0]), node.bool("plain")
     if plain:
         out = lowering.operand(node.results[1])
     else:
-        out = Operand(blocks.storage, Layout.dense(x.dims), x.type.with_dtype(blocks.dtype))
-    weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
-    offsets = [operand.offset for operand in (x, out, blocks, weight, bias) if operand is not None]
-    columns = x.dims[-1]
-    emit_norm(
-        lowering,
-        node,
-        x,
-        out,
-        weight,
-        bias,
-        _dims.product(x.dims[:-1]),
-        columns,
-        vector=gcd4(columns, *offsets),
-        macros={"RMS": int(node.bool("rms"))},
-        group={},
-        index=EpilogueIndex("row * columns + col", (len(x.dims) - 1, "col")),
-        blocks=blocks,
-        plain=plain,
-    )
+        dims = node.tensor("x").type.dims
+        out = Operand(blocks.storage, Layout.dense(dims), TensorType(blocks.dtype, dims))
+    lower_norm(lowering, node, 1, out, blocks, plain)
 
 
 # `purevk.norm` of the last dim, in the order of fragments; with `plain` also as it is.

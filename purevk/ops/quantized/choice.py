@@ -9,8 +9,9 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_kernels import Coopmat, Problem
+from purevk.lower.gpu_kernels import Problem
 from purevk.lower.lowering import Operand
+from purevk.lower.matrix_core_kernels import Coopmat
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.quantized.fragments import choose_fragments
 from purevk.tuning import DeviceTraits

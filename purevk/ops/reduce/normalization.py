@@ -48,8 +48,20 @@ class EpilogueIndex:
 
 
 def _norm_lower(lowering: Lowering, node: Node) -> None:
-    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
-    count = node.int("count")
+    lower_norm(lowering, node, node.int("count"), lowering.operand(node.result))
+
+
+def lower_norm(
+    lowering: Lowering,
+    node: Node,
+    count: int,
+    out: Operand,
+    blocks: Operand | None = None,
+    plain: bool = True,
+) -> None:
+    """Appends the dispatch of a norm of the last `count` dims; `out`, `blocks` and `plain` as for
+    `emit_norm`."""
+    x = lowering.operand(node.tensor("x"))
     if is_empty(out.type):
         return
     if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
@@ -57,7 +69,8 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
     rows = _dims.product(x.dims[: len(x.dims) - count])
     columns = _dims.product(x.dims[len(x.dims) - count :])
     weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
-    offsets = [operand.offset for operand in (x, out, weight, bias) if operand is not None]
+    operands = (x, out, blocks, weight, bias)
+    offsets = [operand.offset for operand in operands if operand is not None]
     emit_norm(
         lowering,
         node,
@@ -73,6 +86,8 @@ def _norm_lower(lowering: Lowering, node: Node) -> None:
         index=EpilogueIndex(
             "row * columns + col", (len(out.dims) - 1, "col") if count == 1 else None
         ),
+        blocks=blocks,
+        plain=plain,
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
-from purevk.ops.attention.attention import BLOCKS as ATTENTION_BLOCKS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.matmul.fragments import BLOCK, blocks_type, right_blocks, tile_of
@@ -45,7 +44,7 @@ def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
         elif node in finder.readers and node.op == NORM:
             _emit_norm(rewriter, node, current, finder, blocks)
         elif node in finder.readers:
-            blocks[node.result] = rewriter.emit(ATTENTION_BLOCKS, *current.args)
+            _emit_attention(rewriter, node, current, blocks)
         elif node.op in (_VIEW, _PERMUTE) and node.tensor("x") in gone:
             gone.add(node.result)
         else:
@@ -206,6 +205,14 @@ def _emit_matmul(
         blocks[node.result] = made
     else:
         rewriter.replace(node, made)
+
+
+def _emit_attention(
+    rewriter: Rewriter, node: Node, current: Node, blocks: dict[Value, Value]
+) -> None:
+    names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
+    given = [current.arg(name) for name in (*names, "extras", "limits")]
+    blocks[node.result] = rewriter.emit(ATTENTION, *given, True)
 
 
 def _emit_norm(

@@ -6,15 +6,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.glsl.harness import Out, ceil_div, run
+from purevk.graph.context import traits_of
+from tests.glsl.harness import Out, ceil_div, device, run
 
 pytestmark = pytest.mark.device
+
+
+def floats_of(bits: np.ndarray) -> np.ndarray:
+    """The numbers of halves, or of bfloat16 by its bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32) if bits.dtype == np.uint16 else bits
 
 
 def left_blocks(a: np.ndarray) -> np.ndarray:
     """A matrix in the order of fragments, as the left operand. Rows that fill a block are NaN."""
     rows, terms = a.shape
-    padded = np.full((ceil_div(rows, 16) * 16, terms), np.nan, a.dtype)
+    nan = 0x7FC0 if a.dtype == np.uint16 else np.nan
+    padded = np.full((ceil_div(rows, 16) * 16, terms), nan, a.dtype)
     padded[:rows] = a
     return (
         padded.reshape(-1, 2, 8, terms // 16, 4, 4).transpose(0, 3, 2, 4, 1, 5).reshape(-1).copy()
@@ -34,6 +41,7 @@ def right_blocks(b: np.ndarray) -> np.ndarray:
     return split.transpose(3, 0, 4, 6, 1, 5, 2).reshape(-1).copy()
 
 
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
 @pytest.mark.parametrize("m, n, k, subgroups, fragments, depth, blocks", [
     (16, 16, 16, (1, 1), (1, 1), 1, 0),
@@ -42,14 +50,21 @@ def right_blocks(b: np.ndarray) -> np.ndarray:
     pytest.param(100, 96, 128, (2, 2), (3, 3), 2, 1, marks=pytest.mark.slow),
     pytest.param(90, 112, 96, (2, 2), (3, 4), 2, 0, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat):
+def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat, bfloat16):
     rng = np.random.default_rng(n)
-    a, b = (rng.standard_normal(sizes).astype(np.float16) for sizes in ((m, k), (k, n)))
+    if bfloat16 and coopmat:
+        if not traits_of(device()).bfloat16_fragments:
+            pytest.skip("the device or the compiler has no fragments of bfloat16")
+    a, b = (rng.standard_normal(sizes).astype(np.float32) for sizes in ((m, k), (k, n)))
+    dtype = np.uint16 if bfloat16 else np.float16
+    a, b = (
+        (each.view(np.uint32) >> 16).astype(dtype) if bfloat16 else each.astype(dtype)
+        for each in (a, b)
+    )
     bias, residual = (rng.standard_normal(sizes).astype(np.float32) for sizes in (n, (m, n)))
     macros = {
-        "T_A": "float16_t",
-        "T_B": "float16_t",
-        "T_OUT": "float16_t",
+        **dict.fromkeys(("T_A", "T_B", "T_OUT"), "uint16_t" if bfloat16 else "float16_t"),
+        "BFLOAT16": int(bfloat16),
         **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT", "BIAS"), 1),
         "SUBGROUPS_M": subgroups[0],
         "SUBGROUPS_N": subgroups[1],
@@ -71,11 +86,11 @@ def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat):
     rows_each, columns_each = (16 * subgroups[d] * fragments[d] for d in range(2))
     grid = (ceil_div(n, columns_each), ceil_div(m, rows_each), 1)
     rows = ceil_div(m, 16) * 16 if blocks else m
-    buffers = [left_blocks(a), right_blocks(b), bias, Out((rows, n), np.float16), residual]
+    buffers = [left_blocks(a), right_blocks(b), bias, Out((rows, n), dtype), residual]
     (got,) = run("matmul/matmul_fragments.comp", buffers, params, grid, macros, coopmat=coopmat)
     if blocks:
         got = rows_of(got, m, n)
-    wide = a.astype(np.float64)
-    wanted = np.maximum(wide @ b.astype(np.float64) + bias, 0) + residual
-    most = np.abs(wide) @ np.abs(b.astype(np.float64))
-    assert (np.abs(got - wanted) <= 1e-6 * most + 1e-3 * np.abs(wanted) + 1e-6).all()
+    a, b, got = (floats_of(each).astype(np.float64) for each in (a, b, got))
+    wanted = np.maximum(a @ b + bias, 0) + residual
+    most, rounding = np.abs(a) @ np.abs(b), 4e-3 if bfloat16 else 1e-3
+    assert (np.abs(got - wanted) <= 1e-6 * most + rounding * np.abs(wanted) + 1e-6).all()

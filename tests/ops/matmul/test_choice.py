@@ -11,16 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import default_context
-from purevk.lower.gpu_kernels import (
-    Coopmat,
-    Dot,
-    Problem,
-    TileBounds,
-    Tiled,
-    Vector,
-    WorkgroupCoopmat,
-)
+from purevk.lower.gpu_kernels import Dot, Problem, TileBounds, Tiled, Vector
 from purevk.lower.gpu_tiles import candidates, choose_gpu, prefers_columns
+from purevk.lower.matrix_core_kernels import Coopmat, WorkgroupCoopmat
 from purevk.ops.conv import choice as convolution_choice
 from purevk.ops.matmul import choice as matmul_choice
 from purevk.ops.matmul.grouped import choose_grouped

@@ -1,0 +1,239 @@
+"""The kinds of matmul kernels for matrix cores, as `gpu_kernels.py` has the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from purevk.ir import Size
+from purevk.ir import dims as _dims
+from purevk.lower.gpu_kernels import GpuChoice, Problem, TileChoice, ceil
+from purevk.tuning import DeviceTraits
+
+HALF = 2  # bytes
+LEAST_ROWS = 768  # of `Fragments`
+_RESIDENT = 2  # workgroups of `WorkgroupCoopmat` of a multiprocessor, by their registers
+
+
+@dataclass(frozen=True)
+class Coopmat(TileChoice):
+    """`matmul_tiled.comp`, `conv2d_tiled.comp`, on matrix cores: a subgroup makes `sub_m` x `sub_n`
+    results, by fragments of size `shape`. Operands are read by `width` elements, 4 or 8."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    sub_m: int
+    sub_n: int
+    slices: int = 1
+    splits: int = 1
+    shape: tuple[int, int, int] = (16, 16, 16)
+    subgroup: int = 32
+    width: int = 4
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "SUBGROUP_M": self.sub_m,
+            "SUBGROUP_N": self.sub_n,
+            "SLICES": self.slices,
+            "FRAGMENT_M": self.shape[0],
+            "FRAGMENT_N": self.shape[1],
+            "FRAGMENT_K": self.shape[2],
+            "SG": self.subgroup,
+        }
+
+    @property
+    def threads(self) -> int:
+        return (
+            self.subgroup * (self.tile_m // self.sub_m) * (self.tile_n // self.sub_n) * self.slices
+        )
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory."""
+        b = self.tile_n * (self.tile_k + 8) if transposed else self.tile_k * (self.tile_n + 8)
+        results = self.slices * self.tile_m * self.tile_n
+        if self.slices == 1:
+            results = self.threads // self.subgroup * self.shape[0] * (self.sub_n + 4)
+        operands = HALF * (self.tile_m * (self.tile_k + 8) + b)
+        return max(operands, 4 * results) if self.width == 8 else operands + 4 * results
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold. Few large workgroups hide
+        nothing of the start and end of a few steps."""
+        return (
+            problem.on_matrix_cores(traits)
+            and self.sub_m % self.shape[0] == 0
+            and self.sub_n % self.shape[1] == 0
+            and self.tile_k % (self.shape[2] * self.slices) == 0
+            and (problem.wide or self.width == 4)
+            and (problem.k >= 256 or self.width * self.tile_m * self.tile_n < 1 << 17)
+            and self._loads_evenly(traits, problem, self.width)
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        matmul = traits.profile.matmul
+        costs = matmul.window_coopmat if problem.window else matmul.coopmat
+        registers = min(costs.registers + self.sub_m * self.sub_n / self.subgroup, 255)
+        most = max(int(costs.register_file / registers) // self.threads, 1)
+        steps, rounds, load = self._schedule(traits, problem, most, costs.fullest)
+        multiplications = self.tile_m * self.tile_n * self.tile_k / 4096
+        reads = 16 / self.sub_m + 16 / self.sub_n
+        work = (
+            costs.load * self._loads(problem) * self.tile_k / self.width
+            + costs.product * (1 + costs.shared_read * reads) * multiplications
+        )
+        latency = costs.latency + (
+            costs.window * self.tile_m * self.tile_k / self.width / self.threads
+            if problem.window
+            else 0
+        )
+        fragments = self.sub_m * self.sub_n / 256
+        return (
+            costs.start
+            + costs.code * fragments * self.tile_k / self.slices / 16
+            + steps * (latency * rounds + load * work)
+            + costs.store * fragments * (1 + load * self.threads / 275)
+            + costs.result * problem.m * problem.n * problem.batches
+        )
+
+
+@dataclass(frozen=True)
+class Fragments(GpuChoice):
+    """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
+    The numbers are those of `FragmentSizes`."""
+
+    subs_m: int
+    subs_n: int
+    fragments_m: int
+    fragments_n: int
+    depth: int
+    together: int = 1
+    template = "matmul/matmul_fragments.comp"
+    subgroup = 32
+
+    @property
+    def rows_per_group(self) -> int:
+        return 16 * self.subs_m * self.fragments_m
+
+    @property
+    def columns_per_group(self) -> int:
+        """Columns of the result that a workgroup makes."""
+        return 16 * self.subs_n * self.fragments_n
+
+    @property
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroup * self.subs_m * self.subs_n
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "SUBGROUPS_M": self.subs_m,
+            "SUBGROUPS_N": self.subs_n,
+            "FRAGMENTS_M": self.fragments_m,
+            "FRAGMENTS_N": self.fragments_n,
+            "DEPTH": self.depth,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.columns_per_group),
+            _dims.ceil_div(m, self.rows_per_group),
+            batches,
+        )
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold, and enough rows share what
+        is read of B. With fewer, its latency counts, and tiles in shared memory read further ahead."""
+        return (
+            problem.k % (16 * self.depth) == 0
+            and problem.n % 16 == 0
+            and problem.m >= LEAST_ROWS
+            and self.threads <= traits.max_invocations
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.fragments
+        subgroups, fragments = self.subs_m * self.subs_n, self.fragments_m * self.fragments_n
+        groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
+        load = groups / traits.processors
+        rounds = ceil(ceil(groups, traits.processors), self.together)
+        even, fullest, together = costs.product
+        product = even * load + fullest * ceil(groups, traits.processors)
+        product += together * rounds * self.together
+        loads = costs.load * (self.fragments_m + self.fragments_n)
+        return (
+            costs.start
+            + problem.k / 16 * subgroups * (fragments + loads) * product
+            + costs.store * subgroups * fragments * load
+            + costs.round * rounds
+        )
+
+
+@dataclass(frozen=True)
+class WorkgroupCoopmat(TileChoice):
+    """`matmul_coopmat2.comp`: matrices of a workgroup of `invocations`, on matrix cores. A workgroup
+    takes `least_steps` steps along K or more."""
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    invocations: int
+    least_steps: int = 1
+    splits: int = 1
+    template = "matmul/matmul_coopmat2.comp"
+    takes_vectors = False
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "TILE_M": self.tile_m,
+            "TILE_N": self.tile_n,
+            "TILE_K": self.tile_k,
+            "LOCAL": self.invocations,
+        }
+
+    @property
+    def threads(self) -> int:
+        return self.invocations
+
+    def shared(self, transposed: bool) -> int:
+        """Bytes of shared memory: the driver's, about."""
+        return 2 * HALF * self.tile_k * (self.tile_m + self.tile_n)
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.half
+            and (traits.bfloat16_matrices or not problem.bfloat16)
+            and problem.tiles is not None
+            and self.tile_m <= problem.tiles.m
+            and self.tile_n <= problem.tiles.n
+            and problem.tiles.k % self.tile_k == 0
+            and (problem.transposed or self._divides(problem))
+            and not problem.window
+            and problem.k >= self.least_steps * self.tile_k * self.splits
+            and traits.takes_matrices(self.tile_m, self.tile_n, self.tile_k, self.invocations)
+        )
+
+    def _divides(self, problem: Problem) -> bool:
+        """Whether the columns are a multiple of those of a tile."""
+        known = problem.tiles is not None and problem.tiles.n == problem.n
+        return known and problem.n % self.tile_n == 0
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.workgroup_coopmat
+        steps, rounds, load = self._schedule(traits, problem, _RESIDENT, costs.fullest)
+        products = self.tile_m * self.tile_n * self.tile_k / 4096
+        work = costs.product * products + costs.load * (self.tile_m + self.tile_n) * self.tile_k / 4
+        return (
+            costs.start
+            + steps * (costs.latency * rounds + load * work)
+            + costs.store * self.tile_m * self.tile_n / 256 * load
+        )
