@@ -1,5 +1,5 @@
 """Chooses the matmul kernel and its tiles for a GPU: the cheapest of a list, by the cost models of
-`gpu_kernels.py`."""
+`gpu_kernels.py` and `matrix_core_kernels.py`."""
 
 from __future__ import annotations
 
