@@ -9,7 +9,12 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from purevk.lower.gpu_kernels import Distance, Dot, GpuChoice, Problem, Tiled, Vector, ceil
-from purevk.lower.matrix_core_kernels import Coopmat, Fragments, WorkgroupCoopmat
+from purevk.lower.matrix_core_kernels import (
+    Coopmat,
+    FragmentConvolution,
+    Fragments,
+    WorkgroupCoopmat,
+)
 from purevk.tuning import DeviceTraits
 
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
@@ -120,6 +125,27 @@ def choose_fragment_tile(traits: DeviceTraits, problem: Problem) -> Fragments | 
 def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
     """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
     tiles = [Fragments(*each) for each in traits.profile.tiles.fragments]
+    return sorted(
+        [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
+        key=lambda each: each.cost(traits, problem),
+    )
+
+
+def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentConvolution | None:
+    """The tile of `conv2d_fragments.comp` for a problem; None if none fits, or if another kernel is
+    expected to be faster."""
+    found = _convolution_tiles(traits, problem)
+    if not found or found[0].cost(traits, problem) >= _total(
+        traits, problem, _cheapest(traits, problem)
+    ):
+        return None
+    return traits.choices.take("convolution", problem, lambda: found, found[0])
+
+
+@lru_cache(maxsize=4096)
+def _convolution_tiles(traits: DeviceTraits, problem: Problem) -> list[FragmentConvolution]:
+    """The tiles of `conv2d_fragments.comp` that fit, the cheapest first."""
+    tiles = [FragmentConvolution(*each) for each in traits.profile.tiles.convolution]
     return sorted(
         [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
         key=lambda each: each.cost(traits, problem),

@@ -11,6 +11,7 @@ from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
 LEAST_ROWS = 768  # of `Fragments`
+LEAST_PIXELS = 32  # of `FragmentConvolution`
 _RESIDENT = 2  # workgroups of `WorkgroupCoopmat` of a multiprocessor, by their registers
 
 
@@ -172,6 +173,91 @@ class Fragments(GpuChoice):
             + problem.k / 16 * subgroups * (fragments + loads) * product
             + costs.store * subgroups * fragments * load
             + costs.round * rounds
+        )
+
+
+@dataclass(frozen=True)
+class FragmentConvolution(GpuChoice):
+    """`conv2d_fragments.comp`: a weight in the order of fragments, and channels of pixels, which
+    invocations load directly. The numbers are those of `ConvolutionSizes`."""
+
+    subs_m: int
+    subs_n: int
+    fragments_m: int
+    fragments_n: int
+    slices: int
+    together: int = 1
+    template = "conv/conv2d_fragments.comp"
+    subgroup = 32
+
+    @property
+    def rows_per_group(self) -> int:
+        return 16 * self.subs_m * self.fragments_m
+
+    @property
+    def columns_per_group(self) -> int:
+        """Columns of the result that a workgroup makes."""
+        return 16 * self.subs_n * self.fragments_n
+
+    @property
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+        return self.subgroup * self.subs_m * self.subs_n * self.slices
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        results = self.subs_m * self.subs_n * self.fragments_m * self.fragments_n
+        return (self.slices - 1) * results * 1024
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "COOPMAT": 1,
+            "SUBGROUPS_M": self.subs_m,
+            "SUBGROUPS_N": self.subs_n,
+            "FRAGMENTS_M": self.fragments_m,
+            "FRAGMENTS_N": self.fragments_n,
+            "SLICES": self.slices,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (
+            _dims.ceil_div(n, self.columns_per_group),
+            _dims.ceil_div(m, self.rows_per_group),
+            batches,
+        )
+
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+        return (
+            problem.k % 32 == 0
+            and problem.n % 16 == 0
+            and problem.m >= LEAST_PIXELS
+            and problem.k >= 32 * self.slices
+            and self.shared <= traits.max_shared_memory
+            and self.threads <= traits.max_invocations
+        )
+
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+        costs = traits.profile.matmul.convolution
+        subgroups, fragments = self.subs_m * self.subs_n, self.fragments_m * self.fragments_n
+        groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
+        load = groups / traits.processors
+        most = ceil(groups, traits.processors)
+        rounds = ceil(most, self.together)
+        even, fullest, together = costs.product
+        product = even * load + fullest * most + together * rounds * self.together
+        loads = costs.load * (self.fragments_m + self.fragments_n)
+        steps = ceil(problem.k // 32, self.slices)
+        results = subgroups * fragments * load
+        return (
+            costs.start
+            + steps * subgroups * self.slices * (fragments + loads) * product
+            + (steps * costs.latency + costs.round) * rounds
+            + costs.store * results
+            + costs.result * problem.m * problem.n
+            + (costs.join * self.slices * results if self.slices > 1 else 0)
         )
 
 

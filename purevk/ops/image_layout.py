@@ -16,6 +16,7 @@ FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", RESAMPLE_COARSENE
 # Operators that flatten, join or return a row-major tensor.
 ROW_MAJOR = ("aten.view.default", "aten.cat.default", "purevk.host")
 CONVOLUTION = "purevk.conv2d"
+FRAGMENT_CONVOLUTION = "purevk.conv2d_fragments"  # always reads NHWC
 NHWC = (0, 2, 3, 1)  # the order in memory of the dims of an image, outermost first
 
 
@@ -106,9 +107,11 @@ def _readers(
         seen.add(value)
         nchw += value in query.outputs
         for reader in query.users.get(value, ()):
-            if reader.op == CONVOLUTION and reader.tensor("x") is value and not can(reader):
+            convolves = reader.op in (CONVOLUTION, FRAGMENT_CONVOLUTION)
+            nchw_too = reader.op == CONVOLUTION and can(reader)
+            if convolves and reader.tensor("x") is value and not nchw_too:
                 nhwc += 1
-            elif reader.op in FOLLOWED or reader.op == CONVOLUTION:
+            elif reader.op in FOLLOWED or convolves:
                 more = _readers(reader.results, query, can, seen)
                 nhwc, nchw = nhwc + more[0], nchw + more[1]
             else:

@@ -27,6 +27,7 @@ from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
+from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.placement import assign_hosts
@@ -66,6 +67,7 @@ OPTIONAL = (
     "merge_quantized",
     "move_views",
     "order_for_fragments",
+    "pack_convolutions",
     "rotate_to_caches",
     "select_matrices",
     "settle_control",
@@ -124,6 +126,9 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def with_fragments(graph: Graph) -> Graph:
         return order_for_fragments(graph, traits)
 
+    def with_packed_weights(graph: Graph) -> Graph:
+        return pack_convolutions(graph, traits)
+
     def merge_with_scales(graph: Graph) -> Graph:
         return merge_quantized(graph, traits)
 
@@ -133,6 +138,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     with_checks.__name__ = check_indices.__name__
     key_limits.__name__ = find_key_limits.__name__
     with_fragments.__name__ = order_for_fragments.__name__
+    with_packed_weights.__name__ = pack_convolutions.__name__
     few_rows.__name__ = fuse_few_rows.__name__
     merge_with_scales.__name__ = merge_quantized.__name__
 
@@ -196,6 +202,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 few_rows,
                 fuse_epilogues,
                 with_fragments,
+                with_packed_weights,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused)),

@@ -113,6 +113,27 @@ class FragmentCosts(NamedTuple):
     round: float
 
 
+class ConvolutionCosts(NamedTuple):
+    """Microseconds of convolutions on matrix cores whose weight is in the order of fragments. A
+    multiprocessor works on `ConvolutionSizes.together` workgroups at a time.
+
+    Attributes:
+        start, product, load, store, round: as those of `FragmentCosts`.
+        latency: to wait for memory, per step of 32 terms and `round`.
+        result: to write an element of the result.
+        join: for a multiprocessor to add up a fragment of results of slices.
+    """
+
+    start: float
+    product: tuple[float, float, float]
+    load: float
+    latency: float
+    store: float
+    round: float
+    result: float
+    join: float
+
+
 class VectorCosts(NamedTuple):
     """Microseconds of matmuls of few rows.
 
@@ -144,6 +165,7 @@ class MatmulCosts(NamedTuple):
         window_coopmat: the same for convolutions whose window is read element by element.
         workgroup_coopmat: the same, staged by the driver.
         fragments: the same, with operands in the order of fragments.
+        convolution: convolutions whose weight is in the order of fragments.
         vector: few rows.
         split_start: microseconds to start the dispatch that adds up the parts of a split K.
         split_element: microseconds of that dispatch, per element of a part.
@@ -155,6 +177,7 @@ class MatmulCosts(NamedTuple):
     window_coopmat: CoopmatCosts
     workgroup_coopmat: WorkgroupCoopmatCosts
     fragments: FragmentCosts
+    convolution: ConvolutionCosts
     vector: VectorCosts
     split_start: float
     split_element: float

@@ -54,6 +54,20 @@ class FragmentSizes(NamedTuple):
     together: int
 
 
+class ConvolutionSizes(NamedTuple):
+    """A workgroup of `conv2d_fragments.comp`: `subs_m` x `subs_n` times `slices` subgroups. Those of a
+    slice make `fragments_m` x `fragments_n` fragments of 16 x 16 results each; the slices share the
+    terms of these results. A multiprocessor takes `together` workgroups at a time, as far as measured
+    times tell."""
+
+    subs_m: int
+    subs_n: int
+    fragments_m: int
+    fragments_n: int
+    slices: int
+    together: int
+
+
 class AttentionSizes(NamedTuple):
     """A workgroup of `attention_coopmat.comp`: each of `subgroups` takes `fragments` times 16
     queries, over `keys` keys a step. `q_steps` steps of 16 columns of the queries are in shared
@@ -135,6 +149,7 @@ class TileSizes(NamedTuple):
         coopmat_more: more of them, for matmuls alone.
         workgroup_coopmat: the same, staged by the driver.
         fragments: matmuls on matrix cores whose operands are in the order of fragments.
+        convolution: convolutions on matrix cores whose weight is in the order of fragments.
         attention: attention on matrix cores.
         vector: the vector kernel where B is dense along n.
         vector_rows: the same for 16 rows of A.
@@ -164,6 +179,7 @@ class TileSizes(NamedTuple):
     coopmat_more: tuple[CoopmatSizes, ...]
     workgroup_coopmat: tuple[WorkgroupSizes, ...]
     fragments: tuple[FragmentSizes, ...]
+    convolution: tuple[ConvolutionSizes, ...]
     attention: tuple[AttentionSizes, ...]
     vector: tuple[VectorSizes, ...]
     vector_rows: tuple[VectorSizes, ...]

@@ -5,6 +5,7 @@ from purevk.ops.conv import (  # noqa: F401
     choice,
     convolution,
     convolution_nd,
+    fragments,
     nchw,
     nchw_tiles,
     shapes,

@@ -54,6 +54,15 @@ def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
     return rewriter.finish()
 
 
+def constants_of(graph: Graph) -> set[Value]:
+    """The constants of a graph, and what is made of them alone."""
+    found = set(graph.constants)
+    for node in graph.nodes:
+        if node.inputs and all(each in found for each in node.inputs):
+            found.update(node.results)
+    return found
+
+
 class _Finder:
     """Chooses matmuls.
 
@@ -68,10 +77,7 @@ class _Finder:
         self._outputs = graph.output_values()
         self._written = changing(graph.nodes)
         # Of all nodes, since other readers of a value are looked at before their turn.
-        self._constant = set(graph.constants)
-        for node in graph.nodes:
-            if node.inputs and all(each in self._constant for each in node.inputs):
-                self._constant.update(node.results)
+        self._constant = constants_of(graph)
         self.sources: dict[Node, Node] = {}
         self.readers: dict[Node, set[Node]] = {}
 

@@ -6,6 +6,7 @@ ratios of latency to throughput that are not too different.
 
 from purevk.tuning.costs import (
     AttentionCosts,
+    ConvolutionCosts,
     CoopmatCosts,
     FragmentCosts,
     IntegerCosts,
@@ -19,6 +20,7 @@ from purevk.tuning.profile import DeviceProfile
 from purevk.tuning.registry import Family, register
 from purevk.tuning.tiles import (
     AttentionSizes,
+    ConvolutionSizes,
     CoopmatSizes,
     DotSizes,
     FragmentSizes,
@@ -102,6 +104,18 @@ MATMUL = MatmulCosts(
         load=0.25,
         store=0.0142,
         round=0.17,
+    ),
+    # Fitted to 96 convolutions, those of ResNet-50 for 1 to 32 images among them, with 13 tiles. The
+    # choice takes 2 % more than the best on average, and 20 % at worst.
+    convolution=ConvolutionCosts(
+        start=2.68,
+        product=(5.6e-4, 3.61e-3, 7.83e-4),
+        load=0.25,
+        latency=0.0711,
+        store=0.0198,
+        round=0.92,
+        result=3.43e-7,
+        join=0.0366,
     ),
     vector=VectorCosts(
         start=3.4,
@@ -208,6 +222,21 @@ TILES = TileSizes(
         FragmentSizes(2, 2, 2, 3, 4, 4),
         FragmentSizes(2, 2, 2, 2, 4, 1),
         FragmentSizes(2, 2, 2, 2, 8, 5),
+    ),
+    convolution=(
+        ConvolutionSizes(4, 1, 3, 4, 1, 2),
+        ConvolutionSizes(2, 2, 3, 4, 1, 3),
+        ConvolutionSizes(2, 2, 4, 2, 1, 4),
+        ConvolutionSizes(4, 1, 2, 4, 1, 3),
+        ConvolutionSizes(2, 2, 2, 4, 1, 2),
+        ConvolutionSizes(2, 2, 2, 2, 1, 3),
+        ConvolutionSizes(2, 2, 2, 4, 2, 1),
+        ConvolutionSizes(2, 1, 2, 4, 2, 2),
+        ConvolutionSizes(2, 2, 2, 2, 2, 1),
+        ConvolutionSizes(1, 2, 2, 2, 4, 2),
+        ConvolutionSizes(1, 1, 2, 2, 4, 3),
+        ConvolutionSizes(1, 1, 2, 2, 8, 4),
+        ConvolutionSizes(1, 1, 1, 2, 8, 1),
     ),
     attention=tuple(
         AttentionSizes(*sizes)

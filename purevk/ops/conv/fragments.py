@@ -1,0 +1,187 @@
+"""Convolutions of 16 bits whose weight is in the order of the fragments of matrix cores
+(`glsl/matmul/fragment_blocks.glslh`). Their kernel loads pixels and weight directly, without shared
+memory.
+
+Such a weight is a tensor [out / 16, taps * in / 32, 512]: for 16 output channels and 32 channels of a
+tap, 512 elements in the order that RIGHT_ELEMENT gives.
+"""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import dense, packed
+from purevk.lower.epilogue import make_epilogue
+from purevk.lower.expression import Expression
+from purevk.lower.gpu_kernels import Problem
+from purevk.lower.gpu_tiles import choose_convolution_tile
+from purevk.lower.lowering import Lowering
+from purevk.lower.matrix_core_kernels import FragmentConvolution
+from purevk.lower.numbers import gcd8
+from purevk.ops.builder import Builder
+from purevk.ops.conv.arguments import Conv2d, Window
+from purevk.ops.conv.convolution import pixels
+from purevk.ops.conv.shapes import convolved_size
+from purevk.ops.image_layout import FRAGMENT_CONVOLUTION, NHWC, LayoutQuery
+from purevk.ops.matmul.fragments import BLOCK, has_fragments
+from purevk.ops.registry import Kernel, Operator, Order, ShapeError, register
+from purevk.tuning import DeviceTraits
+
+NAME = FRAGMENT_CONVOLUTION
+GROUP = 32  # channels that are read together
+MOST_TAPS = 31  # a row has a bit for each
+
+
+def takes(conv: Conv2d, result: TensorType) -> bool:
+    """Whether the kernel's conditions hold, but for those on the device."""
+    x, weight = conv.x.type, conv.weight.type
+    if x.dtype not in (DType.float16, DType.bfloat16) or weight.dtype is not x.dtype:
+        return False
+    if conv.groups != 1 or conv.spread != (1, 1) or not weight.is_static:
+        return False
+    if result.dtype not in (x.dtype, DType.float32):
+        return False
+    if conv.bias is not None and conv.bias.type.dims != weight.dims[3:]:
+        return False
+    channels, columns = (_dims.specialize(size) for size in weight.dims[2:])
+    return channels % GROUP == 0 and columns % BLOCK == 0 and conv.window.taps <= MOST_TAPS
+
+
+def tile_of(
+    traits: DeviceTraits, dtype: DType, rows: Size, columns: Size, terms: Size, window: bool
+) -> FragmentConvolution | None:
+    """The tile for a convolution; None if another kernel is faster, or runs while this one does not.
+
+    Args:
+        rows: pixels of the result.
+        terms: channels of all taps.
+        window: whether a row is more than one pixel of the input.
+    """
+    if not has_fragments(traits, dtype):
+        return None
+    problem = Problem(
+        _dims.upper(rows),
+        _dims.upper(columns),
+        _dims.upper(terms),
+        half=True,
+        transposed=True,
+        window=window,
+        wide=True,
+        bfloat16=dtype is DType.bfloat16,
+    )
+    return choose_convolution_tile(traits, problem)
+
+
+def right_blocks(builder: Builder, weight: Value) -> Value:
+    """A weight [kernel rows, kernel columns, in, out] in the order of fragments."""
+    height, width, channels, columns = weight.type.dims
+    units = height * width * (channels // GROUP)
+    split = (units, 4, 8, columns // BLOCK, 4, 2, 2)
+    made = builder.emit("aten.view.default", weight, split)
+    made = builder.emit("aten.permute.default", made, (3, 0, 5, 4, 6, 1, 2))
+    made = builder.emit("purevk.copy", made)
+    return builder.emit("aten.view.default", made, (columns // BLOCK, units, BLOCK * GROUP))
+
+
+def _shape(
+    x: TensorType,
+    weight: TensorType,
+    bias: TensorType | None,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    epilogue: Expression | None = None,
+    extras: tuple[TensorType, ...] = (),
+) -> TensorType:
+    units = kernel[0] * kernel[1] * (x.dims[1] // GROUP)
+    if x.rank != 4 or weight.rank != 3 or weight.dtype is not x.dtype or weight.dims[1] != units:
+        raise ShapeError(f"cannot convolve {x} with {weight} in the order of fragments")
+    height, width = (
+        convolved_size(x.dims[2 + d], kernel[d], stride[d], padding[d], dilation[d])
+        for d in range(2)
+    )
+    dtype = x.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
+    return TensorType(dtype, (x.dims[0], weight.dims[0] * BLOCK, height, width))
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    out, bias = lowering.operand(node.result), packed(lowering, node.optional_tensor("bias"))
+    x, pixel = pixels(lowering, lowering.operand(node.tensor("x")))
+    weight = lowering.operand(node.tensor("weight"))
+    if not weight.layout.is_contiguous(weight.dims) or not gcd8(weight.offset):
+        weight = dense(lowering, weight)
+    if not gcd8(pixel, x.offset):
+        x = dense(lowering, x, NHWC)
+        pixel = x.dims[1]
+    window = Window.make(*(node.ints(name, 2) for name in _WINDOW))
+    batches, channels, height, width = x.dims
+    _, columns, out_height, out_width = out.dims
+    rows, terms = batches * out_height * out_width, window.taps * channels
+    one = window == Window((1, 1), (1, 1), (0, 0), window.dilation)
+    tile = tile_of(lowering.traits, x.dtype, rows, columns, terms, not one)
+    if tile is None:  # the pass has seen one
+        raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
+    made = make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        "b, m, n",
+        "m * pixel_o + n",
+        (1, "n"),
+        True,
+        ahead=True,
+    )
+    macros: dict[str, str | int] = {
+        "T_A": x.dtype.glsl,
+        "T_B": weight.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
+        "WINDOW": int(not one),
+        "BIAS": int(bias is not None),
+        "BFLOAT16": int(x.dtype is DType.bfloat16),
+        **tile.macros(),
+        **made.macros,
+    }
+    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers["bias"] = (bias, "r")
+    params: dict[str, Size] = {
+        "batches": batches,
+        "H": height,
+        "W": width,
+        "IC": channels,
+        "OH": out_height,
+        "OW": out_width,
+        "OC": columns,
+        "pixel_a": pixel,
+        "pixel_o": columns,
+        **window.params,
+        "offset_a": x.offset,
+        "offset_b": weight.offset,
+        "offset_o": out.offset,
+        "offset_bias": 0 if bias is None else bias.offset,
+    }
+    lowering.dispatch(
+        tile.template,
+        buffers,
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(params, ("IC", *window.params)),
+        grid=tile.grid(rows, columns, 1),
+        subgroup_size=tile.subgroup,
+        flops=2 * rows * columns * terms,
+    )
+
+
+_WINDOW = ("kernel", "stride", "padding", "dilation")
+
+
+def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
+    return (NHWC,)
+
+
+register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts)))

@@ -1,0 +1,67 @@
+"""Convolutions read constant weights in the order of the fragments of matrix cores."""
+
+from __future__ import annotations
+
+from purevk.ir import Graph, Node, Value
+from purevk.ops.conv.arguments import Conv2d
+from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.conv.fragments import NAME as FRAGMENTS
+from purevk.ops.conv.fragments import right_blocks, takes, tile_of
+from purevk.passes.matmul.fragments import constants_of
+from purevk.passes.rewrite import Rewriter, changing
+from purevk.tuning import DeviceTraits
+
+
+def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
+    """Has convolutions of halves and bfloat16 read pixels and weight without shared memory, where
+    that is faster."""
+    chosen = _chosen(graph, traits)
+    if not chosen:
+        return graph
+    rewriter = Rewriter(graph)
+    weights: dict[Value, Value] = {}
+    for node in graph.nodes:
+        current = rewriter.current(node)
+        rewriter.source = node.source
+        if node not in chosen:
+            rewriter.keep(current)
+            continue
+        conv = Conv2d.of(current)
+        if conv.weight not in weights:
+            weights[conv.weight] = right_blocks(rewriter, conv.weight)
+        window = conv.window
+        made = rewriter.emit(
+            FRAGMENTS,
+            conv.x,
+            weights[conv.weight],
+            conv.bias,
+            window.kernel,
+            window.stride,
+            window.padding,
+            window.dilation,
+            conv.epilogue,
+            conv.extras,
+            # An epilogue that only converts has no step that says so.
+            results=(node.result.type,),
+        )
+        rewriter.replace(node, made)
+    return rewriter.finish()
+
+
+def _chosen(graph: Graph, traits: DeviceTraits) -> set[Node]:
+    """The convolutions that take part."""
+    nodes = [node for node in graph.nodes if node.op == CONVOLUTION]
+    if not nodes:
+        return set()
+    constant, written = constants_of(graph), changing(graph.nodes)
+    chosen = set()
+    for node in nodes:
+        conv, result = Conv2d.of(node), node.result.type
+        if conv.weight not in constant or written & set(node.inputs) or not takes(conv, result):
+            continue
+        batches, columns, height, width = result.dims
+        terms = conv.window.taps * conv.weight.type.dims[2]
+        dtype, rows = conv.x.type.dtype, batches * height * width
+        if tile_of(traits, dtype, rows, columns, terms, not conv.is_matmul) is not None:
+            chosen.add(node)
+    return chosen

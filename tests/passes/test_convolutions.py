@@ -1,0 +1,204 @@
+"""Convolutions whose weight is in the order of fragments, in scalar arithmetic on any device, and which
+convolutions take part."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import purevk
+from purevk.dtypes import DType
+from purevk.lower.matrix_core_kernels import FragmentConvolution
+from purevk.ops.conv import fragments as operator
+from purevk.passes.matmul import convolutions as pass_
+
+pytestmark = pytest.mark.device
+KERNEL = "conv/conv2d_fragments.comp"
+
+
+@dataclass(frozen=True)
+class Stepwise(FragmentConvolution):
+    """A small tile, without matrix cores."""
+
+    subgroup = None
+
+    @property
+    def threads(self):
+        return 32 * self.subs_m * self.subs_n * self.slices
+
+    def macros(self):
+        return {**super().macros(), "COOPMAT": 0}
+
+
+@pytest.fixture(params=[1, 2], ids=["whole", "slices"])
+def stepwise(monkeypatch, request):
+    """Fragments of halves on a device without matrix cores."""
+
+    def tile_of(traits, dtype, rows, columns, terms, window):
+        assert columns % 16 == 0 and terms % 32 == 0
+        return Stepwise(1, 2, 2, 1, request.param) if dtype is DType.float16 else None
+
+    for module in (operator, pass_):
+        monkeypatch.setattr(module, "tile_of", tile_of)
+
+
+def compare(module, inputs, expected, **options):
+    """Runs a module of halves, compares it with eager torch in float32, and counts the convolutions
+    that take part."""
+    module = module.half().eval().requires_grad_(False)
+    inputs = tuple(each.half() for each in inputs)
+    program = purevk.compile(module, inputs, **options)
+    check(program, module, inputs)
+    plan = program.method("forward").executable.plan
+    found = [dispatch.kernel.template for dispatch in plan.dispatches]
+    assert found.count(KERNEL) == expected, found
+    return program
+
+
+def check(program, module, inputs):
+    made = torch.from_numpy(program.forward(*(each.numpy() for each in inputs)).copy())
+    assert made.dtype is module(*inputs).dtype
+    exact = copy.deepcopy(module).float()
+    made, wanted = made.float(), exact(*(each.float() for each in inputs))
+    assert (made - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1, 3 and 1, and a residual, which a convolution of stride 2 makes or none."""
+
+    def __init__(self, channels, inner, out, stride, groups=1):
+        super().__init__()
+        self.first = nn.Conv2d(channels, inner, 1, bias=False)
+        self.second = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups)
+        self.third = nn.Conv2d(inner, out, 1)
+        self.skip = nn.Conv2d(channels, out, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x):
+        y = self.third(self.second(self.first(x).relu()).relu())
+        return (y + self.skip(x)).relu()
+
+
+def test_bottleneck(stepwise):
+    torch.manual_seed(0)
+    compare(Bottleneck(32, 32, 32, 1), [torch.randn(2, 32, 7, 5)], 3)
+
+
+def test_strides(stepwise):
+    torch.manual_seed(1)
+    compare(Bottleneck(64, 32, 48, 2), [torch.randn(1, 64, 9, 6)], 4)
+
+
+def test_channels_last(stepwise):
+    torch.manual_seed(2)
+    x = torch.randn(2, 32, 5, 6).to(memory_format=torch.channels_last)
+    compare(Bottleneck(32, 64, 32, 1), [x], 3)
+
+
+def test_dynamic_sizes(stepwise):
+    """Batch, height and width differ from call to call."""
+    torch.manual_seed(3)
+    module = Bottleneck(32, 32, 32, 1)
+    batch, height, width = (torch.export.Dim(name, min=2, max=12) for name in "bhw")
+    program = compare(
+        module,
+        [torch.randn(2, 32, 6, 5)],
+        3,
+        dynamic_shapes=({0: batch, 2: height, 3: width},),
+    )
+    for sizes in ((5, 32, 3, 11), (2, 32, 12, 2)):
+        check(program, module, (torch.randn(sizes).half(),))
+
+
+class Window(nn.Module):
+    """A window with dilation, other sizes along y and x, and a pointwise operator with a number for
+    each pixel and one for each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(32, 48, (3, 5), (1, 2), (2, 1), (2, 1))
+        self.scale = nn.Parameter(torch.randn(48, 1, 1))
+
+    def forward(self, x):
+        return self.conv(x).sigmoid() * self.scale + x[:1, :1, :7, :4]
+
+
+def test_windows(stepwise):
+    torch.manual_seed(4)
+    compare(Window(), [torch.randn(2, 32, 7, 10)], 1)
+
+
+class Joined(nn.Module):
+    """Results that are joined along channels, and a slice of channels that is convolved."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 16, 3, padding=1)
+        self.third = nn.Conv2d(48, 16, 1)
+        self.last = nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x):
+        made = torch.cat([self.first(x), self.second(x)], 1)
+        return torch.cat([self.third(made), self.last(made[:, 8:40]), self.last(made[:, :32])], 1)
+
+
+def test_joined_and_sliced(stepwise):
+    """48 channels are no multiple of 32."""
+    torch.manual_seed(5)
+    compare(Joined(), [torch.randn(2, 32, 6, 6)], 4)
+
+
+class Wide(nn.Module):
+    """A result of float32, and one that is a sum over pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(32, 32, 3)
+
+    def forward(self, x):
+        y = self.conv(x).float()
+        return torch.cat([y.mean((2, 3)), y[:, :, 0, 0]], 1)
+
+
+def test_results_of_float32(stepwise):
+    torch.manual_seed(6)
+    compare(Wide(), [torch.randn(3, 32, 5, 5)], 1)
+
+
+class OneDim(nn.Module):
+    """A convolution of sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(64, 32, 5, padding=2)
+
+    def forward(self, x):
+        return F.gelu(self.conv(x))
+
+
+def test_sequences(stepwise):
+    torch.manual_seed(7)
+    compare(OneDim(), [torch.randn(2, 64, 19)], 1)
+
+
+class Others(nn.Module):
+    """What does not take part: groups, few channels, a weight that is no constant, a window of 49."""
+
+    def __init__(self):
+        super().__init__()
+        self.groups = nn.Conv2d(64, 64, 3, padding=1, groups=2)
+        self.few, self.columns = nn.Conv2d(8, 32, 1), nn.Conv2d(64, 24, 1)
+        self.large = nn.Conv2d(64, 16, 7, padding=3)
+
+    def forward(self, x, weight):
+        parts = [self.groups(x), self.few(x[:, :8]), self.columns(x), self.large(x)]
+        return torch.cat([*parts, F.conv2d(x, weight)], 1)
+
+
+def test_others_stay(stepwise):
+    torch.manual_seed(8)
+    compare(Others(), [torch.randn(1, 64, 6, 6), torch.randn(16, 64, 1, 1)], 0)
