@@ -135,7 +135,8 @@ def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentC
     """The tile of `conv2d_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster."""
     found = _convolution_tiles(traits, problem)
-    if not found or found[0].cost(traits, problem) >= _total(
+    others = traits.profile.matmul.convolution.others
+    if not found or found[0].cost(traits, problem) >= others * _total(
         traits, problem, _cheapest(traits, problem)
     ):
         return None

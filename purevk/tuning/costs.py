@@ -118,20 +118,30 @@ class ConvolutionCosts(NamedTuple):
     multiprocessor works on `ConvolutionSizes.together` workgroups at a time.
 
     Attributes:
-        start, product, load, store, round: as those of `FragmentCosts`.
-        latency: to wait for memory, per step of 32 terms and `round`.
+        start: to start the dispatch.
+        code: to fetch the loop, per product of fragments of 16 x 16 x 32 of one subgroup.
+        product: for a subgroup to multiply fragments of 16 x 16 x 32: for each workgroup of the
+            multiprocessor that has the most, and for each as if all times had as many.
+        load: part of `product` that it takes to load a fragment.
+        latency: to wait for memory, per round and step of the loop.
+        store: for a multiprocessor to store a fragment of results.
+        round: for each time that a multiprocessor starts workgroups.
         result: to write an element of the result.
         join: for a multiprocessor to add up a fragment of results of slices.
+        others: how many times what its own cost model says another kernel takes, once its code and
+            operands are in no cache, as where it runs between others.
     """
 
     start: float
-    product: tuple[float, float, float]
+    code: float
+    product: tuple[float, float]
     load: float
     latency: float
     store: float
     round: float
     result: float
     join: float
+    others: float
 
 
 class VectorCosts(NamedTuple):
