@@ -18,7 +18,8 @@ from purevk.shaders.interface import EXTRA_BINDING
 _LANES = {"float": "vec4", "int": "ivec4", "bool": "bvec4", "int64_t": "i64vec4"}
 # Four neighbours in a buffer, and as a vec4 (elements.glslh).
 _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
-_FLOATS = {"uvec2": "pv_bfloat16_quad"}
+# What makes a vec4 of two words, by the dtype of the four elements in them.
+_FLOATS = {DType.float16: "pv_float16_quad", DType.bfloat16: "pv_bfloat16_quad"}
 
 
 @dataclass
@@ -87,12 +88,16 @@ def make_epilogue(
             vector and kind in ("full", "column") and operand.dtype in _VECTOR and offset % 4 == 0
         )
         element = _VECTOR[operand.dtype] if wide else operand.dtype.glsl
+        if wide and ahead and operand.dtype is DType.float16:
+            # NVIDIA's compiler keeps a float16 in a register of its own, and runs out of them.
+            element = "uvec2"
         name = f"extra{number}"
         declared.append(buffer(f"{EXTRA_BINDING} + {number}", name, element, "r"))
         acc = operand.dtype.acc
         loads.append(f"{acc} x{number} = {_scalar(operand.dtype, number, at)};")
         if wide:
-            fields.append((element, f"buf_{name}[({at}) >> 2]", _FLOATS.get(element, "vec4")))
+            lanes = _FLOATS[operand.dtype] if element == "uvec2" else "vec4"
+            fields.append((element, f"buf_{name}[({at}) >> 2]", lanes))
             words += operand.dtype.itemsize
         elif kind in ("full", "column"):
             parts = ", ".join(_scalar(operand.dtype, number, f"{at} + {lane}") for lane in range(4))
