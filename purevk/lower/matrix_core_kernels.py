@@ -186,7 +186,6 @@ class FragmentConvolution(GpuChoice):
     fragments_m: int
     fragments_n: int
     slices: int
-    depth: int
     together: int = 1
     template = "conv/conv2d_fragments.comp"
     subgroup = 32
@@ -219,7 +218,6 @@ class FragmentConvolution(GpuChoice):
             "FRAGMENTS_M": self.fragments_m,
             "FRAGMENTS_N": self.fragments_n,
             "SLICES": self.slices,
-            "DEPTH": self.depth,
         }
 
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
@@ -247,16 +245,17 @@ class FragmentConvolution(GpuChoice):
         groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
         most = ceil(groups, traits.processors)
         rounds = ceil(most, self.together)
-        fullest, together = costs.product
-        product = fullest * most + together * rounds * self.together
+        even, fullest, together = costs.product
+        load = groups / traits.processors
+        product = even * load + fullest * most + together * rounds * self.together
         loads = costs.load * (self.fragments_m + self.fragments_n)
         steps = ceil(problem.k // 32, self.slices)
-        results = subgroups * fragments * groups / traits.processors
+        results = subgroups * fragments * load
         return (
             costs.start
-            + costs.code * fragments * self.depth
+            + costs.code * fragments
             + steps * subgroups * self.slices * (fragments + loads) * product
-            + (ceil(steps, self.depth) * costs.latency + costs.round) * rounds
+            + (steps * costs.latency + costs.round) * rounds
             + costs.store * results
             + costs.result * problem.m * problem.n
             + (costs.join * self.slices * results if self.slices > 1 else 0)

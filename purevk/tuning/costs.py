@@ -120,8 +120,7 @@ class ConvolutionCosts(NamedTuple):
     Attributes:
         start: to start the dispatch.
         code: to fetch the loop, per product of fragments of 16 x 16 x 32 of one subgroup.
-        product: for a subgroup to multiply fragments of 16 x 16 x 32: for each workgroup of the
-            multiprocessor that has the most, and for each as if all times had as many.
+        product: for a subgroup to multiply fragments of 16 x 16 x 32, as that of `FragmentCosts`.
         load: part of `product` that it takes to load a fragment.
         latency: to wait for memory, per round and step of the loop.
         store: for a multiprocessor to store a fragment of results.
@@ -134,7 +133,7 @@ class ConvolutionCosts(NamedTuple):
 
     start: float
     code: float
-    product: tuple[float, float]
+    product: tuple[float, float, float]
     load: float
     latency: float
     store: float

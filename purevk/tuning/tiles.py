@@ -57,15 +57,14 @@ class FragmentSizes(NamedTuple):
 class ConvolutionSizes(NamedTuple):
     """A workgroup of `conv2d_fragments.comp`: `subs_m` x `subs_n` times `slices` subgroups. Those of a
     slice make `fragments_m` x `fragments_n` fragments of 16 x 16 results each; the slices share the
-    terms of these results. `depth` steps of 32 terms are in flight. A multiprocessor takes `together`
-    workgroups at a time, as far as measured times tell."""
+    terms of these results. A multiprocessor takes `together` workgroups at a time, as far as measured
+    times tell."""
 
     subs_m: int
     subs_n: int
     fragments_m: int
     fragments_n: int
     slices: int
-    depth: int
     together: int
 
 

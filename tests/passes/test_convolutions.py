@@ -41,7 +41,7 @@ def stepwise(monkeypatch, request):
 
     def tile_of(traits, dtype, rows, columns, terms, window):
         assert columns % 16 == 0 and terms % 32 == 0
-        return Stepwise(1, 2, 2, 1, request.param, 1) if dtype is DType.float16 else None
+        return Stepwise(1, 2, 2, 1, request.param) if dtype is DType.float16 else None
 
     for module in (operator, pass_):
         monkeypatch.setattr(module, "tile_of", tile_of)

@@ -30,7 +30,6 @@
 //   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (2, 2)
 //   SLICES       subgroups that share the terms of the same results, and add up in shared memory (1):
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
-//   DEPTH        steps of 32 channels that are loaded before they are needed (1)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
 // IC is a multiple of 32, OC of 16, KH * KW at most 31. A pixel starts at a multiple of 8 elements.
@@ -55,9 +54,6 @@
 #endif
 #ifndef SLICES
 #define SLICES 1
-#endif
-#ifndef DEPTH
-#define DEPTH 1
 #endif
 #define FRAGMENT_N 16
 #ifndef VEC8_A
@@ -99,6 +95,13 @@ PARAM(21, offset_bias)
 #include "matmul/fragment_blocks.glslh"
 
 #define RESULTS (SUBGROUPS_M * SUBGROUPS_N)  // subgroups with results of their own
+// A compiler may unroll the loop over K where that is worth the code, which is in no cache where the
+// kernel runs once: not for large tiles, which overlap enough, nor for small ones, whose loop is short.
+#if FRAGMENTS_M * FRAGMENTS_N > 8 || RESULTS == 1
+#define LOOP ROLL
+#else
+#define LOOP
+#endif
 layout(local_size_x = 32 * RESULTS * SLICES, local_size_y = 1, local_size_z = 1) in;
 
 #if COOPMAT
@@ -189,7 +192,7 @@ void advance() {
 #if WINDOW
     if (group == IC / 32) {
         group = 0;
-        tap = min(tap + 1, KH * KW);  // no row has a bit for what is behind the last one
+        tap++;  // no row has a bit for what is behind the last one
         tap_x++;
         tap_at += dilation_x * pixel_a;
         if (tap_x == KW) {
@@ -231,40 +234,31 @@ void main() {
             sums[i][j] = coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>(0.0);
         }
     }
-    uvec4 next_a[DEPTH][FRAGMENTS_M][2], next_b[DEPTH][FRAGMENTS_N][2];
-    int channel = lane % 4 * 8;
-    start_at(min(first, UNITS - 1));
-    UNROLL for (int d = 0; d < DEPTH; d++) {
-        int at = min(first + d, UNITS - 1) * 64;
-        UNROLL for (int h = 0; h < 2; h++) {
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i][h] = load_a(i, h, channel);
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j][h] = buf_b[at_b[j] + at + h * 32];
+    uvec4 next_a[FRAGMENTS_M][2], next_b[FRAGMENTS_N][2];
+    int channel = lane % 4 * 8, start = min(first, UNITS - 1);
+    start_at(start);
+    UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
+        UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + start * 64 + h * 32];
+    }
+    LOOP for (int unit = first; unit < last; unit++) {
+        coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[2][FRAGMENTS_M];
+        coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[2][FRAGMENTS_N];
+        UNROLL for (int s = 0; s < 2; s++) {
+            UNROLL for (int h = 0; h < 2; h++) {
+                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) FILL(a[s][i], h, next_a[i][h][2 * s], next_a[i][h][2 * s + 1])
+                UNROLL for (int j = 0; j < FRAGMENTS_N; j++) FILL(b[s][j], h, next_b[j][h][2 * s], next_b[j][h][2 * s + 1])
+            }
         }
         advance();
-    }
-    // Not unrolled further: where a kernel runs once, its code is not in the caches.
-    ROLL for (int unit = first; unit < last; unit += DEPTH) {
-        UNROLL for (int d = 0; d < DEPTH; d++) {
-            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[2][FRAGMENTS_M];
-            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[2][FRAGMENTS_N];
-            UNROLL for (int s = 0; s < 2; s++) {
-                UNROLL for (int h = 0; h < 2; h++) {
-                    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) FILL(a[s][i], h, next_a[d][i][h][2 * s], next_a[d][i][h][2 * s + 1])
-                    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) FILL(b[s][j], h, next_b[d][j][h][2 * s], next_b[d][j][h][2 * s + 1])
-                }
-            }
-            int then = min(unit + d + DEPTH, UNITS - 1) * 64;
-            UNROLL for (int h = 0; h < 2; h++) {
-                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i][h] = load_a(i, h, channel);
-                UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j][h] = buf_b[at_b[j] + then + h * 32];
-            }
-            advance();
-            if (d == 0 || unit + d < last) {
-                UNROLL for (int s = 0; s < 2; s++) {
-                    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
-                        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[s][i], b[s][j], sums[i][j]);
-                    }
-                }
+        int then = min(unit + 1, UNITS - 1) * 64;
+        UNROLL for (int h = 0; h < 2; h++) {
+            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + then + h * 32];
+        }
+        UNROLL for (int s = 0; s < 2; s++) {
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
+                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[s][i], b[s][j], sums[i][j]);
             }
         }
     }

@@ -37,11 +37,11 @@ def floats_of(bits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
 @pytest.mark.parametrize("size, channels, kernel, stride, padding, dilation, tile", [
-    ((2, 5, 7), (32, 32), (1, 1), (1, 1), (0, 0), (1, 1), (1, 1, 1, 1, 1, 2)),
-    ((1, 9, 5), (64, 48), (3, 3), (1, 1), (1, 1), (1, 1), (1, 2, 2, 1, 1, 1)),
-    ((2, 6, 5), (32, 16), (3, 2), (2, 1), (1, 0), (1, 2), (1, 1, 1, 1, 4, 2)),
-    ((1, 8, 8), (64, 32), (1, 1), (2, 2), (0, 0), (1, 1), (2, 1, 1, 2, 2, 1)),
-    ((1, 7, 7), (32, 16), (5, 5), (1, 1), (3, 2), (1, 1), (1, 1, 2, 1, 8, 2)),
+    ((2, 5, 7), (32, 32), (1, 1), (1, 1), (0, 0), (1, 1), (1, 1, 1, 1, 1)),
+    ((1, 9, 5), (64, 48), (3, 3), (1, 1), (1, 1), (1, 1), (1, 2, 2, 1, 1)),
+    ((2, 6, 5), (32, 16), (3, 2), (2, 1), (1, 0), (1, 2), (1, 1, 1, 1, 4)),
+    ((1, 8, 8), (64, 32), (1, 1), (2, 2), (0, 0), (1, 1), (2, 1, 1, 2, 2)),
+    ((1, 7, 7), (32, 16), (5, 5), (1, 1), (3, 2), (1, 1), (1, 1, 2, 1, 8)),
 ])  # fmt: skip
 def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat, bfloat16):
     if bfloat16 and coopmat and not traits_of(device()).bfloat16_fragments:
@@ -61,7 +61,7 @@ def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat
         tensor = tensor.contiguous()
         return tensor.view(torch.uint16).numpy() if bfloat16 else tensor.numpy()
 
-    subs_m, subs_n, fragments_m, fragments_n, slices, depth = tile
+    subs_m, subs_n, fragments_m, fragments_n, slices = tile
     one = kernel == stride == (1, 1)
     macros = {
         **dict.fromkeys(("T_A", "T_B", "T_OUT"), "uint16_t" if bfloat16 else "float16_t"),
@@ -74,7 +74,6 @@ def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat
         "FRAGMENTS_M": fragments_m,
         "FRAGMENTS_N": fragments_n,
         "SLICES": slices,
-        "DEPTH": depth,
         "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, extra0, vec4)",
         "EPILOGUE4(v, b, m, n)": "(max(v, 0.0) + buf_extra0[((m) * pixel_o + (n)) >> 2])",
     }
