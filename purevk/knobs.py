@@ -200,7 +200,7 @@ FRAGMENTS = Knob(
     _flag,
     True,
     "0 turns off the kernels that use elements of matrix-core fragments one by one (attention,"
-    " matmuls in the order of fragments or with quantized weights, int8).",
+    " matmuls and convolutions in the order of fragments, quantized weights, int8).",
 )
 POLL = Knob(
     "PUREVK_POLL",

@@ -76,11 +76,11 @@ class Bottleneck(nn.Module):
         self.first = nn.Conv2d(channels, inner, 1, bias=False)
         self.second = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups)
         self.third = nn.Conv2d(inner, out, 1)
-        self.skip = nn.Conv2d(channels, out, 1, stride) if stride > 1 else nn.Identity()
+        self.side = nn.Conv2d(channels, out, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x):
         y = self.third(self.second(self.first(x).relu()).relu())
-        return (y + self.skip(x)).relu()
+        return (y + self.side(x)).relu()
 
 
 def test_bottleneck(stepwise):
