@@ -16,6 +16,7 @@ from purevk.dtypes import DType
 from purevk.lower.matrix_core_kernels import FragmentConvolution
 from purevk.ops.conv import fragments as operator
 from purevk.passes.matmul import convolutions as pass_
+from purevk.tuning import DeviceTraits
 
 pytestmark = pytest.mark.device
 KERNEL = "conv/conv2d_fragments.comp"
@@ -202,3 +203,33 @@ class Others(nn.Module):
 def test_others_stay(stepwise):
     torch.manual_seed(8)
     compare(Others(), [torch.randn(1, 64, 6, 6), torch.randn(16, 64, 1, 1)], 0)
+
+
+def traits(columns=(16,), shared=49152):
+    """A GPU with matrix cores whose fragments of 16 columns have the known order."""
+    return DeviceTraits(
+        frozenset(),
+        32,
+        132,
+        max_shared_memory=shared,
+        max_invocations=1024,
+        coopmat_shape=(16, 16, 16),
+        coopmat_columns=columns,
+        fragment_order=lambda dtype, columns: True,
+    )
+
+
+def test_tiles():
+    """Few rows share the terms of a result among subgroups, as far as shared memory allows."""
+
+    def tile(rows, terms, traits=traits(), dtype=DType.float16):
+        return operator.tile_of(traits, dtype, rows, 256, terms, True)
+
+    many, few = tile(32 * 56 * 56, 9 * 256), tile(14 * 14, 9 * 256)
+    assert many.slices == 1 and few.slices > 1
+    assert few.rows_per_group < many.rows_per_group
+    assert few.shared <= 49152 and tile(49, 9 * 512, traits(shared=16384)).shared <= 16384
+    assert tile(8, 9 * 256) is None  # fewer pixels than it takes
+    assert tile(32 * 56 * 56, 9 * 256, traits(columns=(8,))) is None
+    assert tile(32 * 56 * 56, 9 * 256, dtype=DType.float32) is None
+    assert tile(32 * 56 * 56, 9 * 256, dtype=DType.bfloat16) is None  # not listed for it
