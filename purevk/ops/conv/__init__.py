@@ -8,5 +8,6 @@ from purevk.ops.conv import (  # noqa: F401
     fragments,
     nchw,
     nchw_tiles,
+    operators,
     shapes,
 )

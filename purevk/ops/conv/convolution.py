@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.epilogue import Epilogue, make_epilogue
@@ -15,10 +14,8 @@ from purevk.lower.gpu_kernels import Tiled
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import Coopmat
 from purevk.lower.numbers import gcd4, gcd8
-from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.choice import choose, choose_depthwise, is_short
-from purevk.ops.conv.convolution_nd import expand as expand_others
 from purevk.ops.conv.nchw import (
     adapt,
     lower_groups,
@@ -28,8 +25,7 @@ from purevk.ops.conv.nchw import (
     spread_last,
 )
 from purevk.ops.conv.nchw_tiles import lower_tiles, tiles_of
-from purevk.ops.conv.shapes import convolution_shape, convolved_size, refuse_convolution
-from purevk.ops.conv.whole import expand_whole
+from purevk.ops.conv.shapes import convolved_size
 from purevk.ops.image_layout import NHWC, LayoutQuery, is_nchw_operand, keeps_nchw
 from purevk.ops.matmul.choice import (
     Batches,
@@ -47,128 +43,12 @@ from purevk.ops.matmul.choice import (
 )
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.registry import Kernel, Operator, Order, Rewrite, register
+from purevk.ops.registry import Kernel, Operator, Order, register
 
 NAME = "purevk.conv2d"
-_FEW_CHANNELS = 4  # up to which windows side by side become channels
 COLUMNS_FIRST = (3, 0, 1, 2)  # a weight [kh, kw, in, out] whose input channels are dense
 
 
-def _expand_convolution(builder: Builder, node: Node) -> Value:
-    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
-    spatial = weight.type.rank - 2
-    if x.type.dtype.is_int:
-        return expand_whole(builder, node)
-    if node.bool("transposed") or spatial > 2:
-        return expand_others(builder, node)
-    stride, padding, dilation = (
-        node.ints(name, spatial) for name in ("stride", "padding", "dilation")
-    )
-    if spatial == 1:
-        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-        weight = builder.emit("aten.unsqueeze.default", weight, 2)
-    sizes = x.type.dims if x.type.rank == spatial + 2 else (1, *x.type.dims)
-    if spatial == 1:
-        sizes = (*sizes[:2], 1, sizes[2])
-    if tuple(sizes) != tuple(x.type.dims):
-        x = builder.emit("aten.view.default", x, sizes)
-    groups = node.int("groups")
-    if groups == 1 and _are_patches(sizes, weight, stride, padding, dilation):
-        x, weight = _patches_as_channels(builder, x, weight)
-        stride = (1, 1)
-    dense = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
-    result = builder.emit(NAME, x, dense, bias, stride, padding, dilation, groups, None, ())
-    if result.type.dims != node.result.type.dims:
-        result = builder.emit("aten.view.default", result, node.result.type.dims)
-    return result
-
-
-def _are_patches(
-    sizes: Sequence[Size],
-    weight: Value,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> bool:
-    """Whether a window reads each pixel once, of few channels: the first layer of a vision
-    transformer."""
-    window = tuple(weight.type.dims[2:])
-    return (
-        tuple(stride) == window
-        and not any(padding)
-        and all(each == 1 for each in dilation)
-        and weight.type.dims[1] <= _FEW_CHANNELS
-        and window[0] > 1
-        and all(isinstance(size, int) and size % each == 0 for size, each in zip(sizes[2:], window))
-    )
-
-
-def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Value, Value]:
-    """The input with the pixels of each window as channels of one pixel, and the weight of the 1 x 1
-    convolution that computes the same. A window of 3 channels reads a few bytes at a time; this reads
-    rows, after one copy of the image."""
-    batch, channels, height, width = x.type.dims
-    out, _, kh, kw = weight.type.dims
-    grid = (batch, channels, height // kh, kh, width // kw, kw)
-    split = builder.emit("aten.view.default", x, grid)
-    turned = builder.emit("aten.permute.default", split, (0, 2, 4, 1, 3, 5))
-    rows = builder.emit("purevk.copy", turned)
-    merged = builder.emit(
-        "aten.view.default", rows, (batch, height // kh, width // kw, channels * kh * kw)
-    )
-    image = builder.emit("aten.permute.default", merged, (0, 3, 1, 2))
-    return image, builder.emit("aten.view.default", weight, (out, channels * kh * kw, 1, 1))
-
-
-register(
-    Operator(
-        "aten.convolution.default",
-        convolution_shape,
-        Rewrite(_expand_convolution, refuse_convolution),
-        names=("aten._convolution.default",),
-    )
-)
-
-
-def _clamped_shape(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_min: float | None = None,
-    output_max: float | None = None,
-) -> TensorType:
-    return convolution_shape(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
-
-
-def _expand_clamped(builder: Builder, node: Node) -> Value:
-    low, high = node.optional_float("output_min"), node.optional_float("output_max")
-    result = builder.emit("aten.convolution.default", *node.args[:9])
-    # The exporter writes the largest double for "no bound".
-    low = None if low is None or low <= -3.4028235e38 else low
-    high = None if high is None or high >= 3.4028235e38 else high
-    if low is None and high is None:
-        return result
-    return builder.emit("aten.clamp.default", result, low, high)
-
-
-register(
-    Operator(
-        "et_vk.conv_with_clamp.default",
-        _clamped_shape,
-        Rewrite(_expand_clamped, refuse_convolution),
-    )
-)
-
-
-# -- the kernel ----------------------------------------------------------------------------------
 def _conv2d_shape(
     x: TensorType,
     weight: TensorType,
