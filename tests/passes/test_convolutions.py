@@ -222,14 +222,14 @@ def traits(columns=(16,), shared=49152):
 def test_tiles():
     """Few rows share the terms of a result among subgroups, as far as shared memory allows."""
 
-    def tile(rows, terms, traits=traits(), dtype=DType.float16):
-        return operator.tile_of(traits, dtype, rows, 256, terms, True)
+    def tile(rows, terms, dtype=DType.float16, **options):
+        return operator.tile_of(traits(**options), dtype, rows, 256, terms, True)
 
     many, few = tile(32 * 56 * 56, 9 * 256), tile(14 * 14, 9 * 256)
     assert many.slices == 1 and few.slices > 1
     assert few.rows_per_group < many.rows_per_group
-    assert few.shared <= 49152 and tile(49, 9 * 512, traits(shared=16384)).shared <= 16384
+    assert few.shared <= 49152 and tile(49, 9 * 512, shared=16384).shared <= 16384
     assert tile(8, 9 * 256) is None  # fewer pixels than it takes
-    assert tile(32 * 56 * 56, 9 * 256, traits(columns=(8,))) is None
-    assert tile(32 * 56 * 56, 9 * 256, dtype=DType.float32) is None
-    assert tile(32 * 56 * 56, 9 * 256, dtype=DType.bfloat16) is None  # not listed for it
+    assert tile(32 * 56 * 56, 9 * 256, columns=(8,)) is None
+    assert tile(32 * 56 * 56, 9 * 256, DType.float32) is None
+    assert tile(32 * 56 * 56, 9 * 256, DType.bfloat16) is None  # not listed for it
