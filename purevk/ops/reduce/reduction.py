@@ -123,7 +123,9 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     some = lowering.temporary(
         TensorType(partial, (parts, outputs) if columns else (outputs, parts))
     )
-    macros |= {
+    # The result's own conversion is that of the second dispatch.
+    macros = {
+        **{k: v for k, v in macros.items() if k not in names},
         **conversions(x.dtype, partial, acc),
         **{k: v for k, v in names.items() if k.startswith("FROM_X")},
     }

@@ -300,6 +300,23 @@ def test_rms_norm_of_small_values_without_eps(dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape, dims", [((1 << 15,), [0]), ((1 << 13, 3), [0]), ((3, 1 << 14), [1])]
+)
+def test_parts_of_rows(shape, dims, dtype):
+    """Long rows are reduced in parts, which are float32 or as wide."""
+    x, tolerance = tensor(*shape).to(dtype), {"rtol": 1e-2, "atol": 1e-2}
+    check(
+        Case(aten.sum.dim_IntList, (0.01 * x, dims), **tolerance),
+        Case(aten.mean.dim, (x, dims), **tolerance),
+        Case(aten.amax.default, (x, dims), **tolerance),
+        Case(torch.linalg.vector_norm, (x, 2, dims), **tolerance),
+        Case(aten.any.dims, (x > 3, dims)),
+        Case(torch.logsumexp, (x, dims), **tolerance),
+    )
+
+
 def test_rms_norm():
     cases = []
     for dtype in (torch.float32, torch.float16):
