@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from purevk.lower.gpu_kernels import Distance, Dot, GpuChoice, Problem, Tiled, Vector, ceil
 from purevk.lower.matrix_core_kernels import (
@@ -20,6 +20,7 @@ from purevk.tuning import DeviceTraits
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 
 GpuKernel: TypeAlias = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot
+_Tile = TypeVar("_Tile", Fragments, FragmentConvolution)
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
@@ -121,16 +122,6 @@ def choose_fragment_tile(traits: DeviceTraits, problem: Problem) -> Fragments | 
     return traits.choices.take("fragments", problem, lambda: found, found[0])
 
 
-@lru_cache(maxsize=4096)
-def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
-    """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
-    tiles = [Fragments(*each) for each in traits.profile.tiles.fragments]
-    return sorted(
-        [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
-        key=lambda each: each.cost(traits, problem),
-    )
-
-
 def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentConvolution | None:
     """The tile of `conv2d_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster."""
@@ -144,9 +135,20 @@ def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentC
 
 
 @lru_cache(maxsize=4096)
+def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
+    """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
+    return _fitting(traits, problem, (Fragments(*each) for each in traits.profile.tiles.fragments))
+
+
+@lru_cache(maxsize=4096)
 def _convolution_tiles(traits: DeviceTraits, problem: Problem) -> list[FragmentConvolution]:
     """The tiles of `conv2d_fragments.comp` that fit, the cheapest first."""
-    tiles = [FragmentConvolution(*each) for each in traits.profile.tiles.convolution]
+    sizes = traits.profile.tiles.convolution
+    return _fitting(traits, problem, (FragmentConvolution(*each) for each in sizes))
+
+
+def _fitting(traits: DeviceTraits, problem: Problem, tiles: Iterable[_Tile]) -> list[_Tile]:
+    """Those that fit, the cheapest first."""
     return sorted(
         [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
         key=lambda each: each.cost(traits, problem),

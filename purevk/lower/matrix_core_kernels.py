@@ -228,11 +228,13 @@ class FragmentConvolution(GpuChoice):
         )
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+        """Whether the template's conditions and the device's limits hold, and no half of a workgroup
+        is idle."""
         return (
             problem.k % 32 == 0
             and problem.n % 16 == 0
             and problem.m >= LEAST_PIXELS
+            and self.columns_per_group < 2 * max(problem.n, 32)
             and problem.k >= 32 * self.slices
             and self.shared <= traits.max_shared_memory
             and self.threads <= traits.max_invocations

@@ -127,8 +127,8 @@ class ConvolutionCosts(NamedTuple):
         round: for each time that a multiprocessor starts workgroups.
         result: to write an element of the result.
         join: for a multiprocessor to add up a fragment of results of slices.
-        others: how many times what its own cost model says another kernel takes, once its code and
-            operands are in no cache, as where it runs between others.
+        others: factor on the costs that the models of other kernels give, which are fitted to a
+            kernel behind itself, to compare with these.
     """
 
     start: float

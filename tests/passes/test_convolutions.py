@@ -233,3 +233,21 @@ def test_tiles():
     assert tile(32 * 56 * 56, 9 * 256, columns=(8,)) is None
     assert tile(32 * 56 * 56, 9 * 256, DType.float32) is None
     assert tile(32 * 56 * 56, 9 * 256, DType.bfloat16) is None  # not listed for it
+
+
+class Residuals(nn.Module):
+    """Two residuals, which take more registers than a large tile has."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(32, 64, 3, padding=1)
+
+    def forward(self, x, y, z):
+        return (self.conv(x) + y + z).relu()
+
+
+def test_residuals_by_columns_of_fragments(monkeypatch):
+    for module in (operator, pass_):
+        monkeypatch.setattr(module, "tile_of", lambda *problem: Stepwise(1, 1, 3, 4, 1))
+    torch.manual_seed(9)
+    compare(Residuals(), [torch.randn(2, c, 5, 6) for c in (32, 64, 64)], 1)

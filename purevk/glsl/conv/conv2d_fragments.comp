@@ -31,7 +31,8 @@
 //   SLICES       subgroups that share the terms of the same results, and add up in shared memory (1):
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
-//   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
+//   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
+//     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES
 // IC is a multiple of 32, OC of 16, KH * KW at most 31. A pixel starts at a multiple of 8 elements.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, and n = output channel.
 // Grid: (ceil(OC / (16 * FRAGMENTS_N * SUBGROUPS_N)),
@@ -201,11 +202,12 @@ void advance() {
         }
     }
 #else
-    group = min(group, IC / 32 - 1);
+    group = min(group, IC / 32 - 1);  // the last one is read once more
 #endif
 }
 
-// 8 channels from `channel` on, of 32, of the present tap of a row.
+// 8 channels from `channel` on, of 32, of the present tap of a row. A tap beside the image may have an
+// address outside of the buffer.
 uvec4 load_a(int i, int h, int channel) {
     int at = row_at[i][h] + tap_at + group * 32 + channel;
 #if WINDOW

@@ -14,7 +14,11 @@ from purevk.tuning import DeviceTraits
 
 def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
     """Has convolutions of halves and bfloat16 read pixels and weight without shared memory, where
-    that is faster."""
+    that is faster.
+
+    A weight that other convolutions read too, for images of other sizes, may be on the device in two
+    orders: weights of convolutions are small beside the images.
+    """
     chosen = _chosen(graph, traits)
     if not chosen:
         return graph
