@@ -103,17 +103,14 @@ class Coopmat(TileChoice):
 
 
 @dataclass(frozen=True)
-class Fragments(GpuChoice):
-    """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
-    The numbers are those of `FragmentSizes`."""
+class _FragmentTile(GpuChoice):
+    """What kernels have in common whose invocations load elements of fragments directly: `subs_m` x
+    `subs_n` subgroups make `fragments_m` x `fragments_n` fragments of 16 x 16 results each."""
 
     subs_m: int
     subs_n: int
     fragments_m: int
     fragments_n: int
-    depth: int
-    together: int = 1
-    template = "matmul/matmul_fragments.comp"
     subgroup = 32
 
     @property
@@ -137,7 +134,6 @@ class Fragments(GpuChoice):
             "SUBGROUPS_N": self.subs_n,
             "FRAGMENTS_M": self.fragments_m,
             "FRAGMENTS_N": self.fragments_n,
-            "DEPTH": self.depth,
         }
 
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
@@ -146,6 +142,19 @@ class Fragments(GpuChoice):
             _dims.ceil_div(m, self.rows_per_group),
             batches,
         )
+
+
+@dataclass(frozen=True)
+class Fragments(_FragmentTile):
+    """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
+    The numbers are those of `FragmentSizes`."""
+
+    depth: int
+    together: int = 1
+    template = "matmul/matmul_fragments.comp"
+
+    def macros(self) -> dict[str, int]:
+        return {**super().macros(), "DEPTH": self.depth}
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, and enough rows share what
@@ -177,32 +186,17 @@ class Fragments(GpuChoice):
 
 
 @dataclass(frozen=True)
-class FragmentConvolution(GpuChoice):
+class FragmentConvolution(_FragmentTile):
     """`conv2d_fragments.comp`: a weight in the order of fragments, and channels of pixels, which
     invocations load directly. The numbers are those of `ConvolutionSizes`."""
 
-    subs_m: int
-    subs_n: int
-    fragments_m: int
-    fragments_n: int
     slices: int
     together: int = 1
     template = "conv/conv2d_fragments.comp"
-    subgroup = 32
-
-    @property
-    def rows_per_group(self) -> int:
-        return 16 * self.subs_m * self.fragments_m
-
-    @property
-    def columns_per_group(self) -> int:
-        """Columns of the result that a workgroup makes."""
-        return 16 * self.subs_n * self.fragments_n
 
     @property
     def threads(self) -> int:
-        """Invocations of a workgroup."""
-        return self.subgroup * self.subs_m * self.subs_n * self.slices
+        return super().threads * self.slices
 
     @property
     def shared(self) -> int:
@@ -211,21 +205,7 @@ class FragmentConvolution(GpuChoice):
         return (self.slices - 1) * results * 1024
 
     def macros(self) -> dict[str, int]:
-        return {
-            "COOPMAT": 1,
-            "SUBGROUPS_M": self.subs_m,
-            "SUBGROUPS_N": self.subs_n,
-            "FRAGMENTS_M": self.fragments_m,
-            "FRAGMENTS_N": self.fragments_n,
-            "SLICES": self.slices,
-        }
-
-    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
-        return (
-            _dims.ceil_div(n, self.columns_per_group),
-            _dims.ceil_div(m, self.rows_per_group),
-            batches,
-        )
+        return {**super().macros(), "SLICES": self.slices}
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, and no half of a workgroup
