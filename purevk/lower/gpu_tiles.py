@@ -115,7 +115,8 @@ def choose_fragment_tile(traits: DeviceTraits, problem: Problem) -> Fragments | 
     """The tile of `matmul_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster."""
     found = _fragment_tiles(traits, problem)
-    if not found or found[0].cost(traits, problem) >= _total(
+    others = traits.profile.matmul.fragments.others
+    if not found or found[0].cost(traits, problem) >= others * _total(
         traits, problem, _cheapest(traits, problem)
     ):
         return None

@@ -150,17 +150,25 @@ class Fragments(_FragmentTile):
     The numbers are those of `FragmentSizes`."""
 
     depth: int
+    steps: int
     together: int = 1
     template = "matmul/matmul_fragments.comp"
 
     def macros(self) -> dict[str, int]:
         return {**super().macros(), "DEPTH": self.depth}
 
+    def turn(self, terms: int) -> int:
+        """The macro TURN for so many terms."""
+        steps = self.steps
+        while terms % (16 * steps) and steps % (2 * self.depth) == 0:
+            steps //= 2
+        return steps
+
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, and enough rows share what
         is read of B. With fewer, its latency counts, and tiles in shared memory read further ahead."""
         return (
-            problem.k % (16 * self.depth) == 0
+            problem.k % (16 * self.turn(problem.k)) == 0
             and problem.n % 16 == 0
             and problem.m >= LEAST_ROWS
             and self.threads <= traits.max_invocations
@@ -176,10 +184,9 @@ class Fragments(_FragmentTile):
         even, fullest, together = costs.product
         product = even * load + fullest * ceil(groups, traits.processors)
         product += together * rounds * self.together
-        loads = costs.load * (self.fragments_m + self.fragments_n)
         return (
             costs.start
-            + problem.k / 16 * subgroups * (fragments + loads) * product
+            + problem.k / 16 * subgroups * fragments * product
             + costs.store * subgroups * fragments * load
             + costs.round * rounds
         )
@@ -206,6 +213,12 @@ class FragmentConvolution(_FragmentTile):
 
     def macros(self) -> dict[str, int]:
         return {**super().macros(), "SLICES": self.slices}
+
+    def turn(self, terms: int) -> int:
+        """The macro TURN for so many terms: steps that the code of a loop has. More overlap better;
+        measured on an NVIDIA GPU."""
+        most = 4 if self.fragments_m * self.fragments_n == 8 else 2
+        return next(n for n in (most, 2, 1) if terms % (32 * self.slices * n) == 0 or n == 1)
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, and no half of a workgroup

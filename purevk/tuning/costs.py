@@ -101,16 +101,16 @@ class FragmentCosts(NamedTuple):
         product: for a subgroup to multiply fragments of 16 x 16 x 16: if the work is shared evenly,
             for each workgroup of the multiprocessor that has the most, and for each as if all
             times had as many.
-        load: part of `product` that it takes to load a fragment of 16 x 16.
         store: for a multiprocessor to store a fragment of results.
         round: for each time that a multiprocessor starts workgroups.
+        others: as that of `ConvolutionCosts`.
     """
 
     start: float
     product: tuple[float, float, float]
-    load: float
     store: float
     round: float
+    others: float
 
 
 class ConvolutionCosts(NamedTuple):

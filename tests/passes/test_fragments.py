@@ -67,7 +67,7 @@ def stepwise(monkeypatch):
         )
         if not fits or columns % 16 or not (isinstance(rows, int) and rows >= 20):
             return None
-        return Stepwise(1, 2, 2, 1, 1)
+        return Stepwise(1, 2, 2, 1, 1, 1)
 
     for module in (operator, pass_):
         monkeypatch.setattr(module, "tile_of", tile_of)

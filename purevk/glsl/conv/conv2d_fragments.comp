@@ -30,6 +30,7 @@
 //   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (2, 2)
 //   SLICES       subgroups that share the terms of the same results, and add up in shared memory (1):
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
+//   TURN         steps of 32 channels in a turn of the loop; those of a slice are a multiple of it (1)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
 //     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES
@@ -57,6 +58,9 @@
 #define SLICES 1
 #endif
 #define FRAGMENT_N 16
+#ifndef TURN
+#define TURN 1
+#endif
 #ifndef VEC8_A
 #define VEC8_A 1
 #endif
@@ -96,9 +100,10 @@ PARAM(21, offset_bias)
 #include "matmul/fragment_blocks.glslh"
 
 #define RESULTS (SUBGROUPS_M * SUBGROUPS_N)  // subgroups with results of their own
-// A compiler may unroll the loop over K where that is worth the code, which is in no cache where the
-// kernel runs once: not for large tiles, which overlap enough, nor for small ones, whose loop is short.
-#if FRAGMENTS_M * FRAGMENTS_N > 8 || RESULTS == 1
+// Where a turn is a single step, a compiler may unroll the loop over K if that is worth the code, which
+// is in no cache where the kernel runs once: not for large tiles, which overlap enough, nor for small
+// ones, whose loop is short.
+#if TURN > 1 || FRAGMENTS_M * FRAGMENTS_N > 8 || RESULTS == 1
 #define LOOP ROLL
 #else
 #define LOOP
@@ -243,24 +248,26 @@ void main() {
         UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
         UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + start * 64 + h * 32];
     }
-    LOOP for (int unit = first; unit < last; unit++) {
-        coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[2][FRAGMENTS_M];
-        coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[2][FRAGMENTS_N];
-        UNROLL for (int s = 0; s < 2; s++) {
-            UNROLL for (int h = 0; h < 2; h++) {
-                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) FILL(a[s][i], h, next_a[i][h][2 * s], next_a[i][h][2 * s + 1])
-                UNROLL for (int j = 0; j < FRAGMENTS_N; j++) FILL(b[s][j], h, next_b[j][h][2 * s], next_b[j][h][2 * s + 1])
+    LOOP for (int turn = first; turn < last; turn += TURN) {
+        UNROLL for (int t = 0; t < TURN; t++) {
+            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[2][FRAGMENTS_M];
+            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[2][FRAGMENTS_N];
+            UNROLL for (int s = 0; s < 2; s++) {
+                UNROLL for (int h = 0; h < 2; h++) {
+                    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) FILL(a[s][i], h, next_a[i][h][2 * s], next_a[i][h][2 * s + 1])
+                    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) FILL(b[s][j], h, next_b[j][h][2 * s], next_b[j][h][2 * s + 1])
+                }
             }
-        }
-        advance();
-        int then = min(unit + 1, UNITS - 1) * 64;
-        UNROLL for (int h = 0; h < 2; h++) {
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + then + h * 32];
-        }
-        UNROLL for (int s = 0; s < 2; s++) {
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
-                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[s][i], b[s][j], sums[i][j]);
+            advance();
+            int then = min(turn + t + 1, UNITS - 1) * 64;
+            UNROLL for (int h = 0; h < 2; h++) {
+                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
+                UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + then + h * 32];
+            }
+            UNROLL for (int s = 0; s < 2; s++) {
+                UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
+                    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[s][i], b[s][j], sums[i][j]);
+                }
             }
         }
     }

@@ -27,7 +27,8 @@
 //   BLOCKS_OUT   1: the result is in the order of fragments, a left operand with N terms (0: rows)
 //   SUBGROUPS_M, SUBGROUPS_N   subgroups of a workgroup along rows and columns (2, 2)
 //   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (3, 3)
-//   DEPTH        steps of 16 terms that are loaded before they are needed; K / 16 is a multiple (2)
+//   DEPTH        steps of 16 terms that are loaded before they are needed (2)
+//   TURN         steps in a turn of the loop, a multiple of DEPTH; K / 16 is a multiple of it (DEPTH)
 //   BFLOAT16     with COOPMAT, 1: A and B are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
 // K is a multiple of 16, N of 16.
@@ -50,6 +51,9 @@
 #endif
 #ifndef DEPTH
 #define DEPTH 2
+#endif
+#ifndef TURN
+#define TURN DEPTH
 #endif
 #define FRAGMENT_N 16
 #ifndef VEC8_A
@@ -155,15 +159,16 @@ void main() {
         UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + d * 32];
         UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + d * 32];
     }
-    for (int step = 0; step < steps; step += DEPTH) {
-        UNROLL for (int d = 0; d < DEPTH; d++) {
+    // A compiler that unrolls as it likes makes code that is in no cache where the kernel runs once.
+    ROLL for (int step = 0; step < steps; step += TURN) {
+        UNROLL for (int t = 0; t < TURN; t++) {
             coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[FRAGMENTS_M];
             coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[FRAGMENTS_N];
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) { FILL(a[i], next_a[d][i]) }
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) { FILL(b[j], next_b[d][j]) }
-            int then = min(step + d + DEPTH, steps - 1) * 32;
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + then];
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + then];
+            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) { FILL(a[i], next_a[t % DEPTH][i]) }
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) { FILL(b[j], next_b[t % DEPTH][j]) }
+            int then = min(step + t + DEPTH, steps - 1) * 32;
+            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[t % DEPTH][i] = buf_a[at_a[i] + then];
+            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[t % DEPTH][j] = buf_b[at_b[j] + then];
             UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
                 UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[i], b[j], sums[i][j]);
             }

@@ -143,6 +143,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "BIAS": int(bias is not None),
         "BFLOAT16": int(x.dtype is DType.bfloat16),
         **tile.macros(),
+        "TURN": tile.turn(_dims.specialize(terms)),
         **made.macros,
     }
     buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}

@@ -116,6 +116,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "BIAS": int(bias is not None),
         "BFLOAT16": int(a.dtype is DType.bfloat16),
         **tile.macros(),
+        "TURN": tile.turn(_dims.specialize(k)),
         **made.macros,
     }
     buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **made.buffers}

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from purevk.graph.context import traits_of
+from purevk.lower.matrix_core_kernels import FragmentConvolution
 from tests.glsl.harness import Out, ceil_div, device, run
 
 pytestmark = pytest.mark.device
@@ -42,6 +43,7 @@ def floats_of(bits: np.ndarray) -> np.ndarray:
     ((2, 6, 5), (32, 16), (3, 2), (2, 1), (1, 0), (1, 2), (1, 1, 1, 1, 4)),
     ((1, 8, 8), (64, 32), (1, 1), (2, 2), (0, 0), (1, 1), (2, 1, 1, 2, 2)),
     ((1, 7, 7), (32, 16), (5, 5), (1, 1), (3, 2), (1, 1), (1, 1, 2, 1, 8)),
+    ((1, 6, 3), (128, 64), (1, 1), (1, 1), (0, 0), (1, 1), (1, 1, 2, 4, 1)),
 ])  # fmt: skip
 def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat, bfloat16):
     if bfloat16 and coopmat and not traits_of(device()).bfloat16_fragments:
@@ -74,6 +76,7 @@ def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat
         "FRAGMENTS_M": fragments_m,
         "FRAGMENTS_N": fragments_n,
         "SLICES": slices,
+        "TURN": FragmentConvolution(*tile).turn(kernel[0] * kernel[1] * channels[0]),
         "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, extra0, vec4)",
         "EPILOGUE4(v, b, m, n)": "(max(v, 0.0) + buf_extra0[((m) * pixel_o + (n)) >> 2])",
     }

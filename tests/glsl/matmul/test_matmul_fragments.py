@@ -43,14 +43,14 @@ def right_blocks(b: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
-@pytest.mark.parametrize("m, n, k, subgroups, fragments, depth, blocks", [
-    (16, 16, 16, (1, 1), (1, 1), 1, 0),
-    (37, 48, 64, (1, 2), (2, 1), 2, 0),
-    (37, 48, 64, (2, 1), (1, 2), 4, 1),
-    pytest.param(100, 96, 128, (2, 2), (3, 3), 2, 1, marks=pytest.mark.slow),
-    pytest.param(90, 112, 96, (2, 2), (3, 4), 2, 0, marks=pytest.mark.slow),
+@pytest.mark.parametrize("m, n, k, subgroups, fragments, steps, blocks", [
+    (16, 16, 16, (1, 1), (1, 1), (1, 1), 0),
+    (37, 48, 64, (1, 2), (2, 1), (2, 4), 0),
+    (37, 48, 64, (2, 1), (1, 2), (4, 4), 1),
+    pytest.param(100, 96, 128, (2, 2), (3, 3), (1, 4), 1, marks=pytest.mark.slow),
+    pytest.param(90, 112, 96, (2, 2), (3, 4), (2, 2), 0, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat, bfloat16):
+def test_agrees(m, n, k, subgroups, fragments, steps, blocks, coopmat, bfloat16):
     rng = np.random.default_rng(n)
     if bfloat16 and coopmat:
         if not traits_of(device()).bfloat16_fragments:
@@ -70,7 +70,8 @@ def test_agrees(m, n, k, subgroups, fragments, depth, blocks, coopmat, bfloat16)
         "SUBGROUPS_N": subgroups[1],
         "FRAGMENTS_M": fragments[0],
         "FRAGMENTS_N": fragments[1],
-        "DEPTH": depth,
+        "DEPTH": steps[0],
+        "TURN": steps[1],
         "BLOCKS_OUT": blocks,
         "COOPMAT": int(coopmat),
         "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, extra0, vec4)",
