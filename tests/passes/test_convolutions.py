@@ -251,3 +251,87 @@ def test_residuals_by_columns_of_fragments(monkeypatch):
         monkeypatch.setattr(module, "tile_of", lambda *problem: Stepwise(1, 1, 3, 4, 1))
     torch.manual_seed(9)
     compare(Residuals(), [torch.randn(2, c, 5, 6) for c in (32, 64, 64)], 1)
+
+
+class Stem(nn.Module):
+    """The first layers of a network for images."""
+
+    def __init__(self, channels, kernel, stride, padding, dilation=1):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, kernel, stride, padding, dilation, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, x):
+        return self.pool(self.norm(self.conv(x)).relu())
+
+
+@pytest.mark.parametrize(
+    "channels, kernel, stride, padding, dilation, size, joined",
+    [
+        (3, 7, 2, 3, 1, (2, 20, 24), 1),
+        (3, 7, 2, 3, 1, (1, 17, 13), 1),
+        (1, (3, 5), (1, 4), (1, 0), (2, 1), (2, 9, 14), 1),
+        (4, (2, 8), (3, 2), 0, 1, (1, 11, 16), 1),
+        (2, (1, 6), 2, (0, 5), 1, (1, 4, 8), 1),
+        (3, 7, 1, 3, 1, (1, 9, 9), 0),
+        (3, 3, 2, 1, 1, (1, 9, 9), 0),
+        (3, 7, 2, 6, (1, 2), (1, 16, 16), 0),
+    ],
+)
+def test_few_channels(stepwise, channels, kernel, stride, padding, dilation, size, joined):
+    torch.manual_seed(11)
+    module = Stem(channels, kernel, stride, padding, dilation)
+    batch, *image = size
+    compare(module, [torch.randn(batch, channels, *image)], joined)
+
+
+def test_few_channels_of_images_in_channels_last(stepwise):
+    torch.manual_seed(12)
+    x = torch.randn(2, 3, 12, 10).to(memory_format=torch.channels_last)
+    compare(Stem(3, 7, 2, 3), [x], 1)
+
+
+def test_few_channels_of_a_dynamic_batch(stepwise):
+    torch.manual_seed(13)
+    module = Stem(3, 7, 2, 3)
+    shapes = {"x": {0: torch.export.Dim("b", min=1, max=4)}}
+    program = compare(module, [torch.randn(2, 3, 12, 10)], 1, dynamic_shapes=shapes)
+    for batch in (1, 4):
+        check(program, module, [torch.randn(batch, 3, 12, 10).half()])
+
+
+def test_pixels_beside_the_window_do_not_count(stepwise):
+    """The eighth pixel that is read with seven others may be infinite."""
+    torch.manual_seed(14)
+    module = nn.Conv2d(3, 16, 7, 2, 3).half().eval().requires_grad_(False)
+    x = torch.randn(1, 3, 12, 16).half()
+    x[..., 8] = torch.inf
+    x[..., 9] = torch.nan
+    program = compare(module, [x.nan_to_num(0, 0)], 1)
+    made = torch.from_numpy(program.forward(x.numpy()).copy())
+    wanted = module.float()(x.float())
+    assert (made.isfinite() == wanted.isfinite()).all() and wanted.isfinite().any()
+
+
+class Shared(nn.Module):
+    """One weight for pixels that are joined, and for some that are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 3, 5, 7))
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight, None, 2, 3), F.conv2d(x, self.weight, None, 1, 3)
+
+
+def test_few_channels_of_a_shared_weight(stepwise):
+    torch.manual_seed(15)
+    module = Shared().half().requires_grad_(False)
+    x = torch.randn(1, 3, 8, 10).half()
+    program = purevk.compile(module, (x,))
+    made, wanted = program.forward(x.numpy()), module.float()(x.float())
+    for one, other in zip(made, wanted):
+        assert (
+            torch.from_numpy(one.copy()).float() - other
+        ).abs().max() <= 1e-2 * other.abs().max()

@@ -22,7 +22,7 @@
 // The elements of fragments of 16 x 16 x 16 must be where fragments.glslh says, those of the right
 // operand too, so the device has to be tested first.
 //
-// Buffers and parameters: as conv2d.comp, but ldb. The weight is [OC / 16, KH * KW * IC / 32, 512]: for
+// Buffers and parameters: as conv2d.comp, but ldb, and row_a. Pixels of a row may overlap. The weight is [OC / 16, KH * KW * IC / 32, 512]: for
 //   16 output channels and 32 channels of a tap RIGHT_ELEMENT of fragment_blocks.glslh.
 // Macros: those of matmul_io.glslh, VEC8_A, VEC8_B and VEC4_OUT 1, and
 //   WINDOW       0: KH, KW and the strides are 1, the padding is 0 (1)
@@ -31,6 +31,7 @@
 //   SLICES       subgroups that share the terms of the same results, and add up in shared memory (1):
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
 //   TURN         steps of 32 channels in a turn of the loop; those of a slice are a multiple of it (1)
+//   CHANNELS     of 32, how many count, an even number: others are read as zeros (32)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
 //     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES
@@ -61,6 +62,9 @@
 #ifndef TURN
 #define TURN 1
 #endif
+#ifndef CHANNELS
+#define CHANNELS 32
+#endif
 #ifndef VEC8_A
 #define VEC8_A 1
 #endif
@@ -80,6 +84,7 @@ PARAM(5, OW)
 PARAM(6, OC)
 PARAM(7, pixel_a)
 PARAM(8, pixel_o)
+PARAM(9, row_a)  // elements from one row of an image to the next; those of a batch follow one another
 PARAM(10, KH)
 PARAM(11, KW)
 PARAM(12, stride_y)
@@ -172,7 +177,7 @@ void find_row(int i, int h, int m) {
 #if WINDOW
     int row = m / OW, image = row / OH;
     int y = (row - image * OH) * stride_y - pad_y, x = (m - row * OW) * stride_x - pad_x;
-    row_at[i][h] = offset_a + ((image * H + y) * W + x) * pixel_a;
+    row_at[i][h] = offset_a + (image * H + y) * row_a + x * pixel_a;
     uint columns = 0u, taps = 0u;
     for (int k = 0; k < KW; k++) {
         if (x + k * dilation_x >= 0 && x + k * dilation_x < W) columns |= 1u << k;
@@ -190,7 +195,7 @@ void start_at(int unit) {
     tap = unit / (IC / 32);
     group = unit - tap * (IC / 32);
     tap_x = tap % KW;
-    tap_at = (tap / KW * dilation_y * W + tap_x * dilation_x) * pixel_a;
+    tap_at = tap / KW * dilation_y * row_a + tap_x * dilation_x * pixel_a;
 }
 
 void advance() {
@@ -203,7 +208,7 @@ void advance() {
         tap_at += dilation_x * pixel_a;
         if (tap_x == KW) {
             tap_x = 0;
-            tap_at += (dilation_y * W - KW * dilation_x) * pixel_a;
+            tap_at += dilation_y * row_a - KW * dilation_x * pixel_a;
         }
     }
 #else
@@ -216,10 +221,16 @@ void advance() {
 uvec4 load_a(int i, int h, int channel) {
     int at = row_at[i][h] + tap_at + group * 32 + channel;
 #if WINDOW
-    return ((row_taps[i][h] >> tap) & 1u) != 0u ? buf_a[at >> 3] : uvec4(0u);
+    uvec4 words = ((row_taps[i][h] >> tap) & 1u) != 0u ? buf_a[at >> 3] : uvec4(0u);
 #else
-    return buf_a[at >> 3];
+    uvec4 words = buf_a[at >> 3];
 #endif
+#if CHANNELS < 32
+    UNROLL for (int w = 0; w < 4; w++) {
+        if (channel / 8 * 8 + 2 * w >= CHANNELS) words[w] = 0u;
+    }
+#endif
+    return words;
 }
 
 void main() {

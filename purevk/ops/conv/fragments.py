@@ -16,7 +16,7 @@ from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_convolution_tile
-from purevk.lower.lowering import Lowering
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import FragmentConvolution
 from purevk.lower.numbers import gcd8
 from purevk.ops.builder import Builder
@@ -24,17 +24,21 @@ from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.ops.conv.convolution import pixels
 from purevk.ops.conv.shapes import convolved_size
 from purevk.ops.image_layout import FRAGMENT_CONVOLUTION, NHWC, LayoutQuery
+from purevk.ops.map import mapped
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
+from purevk.ops.movement.rearrange import glsl_number, pad
 from purevk.ops.registry import Kernel, Operator, Order, ShapeError, register
 from purevk.tuning import DeviceTraits
 
 NAME = FRAGMENT_CONVOLUTION
 GROUP = 32  # channels that are read together
 MOST_TAPS = 31  # a row has a bit for each
+_FEW, _JOINED = 4, 8  # channels of a pixel, and pixels, that are read as 32 channels
 
 
 def takes(conv: Conv2d, result: TensorType) -> bool:
-    """Whether the kernel's conditions hold, but for those on the device."""
+    """Whether the kernel's conditions hold, but for those on the device, as the convolution is or with
+    joined pixels."""
     x, weight = conv.x.type, conv.weight.type
     if x.dtype not in (DType.float16, DType.bfloat16) or weight.dtype is not x.dtype:
         return False
@@ -45,6 +49,8 @@ def takes(conv: Conv2d, result: TensorType) -> bool:
     if conv.bias is not None and conv.bias.type.dims != weight.dims[3:]:
         return False
     channels, columns = (_dims.specialize(size) for size in weight.dims[2:])
+    if joins_pixels(conv):
+        return columns % BLOCK == 0 and conv.window.kernel[0] <= MOST_TAPS
     return channels % GROUP == 0 and columns % BLOCK == 0 and conv.window.taps <= MOST_TAPS
 
 
@@ -84,6 +90,71 @@ def right_blocks(builder: Builder, weight: Value) -> Value:
     return builder.emit("aten.view.default", made, (columns // BLOCK, units, BLOCK * GROUP))
 
 
+def joins_pixels(conv: Conv2d) -> bool:
+    """Whether pixels of few channels may take the place of channels: 8 neighbours, of 4 channels with
+    those of zeros, are read together. Windows are of 5 to 8 columns, as in the first layers of
+    ResNets; with fewer, most of what is multiplied would be zeros."""
+    _, columns = conv.window.kernel
+    return (
+        _dims.specialize(conv.x.type.dims[1]) <= _FEW
+        and _JOINED // 2 < columns <= _JOINED
+        and conv.window.stride[1] % 2 == 0  # loads of 16 bytes
+        and conv.window.dilation[1] == 1
+        and all(isinstance(size, int) for size in conv.x.type.dims[2:])
+    )
+
+
+def join_pixels(builder: Builder, conv: Conv2d, columns: int) -> tuple[Value, Value, Window, int]:
+    """Images, weight and window of the same convolution, with 8 pixels of 4 channels as 32 channels,
+    and how many of these count.
+
+    A column of these images is a window of the others, of which neighbours overlap. They are a view of
+    one copy, which has zeros beside the images. Pixels behind the window must not count, since they
+    may be infinite.
+
+    Args:
+        columns: of the result.
+    """
+    x, window = conv.x, conv.window
+    batches, channels, height = (x.type.dims[0], *map(_dims.specialize, x.type.dims[1:3]))
+    step, before = window.stride[1], window.padding[1]
+    width = step * (columns - 1) + _JOINED
+    width += width % 2
+    fill = glsl_number(0, x.type.dtype)
+    inside = "i3 < x_size_1 && i2 >= before && i2 - before < x_size_3"
+    rows = mapped(
+        builder,
+        f"r = T_R({fill}); if ({inside}) {{ r = X(i0, i3, i1, i2 - before); }}",
+        {"X": x},
+        x.type.with_dims((batches, height, width, _FEW)),
+        numbers={"before": before},
+    )
+    row = width * _FEW
+    image = builder.emit(
+        "aten.as_strided.default",
+        rows,
+        (batches, GROUP, height, columns),
+        (height * row, 1, row, step * _FEW),
+        0,
+    )
+    weight, more = conv.weight, (0, 0, 0, _FEW - channels, 0, _JOINED - window.kernel[1])
+    if any(more):
+        weight = pad(builder, weight, more)
+    sizes = (window.kernel[0], 1, GROUP, weight.type.dims[3])
+    weight = builder.emit("aten.view.default", weight, sizes)
+    return (
+        image,
+        weight,
+        Window(
+            (window.kernel[0], 1),
+            (window.stride[0], 1),
+            (window.padding[0], 0),
+            (window.dilation[0], 1),
+        ),
+        _FEW * window.kernel[1],
+    )
+
+
 def _shape(
     x: TensorType,
     weight: TensorType,
@@ -94,7 +165,9 @@ def _shape(
     dilation: tuple[int, int],
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
+    counted: int = GROUP,
 ) -> TensorType:
+    """`counted`: of 32 channels of `x`, how many count; the others are taken for zeros."""
     units = kernel[0] * kernel[1] * (x.dims[1] // GROUP)
     if x.rank != 4 or weight.rank != 3 or weight.dtype is not x.dtype or weight.dims[1] != units:
         raise ShapeError(f"cannot convolve {x} with {weight} in the order of fragments")
@@ -108,18 +181,15 @@ def _shape(
 
 def _lower(lowering: Lowering, node: Node) -> None:
     out, bias = lowering.operand(node.result), packed(lowering, node.optional_tensor("bias"))
-    x, pixel = pixels(lowering, lowering.operand(node.tensor("x")))
     weight = lowering.operand(node.tensor("weight"))
     if not weight.layout.is_contiguous(weight.dims) or not gcd8(weight.offset):
         weight = dense(lowering, weight)
-    if not gcd8(pixel, x.offset):
-        x = dense(lowering, x, NHWC)
-        pixel = x.dims[1]
     window = Window.make(*(node.ints(name, 2) for name in _WINDOW))
+    one = window == Window((1, 1), (1, 1), (0, 0), window.dilation)
+    x, pixel, row = _image(lowering, lowering.operand(node.tensor("x")), one)
     batches, channels, height, width = x.dims
     _, columns, out_height, out_width = out.dims
     rows, terms = batches * out_height * out_width, window.taps * channels
-    one = window == Window((1, 1), (1, 1), (0, 0), window.dilation)
     tile = tile_of(lowering.traits, x.dtype, rows, columns, terms, not one)
     if tile is None:  # the pass has seen one
         raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
@@ -141,6 +211,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
         "WINDOW": int(not one),
         "BIAS": int(bias is not None),
+        "CHANNELS": node.int("counted"),
         "BFLOAT16": int(x.dtype is DType.bfloat16),
         **tile.macros(),
         "TURN": tile.turn(_dims.specialize(terms)),
@@ -160,6 +231,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "OC": columns,
         "pixel_a": pixel,
         "pixel_o": columns,
+        "row_a": row,
         **window.params,
         "offset_a": x.offset,
         "offset_b": weight.offset,
@@ -176,6 +248,24 @@ def _lower(lowering: Lowering, node: Node) -> None:
         subgroup_size=tile.subgroup,
         flops=2 * rows * columns * terms,
     )
+
+
+def _image(lowering: Lowering, x: Operand, one: bool) -> tuple[Operand, Size, Size]:
+    """An image whose channels are dense, and the elements from one pixel, and from one row, to the
+    next; copied if it is not one that the kernel reads.
+
+    Args:
+        one: a row of the matmul is a pixel, so that rows follow one another.
+    """
+    channels, height = x.dims[1:3]
+    batch, channel, row, pixel = x.strides
+    reads = channel == 1 and isinstance(x.offset, int) and gcd8(pixel, row, x.offset)
+    if reads and not one and batch == height * row:
+        return x, pixel, row
+    x, pixel = pixels(lowering, x)
+    if not gcd8(pixel, x.offset):
+        x, pixel = dense(lowering, x, NHWC), channels
+    return x, pixel, x.dims[3] * pixel
 
 
 _WINDOW = ("kernel", "stride", "padding", "dilation")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from purevk.ir import Graph, Node, Value
+from purevk.ir import dims as _dims
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.conv.fragments import GROUP, join_pixels, joins_pixels, right_blocks, takes, tile_of
 from purevk.ops.conv.fragments import NAME as FRAGMENTS
-from purevk.ops.conv.fragments import right_blocks, takes, tile_of
 from purevk.passes.matmul.fragments import constants_of
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
@@ -23,7 +24,7 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
     if not chosen:
         return graph
     rewriter = Rewriter(graph)
-    weights: dict[Value, Value] = {}
+    weights: dict[tuple[Value, bool], Value] = {}
     for node in graph.nodes:
         current = rewriter.current(node)
         rewriter.source = node.source
@@ -31,13 +32,16 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             rewriter.keep(current)
             continue
         conv = Conv2d.of(current)
-        if conv.weight not in weights:
-            weights[conv.weight] = right_blocks(rewriter, conv.weight)
-        window = conv.window
+        x, weight, window, counted = conv.x, conv.weight, conv.window, GROUP
+        if joined := joins_pixels(conv):
+            columns = _dims.specialize(node.result.type.dims[3])
+            x, weight, window, counted = join_pixels(rewriter, conv, columns)
+        if (conv.weight, joined) not in weights:
+            weights[conv.weight, joined] = right_blocks(rewriter, weight)
         made = rewriter.emit(
             FRAGMENTS,
-            conv.x,
-            weights[conv.weight],
+            x,
+            weights[conv.weight, joined],
             conv.bias,
             window.kernel,
             window.stride,
@@ -45,6 +49,7 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             window.dilation,
             conv.epilogue,
             conv.extras,
+            counted,
             # An epilogue that only converts has no step that says so.
             results=(node.result.type,),
         )
@@ -65,6 +70,8 @@ def _chosen(graph: Graph, traits: DeviceTraits) -> set[Node]:
             continue
         batches, columns, height, width = result.dims
         terms = conv.window.taps * conv.weight.type.dims[2]
+        if joins_pixels(conv):
+            terms = conv.window.kernel[0] * GROUP
         dtype, rows = conv.x.type.dtype, batches * height * width
         if tile_of(traits, dtype, rows, columns, terms, not conv.is_matmul) is not None:
             chosen.add(node)

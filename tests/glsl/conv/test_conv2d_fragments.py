@@ -84,7 +84,8 @@ def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat
     params = {
         **{"batches": batch, "H": height, "W": width, "IC": channels[0]},
         **{"OH": out_height, "OW": out_width, "OC": columns},
-        **{"pixel_a": channels[0], "pixel_o": columns, "KH": kernel[0], "KW": kernel[1]},
+        **{"row_a": width * channels[0], "pixel_a": channels[0], "pixel_o": columns},
+        **{"KH": kernel[0], "KW": kernel[1]},
         **{"stride_y": stride[0], "stride_x": stride[1], "pad_y": padding[0], "pad_x": padding[1]},
         **{"dilation_y": dilation[0], "dilation_x": dilation[1]},
         **dict.fromkeys(("offset_a", "offset_b", "offset_o", "offset_bias"), 0),
