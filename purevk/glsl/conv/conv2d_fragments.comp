@@ -22,8 +22,9 @@
 // The elements of fragments of 16 x 16 x 16 must be where fragments.glslh says, those of the right
 // operand too, so the device has to be tested first.
 //
-// Buffers and parameters: as conv2d.comp, but ldb, and row_a. Pixels of a row may overlap. The weight is [OC / 16, KH * KW * IC / 32, 512]: for
-//   16 output channels and 32 channels of a tap RIGHT_ELEMENT of fragment_blocks.glslh.
+// Buffers and parameters: as conv2d.comp, but ldb, and row_a. Pixels of a row may overlap.
+//   The weight is [OC / 16, KH * KW * IC / 32, 512]: for 16 output channels and 32 channels of a tap
+//   RIGHT_ELEMENT of fragment_blocks.glslh.
 // Macros: those of matmul_io.glslh, VEC8_A, VEC8_B and VEC4_OUT 1, and
 //   WINDOW       0: KH, KW and the strides are 1, the padding is 0 (1)
 //   SUBGROUPS_M, SUBGROUPS_N   subgroups of a workgroup along rows and columns (2, 2)
@@ -31,7 +32,7 @@
 //   SLICES       subgroups that share the terms of the same results, and add up in shared memory (1):
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
 //   TURN         steps of 32 channels in a turn of the loop; those of a slice are a multiple of it (1)
-//   CHANNELS     of 32, how many count, an even number: others are read as zeros (32)
+//   CHANNELS     of 32, how many are used, an even number: the others are read as zeros (32)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
 //     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES

@@ -34,6 +34,7 @@ NAME = FRAGMENT_CONVOLUTION
 GROUP = 32  # channels that are read together
 MOST_TAPS = 31  # a row has a bit for each
 _FEW, _JOINED = 4, 8  # channels of a pixel, and pixels, that are read as 32 channels
+_MOST_ELEMENTS = 1 << 30  # of a copy with joined pixels
 
 
 def takes(conv: Conv2d, result: TensorType) -> bool:
@@ -101,15 +102,17 @@ def joins_pixels(conv: Conv2d) -> bool:
         and conv.window.stride[1] % 2 == 0  # loads of 16 bytes
         and conv.window.dilation[1] == 1
         and all(isinstance(size, int) for size in conv.x.type.dims[2:])
+        # The copy has 4 channels, and must not be too large where the images are not.
+        and _FEW * _dims.upper(conv.x.type.numel) <= _MOST_ELEMENTS
     )
 
 
 def join_pixels(builder: Builder, conv: Conv2d, columns: int) -> tuple[Value, Value, Window, int]:
     """Images, weight and window of the same convolution, with 8 pixels of 4 channels as 32 channels,
-    and how many of these count.
+    and how many of these are used.
 
     A column of these images is a window of the others, of which neighbours overlap. They are a view of
-    one copy, which has zeros beside the images. Pixels behind the window must not count, since they
+    one copy, which has zeros beside the images. Pixels behind the window must not be used, since they
     may be infinite.
 
     Args:
@@ -165,9 +168,9 @@ def _shape(
     dilation: tuple[int, int],
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
-    counted: int = GROUP,
+    used: int = GROUP,
 ) -> TensorType:
-    """`counted`: of 32 channels of `x`, how many count; the others are taken for zeros."""
+    """`used`: of 32 channels of `x`, how many are used; the others are read as zeros."""
     units = kernel[0] * kernel[1] * (x.dims[1] // GROUP)
     if x.rank != 4 or weight.rank != 3 or weight.dtype is not x.dtype or weight.dims[1] != units:
         raise ShapeError(f"cannot convolve {x} with {weight} in the order of fragments")
@@ -211,7 +214,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
         "WINDOW": int(not one),
         "BIAS": int(bias is not None),
-        "CHANNELS": node.int("counted"),
+        "CHANNELS": node.int("used"),
         "BFLOAT16": int(x.dtype is DType.bfloat16),
         **tile.macros(),
         "TURN": tile.turn(_dims.specialize(terms)),

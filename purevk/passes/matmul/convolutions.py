@@ -32,10 +32,10 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             rewriter.keep(current)
             continue
         conv = Conv2d.of(current)
-        x, weight, window, counted = conv.x, conv.weight, conv.window, GROUP
+        x, weight, window, used = conv.x, conv.weight, conv.window, GROUP
         if joined := joins_pixels(conv):
             columns = _dims.specialize(node.result.type.dims[3])
-            x, weight, window, counted = join_pixels(rewriter, conv, columns)
+            x, weight, window, used = join_pixels(rewriter, conv, columns)
         if (conv.weight, joined) not in weights:
             weights[conv.weight, joined] = right_blocks(rewriter, weight)
         made = rewriter.emit(
@@ -49,7 +49,7 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             window.dilation,
             conv.epilogue,
             conv.extras,
-            counted,
+            used,
             # An epilogue that only converts has no step that says so.
             results=(node.result.type,),
         )
