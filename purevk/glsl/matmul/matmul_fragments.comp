@@ -27,11 +27,14 @@
 //   BLOCKS_OUT   1: the result is in the order of fragments, a left operand with N terms (0: rows)
 //   SUBGROUPS_M, SUBGROUPS_N   subgroups of a workgroup along rows and columns (2, 2)
 //   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (3, 3)
+//   SLICES       subgroups that share the terms of the same results (1)
 //   DEPTH        steps of 16 terms that are loaded before they are needed (2)
 //   TURN         steps in a turn of the loop, a multiple of DEPTH; K / 16 is a multiple of it (DEPTH)
+//   PAIRED       1: of each 2 * pair columns the second half belongs to the first, and EPILOGUE makes
+//                one column of two: of v and pv_second. FRAGMENTS_N is even, `pair` a multiple of 16
 //   BFLOAT16     with COOPMAT, 1: A and B are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
-// K is a multiple of 16, N of 16.
+// K is a multiple of 16, N of 16, with PAIRED of 32.
 // Grid: (ceil(N / (16 * FRAGMENTS_N * SUBGROUPS_N)), ceil(M / (16 * FRAGMENTS_M * SUBGROUPS_M))).
 #include "core/common.glslh"
 #ifndef BLOCKS_OUT
@@ -49,11 +52,17 @@
 #ifndef FRAGMENTS_N
 #define FRAGMENTS_N 3
 #endif
+#ifndef SLICES
+#define SLICES 1
+#endif
 #ifndef DEPTH
 #define DEPTH 2
 #endif
 #ifndef TURN
 #define TURN DEPTH
+#endif
+#ifndef PAIRED
+#define PAIRED 0
 #endif
 #define FRAGMENT_N 16
 #ifndef VEC8_A
@@ -76,12 +85,19 @@ PARAM(4, offset_a)
 PARAM(5, offset_b)
 PARAM(6, offset_o)
 PARAM(7, offset_bias)
+#if PAIRED
+#undef PARAM_DEFAULT
+#define PARAM_DEFAULT 16
+PARAM(8, pair)
+vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
+#endif
 
 #include "matmul/matmul_io.glslh"
 #include "core/fragments.glslh"
 #include "matmul/fragment_blocks.glslh"
 
-layout(local_size_x = 32 * SUBGROUPS_M * SUBGROUPS_N, local_size_y = 1, local_size_z = 1) in;
+#define RESULTS (SUBGROUPS_M * SUBGROUPS_N)  // subgroups with results of their own
+layout(local_size_x = 32 * RESULTS * SLICES, local_size_y = 1, local_size_z = 1) in;
 
 #if COOPMAT
 #define EACH UNROLL
@@ -127,25 +143,48 @@ float element_of(uint word, int odd) {
 }
 #endif
 
-#if FRAGMENTS_M * FRAGMENTS_N * 2 * EXTRAS_WORDS <= 64
+#if SLICES > 1
+shared vec4 parts[(SLICES - 1) * RESULTS * FRAGMENTS_M * FRAGMENTS_N * 64];
+#endif
+
+#define COLUMNS (FRAGMENTS_N / (1 + PAIRED))  // fragments of columns of the output
+#define LAST_COLUMN (N / (16 * (1 + PAIRED)) - 1)
+#if COLUMNS * FRAGMENTS_M * 2 * EXTRAS_WORDS <= 64
 #define EXTRAS_AT_ONCE 1
 #else
 #define EXTRAS_AT_ONCE 0
 #endif
 #define ROW_OF(i, h) min((block_m + i) * 16 + lane / 4 + 8 * h, M - 1)
-#define COLUMN_OF(j) (min(block_n + j, N / 16 - 1) * 16 + lane % 4 * 4)
+#define COLUMN_OF(j) (min(block_n + j, LAST_COLUMN) * 16 + lane % 4 * 4)
+
+// The columns of B that fragment j of a subgroup has, in blocks.
+int block_of(int block_n, int j) {
+    int block = min(block_n + j % COLUMNS, LAST_COLUMN);
+#if PAIRED
+    int half_of_pairs = pair / 16;
+    block += (block / half_of_pairs + j / COLUMNS) * half_of_pairs;
+#endif
+    return block;
+}
+
+#if SLICES > 1
+#define PART(s, i, j, h) parts[((((s) * RESULTS + sub) * FRAGMENTS_M + i) * FRAGMENTS_N + j) * 64 + (h) * 32 + lane]
+#endif
+// The sums of row h of an invocation in a fragment.
+#define SUM4(i, j, h) vec4(sums[i][j][4 * h], sums[i][j][4 * h + 1], sums[i][j][4 * h + 2], sums[i][j][4 * h + 3])
 
 void main() {
-    int lane = LANE, steps = K / 16;
-    int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + SUB / SUBGROUPS_N) * FRAGMENTS_M;
-    int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + SUB % SUBGROUPS_N) * FRAGMENTS_N;
+    int lane = LANE, steps = K / 16, slice = SUB / RESULTS, sub = SUB % RESULTS;
+    int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
+    int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * COLUMNS;
+    int share = (steps / TURN + SLICES - 1) / SLICES * TURN, first = slice * share, last = min(first + share, steps);
     // The first words of this invocation, or without matrix cores of the block.
     int at_a[FRAGMENTS_M], at_b[FRAGMENTS_N];
     EACH for (int i = 0; i < FRAGMENTS_M; i++) {
         at_a[i] = offset_a / 8 + min(block_m + i, (M + 15) / 16 - 1) * steps * 32 + COOPMAT * lane;
     }
     EACH for (int j = 0; j < FRAGMENTS_N; j++) {
-        at_b[j] = offset_b / 8 + min(block_n + j, N / 16 - 1) * steps * 32 + COOPMAT * lane;
+        at_b[j] = offset_b / 8 + block_of(block_n, j) * steps * 32 + COOPMAT * lane;
     }
     SUMS(sums[FRAGMENTS_M][FRAGMENTS_N]);
 #if COOPMAT
@@ -156,11 +195,12 @@ void main() {
     }
     uvec4 next_a[DEPTH][FRAGMENTS_M], next_b[DEPTH][FRAGMENTS_N];
     UNROLL for (int d = 0; d < DEPTH; d++) {
-        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + d * 32];
-        UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + d * 32];
+        int start = min(first + d, steps - 1) * 32;
+        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[d][i] = buf_a[at_a[i] + start];
+        UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[d][j] = buf_b[at_b[j] + start];
     }
     // A compiler that unrolls as it likes makes code that is in no cache where the kernel runs once.
-    ROLL for (int step = 0; step < steps; step += TURN) {
+    ROLL for (int step = first; step < last; step += TURN) {
         UNROLL for (int t = 0; t < TURN; t++) {
             coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[FRAGMENTS_M];
             coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[FRAGMENTS_N];
@@ -180,7 +220,7 @@ void main() {
             for (int e = 0; e < 8; e++) {
                 int row = SUM_ROW(lane, e), column = SUM_COLUMN(lane, e);
                 sums[i][j][e] = 0.0;
-                for (int k = 0; k < K; k++) {
+                for (int k = first * 16; k < last * 16; k++) {
                     int block = k / 16 * 32, term = k % 16;
                     sums[i][j][e] += element_of(WORDS_AT(buf_a, at_a[i] + block, row, term), k % 2) *
                                      element_of(WORDS_AT(buf_b, at_b[j] + block, column, term), k % 2);
@@ -189,21 +229,35 @@ void main() {
         }
     }
 #endif
+#if SLICES > 1
+    if (slice > 0) {
+        EACH for (int i = 0; i < FRAGMENTS_M; i++) {
+            EACH for (int j = 0; j < FRAGMENTS_N; j++) {
+                EACH for (int h = 0; h < 2; h++) PART(slice - 1, i, j, h) = SUM4(i, j, h);
+            }
+        }
+    }
+    barrier();
+    if (slice > 0) return;
+#endif
     // What the epilogue reads for all results of an invocation is in flight together, if that takes few
     // registers; else what it reads for a column of fragments. Rows and columns behind the last ones
     // read what those do.
 #if EXTRAS_AT_ONCE
-    EXTRAS extras[FRAGMENTS_N][FRAGMENTS_M][2];
-    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
+    EXTRAS extras[COLUMNS][FRAGMENTS_M][2];
+    EACH for (int j = 0; j < COLUMNS; j++) {
         EACH for (int i = 0; i < FRAGMENTS_M; i++) {
             EACH for (int h = 0; h < 2; h++) extras[j][i][h] = extras4(0, ROW_OF(i, h), COLUMN_OF(j));
         }
     }
 #endif
-    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
-        if (block_n + j >= N / 16) continue;
+    EACH for (int j = 0; j < COLUMNS; j++) {
+        if (block_n + j > LAST_COLUMN) continue;
         int n = COLUMN_OF(j);
-        vec4 bias = bias4(n, N);
+        vec4 bias = bias4(block_of(block_n, j) * 16 + lane % 4 * 4, N);
+#if PAIRED
+        vec4 second_bias = bias4(block_of(block_n, j + COLUMNS) * 16 + lane % 4 * 4, N);
+#endif
 #if !EXTRAS_AT_ONCE
         EXTRAS extras[1][FRAGMENTS_M][2];
         EACH for (int i = 0; i < FRAGMENTS_M; i++) {
@@ -214,12 +268,21 @@ void main() {
             int m = (block_m + i) * 16 + lane / 4;
             vec4 values[2];
             EACH for (int h = 0; h < 2; h++) {
-                vec4 sum = vec4(sums[i][j][4 * h], sums[i][j][4 * h + 1], sums[i][j][4 * h + 2], sums[i][j][4 * h + 3]);
+                vec4 sum = SUM4(i, j, h);
+#if SLICES > 1
+                EACH for (int s = 0; s < SLICES - 1; s++) sum += PART(s, i, j, h);
+#endif
+#if PAIRED
+                pv_second = SUM4(i, j + COLUMNS, h) + second_bias;
+#if SLICES > 1
+                EACH for (int s = 0; s < SLICES - 1; s++) pv_second += PART(s, i, j + COLUMNS, h);
+#endif
+#endif
                 values[h] = value4(sum + bias, extras[EXTRAS_AT_ONCE * j][i][h], 0, ROW_OF(i, h), n);
             }
 #if BLOCKS_OUT
             if (m - lane / 4 < M) {
-                int at = offset_o + BLOCK_ELEMENT(m, n, N);
+                int at = offset_o + BLOCK_ELEMENT(m, n, (N / (1 + PAIRED)));
                 buf_out[at >> 2] = QUAD_FROM(T_OUT, values[0]);
                 buf_out[(at >> 2) + 1] = QUAD_FROM(T_OUT, values[1]);
             }
