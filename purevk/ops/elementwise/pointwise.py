@@ -247,7 +247,7 @@ def _converted(builder: ExpressionBuilder, term: Term, source: DType, target: DT
 for _name, _glsl in {
     "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",
     "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "pv_quotient(ACC(1), x)",
-    "sigmoid": "pv_sigmoid(x)", "tanh": "pv_tanh(x)", "sin": "pv_sin(x)", "cos": "pv_cos(x)", "tan": "pv_tan(x)",
+    "tanh": "pv_tanh(x)", "sin": "pv_sin(x)", "cos": "pv_cos(x)", "tan": "pv_tan(x)",
     "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
     "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
 }.items():  # fmt: skip
@@ -257,11 +257,19 @@ for _name, _glsl in {
 def _gelu(approximate: str, dtype: DType, **_: object) -> str:
     if approximate == "tanh":
         return "pv_gelu_tanh(x)"
-    return "pv_gelu_half(x)" if dtype is DType.float16 else "pv_gelu(x)"
+    return "pv_gelu_half(x)" if dtype.itemsize == 2 else "pv_gelu(x)"
 
 
 unary("aten.gelu.default", _gelu, params={"approximate": "none"})
-unary("aten.silu.default", "pv_silu(x)")
+
+
+def _of_16_bits(name: str) -> Callable[..., str]:
+    """A function that has a faster form for results of 16 bits."""
+    return lambda dtype, **_: f"pv_{name}{'_half' * (dtype.itemsize == 2)}(x)"
+
+
+unary("aten.sigmoid.default", _of_16_bits("sigmoid"), compute="float")
+unary("aten.silu.default", _of_16_bits("silu"))
 unary(
     "aten.softplus.default",
     "pv_softplus(x, ACC(beta), ACC(threshold))",
