@@ -22,6 +22,7 @@
 //   FRAGMENT_N  columns of the right fragments: 8 or 16, what the device has (8)
 //   BLOCKS_OUT  1: out is a matrix [B * S, Hq * VALUE_DIM] in the order of fragments
 //     (fragment_blocks.glslh). VALUE_DIM is a multiple of 16 (0)
+//   REVERSED  1: the workgroups of the last queries start first, where these see the most keys (0)
 //   SUBS  subgroups per workgroup (4)
 //   KEYS  keys per step (32), a multiple of 16; times the columns of a padded head, of k and of v, a
 //     multiple of 128 * SUBS
@@ -53,6 +54,9 @@
 #endif
 #ifndef KEYS
 #define KEYS 32
+#endif
+#ifndef REVERSED
+#define REVERSED 0
 #endif
 #ifndef Q_STEPS
 #define Q_STEPS 0
@@ -238,7 +242,11 @@ void main() {
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+#if REVERSED
+    int first = int(gl_NumWorkGroups.x - 1u - gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
+#else
     int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
+#endif
 
     ivec2 ends = step_keys(first), shown = ivec2(common_first[SUB], common_last[SUB]);
     int keys = ends.y, next = next_step(ends.x, keys, first);

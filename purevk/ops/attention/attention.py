@@ -172,14 +172,15 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         **written.params,
     }
     flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
-    choice = _choice(lowering.traits, q.type, k.type, v.type)
+    choice = _choice(lowering.traits, node)
     choice.emit(
         lowering,
         Attention(buffers, macros, params, out, batches, heads, queries, value_width, flops),
     )
 
 
-def _choice(traits: DeviceTraits, q: TensorType, k: TensorType, v: TensorType) -> Choice:
+def _choice(traits: DeviceTraits, node: Node) -> Choice:
+    q, k, v = (node.tensor(name).type for name in "qkv")
     batches, heads, queries, width = q.dims
     half = q.dtype is k.dtype is v.dtype and q.dtype.itemsize == 2
     return choose(
@@ -192,14 +193,15 @@ def _choice(traits: DeviceTraits, q: TensorType, k: TensorType, v: TensorType) -
         _dims.specialize(v.dims[3]),
         half,
         half and q.dtype is DType.bfloat16,
+        node.bool("causal") or node.optional_tensor("limits") is not None,
     )
 
 
 def writes_blocks(traits: DeviceTraits, node: Node) -> bool:
     """Whether the kernel of a `purevk.attention` can store its result in the order of fragments."""
-    q, k, v = (node.tensor(name).type for name in "qkv")
-    choice, width = _choice(traits, q, k, v), _dims.specialize(v.dims[3])
-    return isinstance(choice, Coopmat) and width % BLOCK == 0 and _dims.upper(q.numel) > 0
+    width = _dims.specialize(node.tensor("v").type.dims[3])
+    made = width % BLOCK == 0 and _dims.upper(node.tensor("q").type.numel) > 0
+    return made and isinstance(_choice(traits, node), Coopmat)
 
 
 def supports_attention(node: Node, traits: DeviceTraits) -> str | None:

@@ -113,6 +113,7 @@ class Coopmat:
     def emit(self, lowering: Lowering, call: Attention) -> None:
         groups = _dims.ceil_div(call.queries, 16 * self.fragments * self.subgroups)
         wide = self._reads_wide(call)
+        limited = any(int(call.macros.get(name, 0)) for name in ("CAUSAL", "LIMITS"))
         lowering.dispatch(
             "attention/attention_coopmat.comp",
             call.buffers,
@@ -126,6 +127,7 @@ class Coopmat:
                 "KEYS": self.keys,
                 "VEC8_KV": int(wide),
                 "Q_STEPS": self.q_steps if wide else 0,
+                "REVERSED": int(limited),
             },
             params=call.params,
             specialize=lowering.fixed(_known(call.params)),
@@ -263,6 +265,7 @@ class Decode:
 
 Choice = Simple | Tiled | Coopmat | Decode
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
+_LONG = 1024  # keys, for fewer of which two are slower: measured on an NVIDIA GPU
 _WIDEST = 256  # columns of a head, up to which one does: measured on an NVIDIA GPU
 
 
@@ -281,15 +284,19 @@ def choose(
     value_width: int,
     half: bool = False,
     bfloat16: bool = False,
+    limited: bool = False,
 ) -> Choice:
     """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
-    operands are float16, or (`bfloat16`) bfloat16."""
+    operands are float16, or (`bfloat16`) bfloat16. With `limited`, queries see different numbers of
+    keys."""
     upper = _dims.upper
-    default = _choose(traits, batches, heads, queries, keys, width, value_width, half, bfloat16)
+    default = _choose(
+        traits, batches, heads, queries, keys, width, value_width, half, bfloat16, limited
+    )
     sizes = (upper(batches), upper(heads), upper(queries), upper(keys))
     return traits.choices.take(
         "attention",
-        (*sizes, width, value_width, half, bfloat16),
+        (*sizes, width, value_width, half, bfloat16, limited),
         lambda: _candidates(traits, default, upper(keys), width, value_width, bfloat16),
         default,
     )
@@ -331,6 +338,7 @@ def _choose(
     value_width: int,
     half: bool,
     bfloat16: bool,
+    limited: bool,
 ) -> Choice:
     widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
@@ -364,9 +372,8 @@ def _choose(
         subgroup = traits.subgroup_size if shuffles else None
         return Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
     if half:
-        coopmat = _coopmat(
-            traits, _dims.upper(queries), _dims.upper(keys), groups, width, value_width, bfloat16
-        )
+        sizes = (groups, _dims.upper(queries), _dims.upper(keys), width, value_width)
+        coopmat = _coopmat(traits, *sizes, bfloat16, limited)
         if coopmat is not None:
             return coopmat
     # More queries read keys fewer times, fewer make more workgroups.
@@ -408,18 +415,22 @@ def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:
 
 def _coopmat(
     traits: DeviceTraits,
+    groups: int,
     queries: int,
     keys: int,
-    groups: int,
     width: int,
     value_width: int,
     bfloat16: bool,
+    limited: bool,
 ) -> Coopmat | None:
     """The cheapest kernel on matrix cores, if fragments of these widths fit into registers."""
     if max(width, value_width) > _WIDEST or not traits.has("subgroup_shuffle"):
         return None
     sizes = groups, queries, keys, width, value_width
-    found = _coopmats(traits, width, value_width, bfloat16)
+    most = 1 if limited or keys < _LONG else 2
+    found = [
+        each for each in _coopmats(traits, width, value_width, bfloat16) if each.fragments <= most
+    ]
     return min(found, key=lambda each: each.cost(traits, *sizes), default=None)
 
 
