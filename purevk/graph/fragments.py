@@ -33,17 +33,19 @@ def spec_of(dtype: DType, columns: int) -> KernelSpec:
 def trial_of(spec: KernelSpec) -> KernelSpec | None:
     """The kernel that tried the fragments of a kernel; None if that need not know their order."""
     macros = dict(spec.macros)
-    half = DType.bfloat16 if macros.get("BFLOAT16") == "1" else DType.float16
+    bfloat16 = macros.get("BFLOAT16") == "1" or macros.get("T_B") == DType.bfloat16.glsl
+    half = DType.bfloat16 if bfloat16 else DType.float16
     dtype = {
         "attention/attention_coopmat.comp": half,
         "conv/conv2d_fragments.comp": half,
+        "matmul/matmul_dot_blocks.comp": half,
         "matmul/matmul_fragments.comp": half,
         "quantized/qdot_coopmat.comp": DType.float16,
         "quantized/qmatmul_coopmat.comp": DType.float16,
         "quantized/qmatmul_int.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
         "quantized/qconv2d.comp": DType.int8 if macros.get("FRAGMENTS") == "1" else None,
     }.get(spec.template)
-    columns = 16 if spec.template.endswith("_fragments.comp") else 8
+    columns = 16 if spec.template.endswith(("_fragments.comp", "_blocks.comp")) else 8
     return None if dtype is None else spec_of(dtype, int(macros.get("FRAGMENT_N", columns)))
 
 

@@ -373,3 +373,37 @@ class Dot(GpuChoice):
         code = costs.code * (8 * loads + products)
         join = costs.join * self.rows * self.lanes / self.subgroup * load
         return costs.start + code + steps * (costs.latency * rounds + load * work) + join
+
+
+@dataclass(frozen=True)
+class DotBlocks(GpuChoice):
+    """`matmul_dot_blocks.comp`: few rows, and a weight in the order of fragments. `slices` groups of
+    invocations share K, for `columns` columns and `rows` rows, and read `steps` blocks of 16 terms at
+    once."""
+
+    rows: int
+    slices: int
+    steps: int
+    columns = 8
+    template = "matmul/matmul_dot_blocks.comp"
+
+    @property
+    def rows_per_group(self) -> int:
+        """Rows of the result that a workgroup makes."""
+        return self.rows
+
+    @property
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+        return 2 * self.columns * self.slices
+
+    def macros(self) -> dict[str, int]:
+        return {
+            "ROWS": self.rows,
+            "COLUMNS": self.columns,
+            "SLICES": self.slices,
+            "STEPS": self.steps,
+        }
+
+    def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
+        return (_dims.ceil_div(n, self.columns), _dims.ceil_div(m, self.rows), batches)

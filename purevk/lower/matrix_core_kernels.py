@@ -10,7 +10,7 @@ from purevk.lower.gpu_kernels import GpuChoice, Problem, TileChoice, ceil
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
-LEAST_ROWS = 768  # of `Fragments`
+LEAST_ROWS = 5  # of `Fragments`
 LEAST_PIXELS = 32  # of `FragmentConvolution`
 _RESIDENT = 2  # workgroups of `WorkgroupCoopmat` of a multiprocessor, by their registers
 
@@ -149,13 +149,24 @@ class Fragments(_FragmentTile):
     """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
     The numbers are those of `FragmentSizes`."""
 
+    slices: int
     depth: int
     steps: int
     together: int = 1
     template = "matmul/matmul_fragments.comp"
 
+    @property
+    def threads(self) -> int:
+        return super().threads * self.slices
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        results = self.subs_m * self.subs_n * self.fragments_m * self.fragments_n
+        return (self.slices - 1) * results * 1024
+
     def macros(self) -> dict[str, int]:
-        return {**super().macros(), "DEPTH": self.depth}
+        return {**super().macros(), "SLICES": self.slices, "DEPTH": self.depth}
 
     def turn(self, terms: int) -> int:
         """The macro TURN for so many terms."""
@@ -165,30 +176,36 @@ class Fragments(_FragmentTile):
         return steps
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold, and enough rows share what
-        is read of B. With fewer, its latency counts, and tiles in shared memory read further ahead."""
+        """Whether the template's conditions and the device's limits hold, no half of a workgroup is
+        idle, and enough rows share what is read of B."""
+        turn = self.turn(problem.k)
         return (
-            problem.k % (16 * self.turn(problem.k)) == 0
+            problem.k % (16 * turn) == 0
+            and problem.k >= 16 * turn * self.slices
             and problem.n % 16 == 0
             and problem.m >= LEAST_ROWS
+            and self.rows_per_group < 2 * max(problem.m, 16)
+            and self.shared <= traits.max_shared_memory
             and self.threads <= traits.max_invocations
         )
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
         """Microseconds, about."""
         costs = traits.profile.matmul.fragments
-        subgroups, fragments = self.subs_m * self.subs_n, self.fragments_m * self.fragments_n
+        fragments = self.threads // self.subgroup * self.fragments_m * self.fragments_n
         groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
-        load = groups / traits.processors
-        rounds = ceil(ceil(groups, traits.processors), self.together)
-        even, fullest, together = costs.product
-        product = even * load + fullest * ceil(groups, traits.processors)
-        product += together * rounds * self.together
+        most = ceil(groups, traits.processors)
+        rounds = ceil(most, self.together)
+        fullest, together = costs.product
+        product = fullest * most + together * rounds * self.together
+        steps = ceil(problem.k // 16, self.slices)
+        join = costs.join * fragments * groups / traits.processors
         return (
             costs.start
-            + problem.k / 16 * subgroups * fragments * product
-            + costs.store * subgroups * fragments * load
-            + costs.round * rounds
+            + steps * fragments * product
+            + (steps * costs.latency + costs.round) * rounds
+            + (join if self.slices > 1 else 0)
+            + costs.weight * problem.n * problem.k
         )
 
 

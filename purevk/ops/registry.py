@@ -131,6 +131,7 @@ class Operator:
         form: how it runs; None: on the CPU only.
         mutates: positions of arguments (tensors, or lists of them) that are written in place.
         names: further names under which files know it.
+        transient: the result is made in each call, even of constants: it takes more memory than they do.
         random: two applications to the same arguments give different results; or a function of
             the node that says so.
     """
@@ -140,6 +141,7 @@ class Operator:
     form: Form | None
     mutates: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    transient: bool = False
     random: bool | Callable[[Node], bool] = False
 
     @functools.cached_property

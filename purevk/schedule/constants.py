@@ -30,7 +30,7 @@ def split_constant(
     is_fixed: Callable[[Value], bool] = lambda value: value.type.is_static,
 ) -> Split:
     """Finds the nodes with results whose every tensor is a constant (or a view of one) or comes from
-    such a node, and whose sizes are known.
+    such a node, and whose sizes are known. Transient results are not among them.
 
     Args:
         storage_of: the value that another one is a view of, or itself.
@@ -45,6 +45,7 @@ def split_constant(
             definition is not None
             and definition.form is not None
             and not definition.mutates
+            and not definition.transient
             and node.results
             and node.op != registry.HOST
             and all(value.type.is_static for value in node.results)

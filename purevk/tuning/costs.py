@@ -98,18 +98,21 @@ class FragmentCosts(NamedTuple):
 
     Attributes:
         start: to start the dispatch.
-        product: for a subgroup to multiply fragments of 16 x 16 x 16: if the work is shared evenly,
-            for each workgroup of the multiprocessor that has the most, and for each as if all
-            times had as many.
-        store: for a multiprocessor to store a fragment of results.
+        product: for a subgroup to multiply fragments of 16 x 16 x 16: for each workgroup of the
+            multiprocessor that has the most, and for each as if all times had as many.
         round: for each time that a multiprocessor starts workgroups.
+        latency: of a step of 16 terms, for each such time.
+        join: for a multiprocessor to add up a fragment of results of slices, per slice.
+        weight: to read an element of the right operand.
         others: as that of `ConvolutionCosts`.
     """
 
     start: float
-    product: tuple[float, float, float]
-    store: float
+    product: tuple[float, float]
     round: float
+    latency: float
+    join: float
+    weight: float
     others: float
 
 
@@ -120,7 +123,9 @@ class ConvolutionCosts(NamedTuple):
     Attributes:
         start: to start the dispatch.
         code: to fetch the loop, per product of fragments of 16 x 16 x 32 of one subgroup.
-        product: for a subgroup to multiply fragments of 16 x 16 x 32, as that of `FragmentCosts`.
+        product: for a subgroup to multiply fragments of 16 x 16 x 32: if the work is shared evenly,
+            for each workgroup of the multiprocessor that has the most, and for each as if all
+            times had as many.
         load: part of `product` that it takes to load a fragment.
         latency: to wait for memory, per round and step of the loop.
         store: for a multiprocessor to store a fragment of results.

@@ -42,15 +42,16 @@ class WorkgroupSizes(NamedTuple):
 
 
 class FragmentSizes(NamedTuple):
-    """A workgroup of `matmul_fragments.comp`: `subs_m` x `subs_n` subgroups, each with `fragments_m` x
-    `fragments_n` fragments of 16 x 16 results, and `depth` steps of 16 terms in flight. The code of the
-    loop has up to `steps` of them. A multiprocessor takes `together` workgroups at a time, as far as
-    measured times tell."""
+    """A workgroup of `matmul_fragments.comp`: `subs_m` x `subs_n` times `slices` subgroups. Those of a
+    slice make `fragments_m` x `fragments_n` fragments of 16 x 16 results each, with `depth` steps of 16
+    terms in flight; the slices share the terms of these results. The code of the loop has up to `steps`
+    steps. A multiprocessor takes `together` workgroups at a time, as far as measured times tell."""
 
     subs_m: int
     subs_n: int
     fragments_m: int
     fragments_n: int
+    slices: int
     depth: int
     steps: int
     together: int

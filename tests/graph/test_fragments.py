@@ -29,6 +29,9 @@ def test_the_trial_of_a_kernel() -> None:
     for template in ("matmul/matmul_fragments.comp", "conv/conv2d_fragments.comp"):
         assert trial_of(spec(template, BFLOAT16=0)) == spec_of(DType.float16, 16)
         assert trial_of(spec(template, BFLOAT16=1)) == spec_of(DType.bfloat16, 16)
+    few = "matmul/matmul_dot_blocks.comp"
+    assert trial_of(KernelSpec(few, (("T_B", "float16_t"),), (), ())) == spec_of(DType.float16, 16)
+    assert trial_of(KernelSpec(few, (("T_B", "uint16_t"),), (), ())) == spec_of(DType.bfloat16, 16)
     assert trial_of(spec(integers, FRAGMENTS=1, FRAGMENT_N=16)) == spec_of(DType.int8, 16)
     for none in (spec(integers), spec("quantized/qconv2d.comp"), spec("matmul/matmul_tiled.comp")):
         assert trial_of(none) is None

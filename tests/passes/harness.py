@@ -1,8 +1,9 @@
-"""Graphs for passes, and the traits of a software device. No device is needed."""
+"""Graphs for passes, the traits of a software device, and kernels of fragments in scalar arithmetic."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ import torch
 from purevk import fallback
 from purevk.dtypes import DType
 from purevk.ir import Graph, Value
+from purevk.ir import dims as _dims
+from purevk.lower.matrix_core_kernels import Fragments
+from purevk.ops.attention.choice import Coopmat
 from purevk.ops.registry import HOST
 from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Recorder, tensor
@@ -127,3 +131,34 @@ def interpret(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             )
             arrays.update(zip(node.results, made))
     return [fallback.to_torch(arrays[value], value.type.dtype) for value in graph.outputs]
+
+
+@dataclass(frozen=True)
+class Stepwise(Fragments):
+    """A small tile, without matrix cores."""
+
+    subgroup = None
+
+    @property
+    def threads(self):
+        return 32 * self.subs_m * self.subs_n * self.slices
+
+    def macros(self):
+        return {**super().macros(), "COOPMAT": 0}
+
+
+class StepwiseAttention(Coopmat):
+    """The same for attention."""
+
+    def emit(self, lowering, call):
+        lowering.dispatch(
+            "attention/attention_coopmat.comp",
+            {name: (operand, mode[0]) for name, (operand, mode) in call.buffers.items()},
+            macros={
+                **{name: value for name, value in call.macros.items() if "TEXEL" not in name},
+                **{"COOPMAT": 0, "SUBS": 1, "KEYS": 16},
+            },
+            params=call.params,
+            grid=(_dims.ceil_div(call.queries, 16), call.heads, call.batches),
+            flops=call.flops,
+        )

@@ -3,8 +3,6 @@ take part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,53 +10,20 @@ from torch import nn
 
 import purevk
 from purevk.dtypes import DType
-from purevk.ir import dims as _dims
-from purevk.lower.matrix_core_kernels import Fragments
 from purevk.ops.attention import attention
-from purevk.ops.attention.choice import Coopmat
 from purevk.ops.matmul import fragments as operator
 from purevk.passes.matmul import fragments as pass_
 from purevk.tuning import DeviceTraits
+from tests.passes.harness import Stepwise, StepwiseAttention
 
 pytestmark = pytest.mark.device
-
-
-@dataclass(frozen=True)
-class Stepwise(Fragments):
-    """A small tile, without matrix cores."""
-
-    subgroup = None
-
-    @property
-    def threads(self):
-        return 32 * self.subs_m * self.subs_n
-
-    def macros(self):
-        return {**super().macros(), "COOPMAT": 0}
-
-
-class StepwiseAttention(Coopmat):
-    """The same for attention."""
-
-    def emit(self, lowering, call):
-        lowering.dispatch(
-            "attention/attention_coopmat.comp",
-            {name: (operand, mode[0]) for name, (operand, mode) in call.buffers.items()},
-            macros={
-                **{name: value for name, value in call.macros.items() if "TEXEL" not in name},
-                **{"COOPMAT": 0, "SUBS": 1, "KEYS": 16},
-            },
-            params=call.params,
-            grid=(_dims.ceil_div(call.queries, 16), call.heads, call.batches),
-            flops=call.flops,
-        )
 
 
 @pytest.fixture
 def stepwise(monkeypatch):
     """Fragments of halves on a device without matrix cores, for 20 rows or more."""
 
-    def tile_of(traits, dtype, rows, columns, terms):
+    def tile_of(traits, dtype, rows, columns, terms, paired=False, always=False):
         fits = (
             dtype is DType.float16
             and isinstance(columns, int)
@@ -67,7 +32,7 @@ def stepwise(monkeypatch):
         )
         if not fits or columns % 16 or not (isinstance(rows, int) and rows >= 20):
             return None
-        return Stepwise(1, 2, 2, 1, 1, 1)
+        return Stepwise(1, 2, 2, 2 if paired else 1, 1, 1, 1)
 
     for module in (operator, pass_):
         monkeypatch.setattr(module, "tile_of", tile_of)

@@ -13,8 +13,8 @@
 //   COLUMNS  columns of a workgroup: 4, 8 or 16 (16)
 //   SLICES  groups of 2 * COLUMNS invocations that share K (8)
 //   STEPS   blocks of 16 terms that such a group reads at once (4)
-//   NORM, PAIRED, STORE_PAIR  as in matmul_dot.comp; `pair` is a multiple of 16
-// K and N are multiples of 16. 4 neighbouring invocations are in one subgroup.
+//   NORM, PAIRED, STORE_PAIR  as in matmul_dot.comp; `pair` is a multiple of COLUMNS
+// K and N are multiples of 16; with PAIRED half of N is one of COLUMNS. 4 neighbouring invocations are in one subgroup.
 // Grid: (N / COLUMNS, ceil(M / ROWS)); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef VEC4_A
@@ -112,10 +112,13 @@ void main() {
     n = column / pair * (2 * pair) + column % pair;
 #endif
     int starts[BLOCKS];
-    starts[0] = offset_b / 8 + n / 16 * steps * 32 + n % 16 * 2 + lane;
+    UNROLL for (int c = 0; c < BLOCKS; c++) {
+        int at = n;
 #if PAIRED
-    starts[1] = starts[0] + pair / 16 * steps * 32;
+        at += c * pair;
 #endif
+        starts[c] = offset_b / 8 + at / 16 * steps * 32 + at % 16 * 2 + lane;
+    }
     vec2 sums[ROWS][BLOCKS];
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int c = 0; c < BLOCKS; c++) sums[r][c] = vec2(0.0);

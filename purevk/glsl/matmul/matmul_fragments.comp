@@ -32,6 +32,8 @@
 //   TURN         steps in a turn of the loop, a multiple of DEPTH; K / 16 is a multiple of it (DEPTH)
 //   PAIRED       1: of each 2 * pair columns the second half belongs to the first, and EPILOGUE makes
 //                one column of two: of v and pv_second. FRAGMENTS_N is even, `pair` a multiple of 16
+//   STORE_PAIR   with PAIRED: STORE_PAIR(v, w, m, n) stores both vec4s of a pair, the first of which is
+//                of columns n .. n + 3 of B. Then nothing else is stored
 //   BFLOAT16     with COOPMAT, 1: A and B are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
 // K is a multiple of 16, N of 16, with PAIRED of 32.
@@ -64,6 +66,7 @@
 #ifndef PAIRED
 #define PAIRED 0
 #endif
+#pragma purevk macro STORE_PAIR
 #define FRAGMENT_N 16
 #ifndef VEC8_A
 #define VEC8_A 1
@@ -254,7 +257,8 @@ void main() {
     EACH for (int j = 0; j < COLUMNS; j++) {
         if (block_n + j > LAST_COLUMN) continue;
         int n = COLUMN_OF(j);
-        vec4 bias = bias4(block_of(block_n, j) * 16 + lane % 4 * 4, N);
+        int first_n = block_of(block_n, j) * 16 + lane % 4 * 4;
+        vec4 bias = bias4(first_n, N);
 #if PAIRED
         vec4 second_bias = bias4(block_of(block_n, j + COLUMNS) * 16 + lane % 4 * 4, N);
 #endif
@@ -278,9 +282,14 @@ void main() {
                 EACH for (int s = 0; s < SLICES - 1; s++) pv_second += PART(s, i, j + COLUMNS, h);
 #endif
 #endif
+#ifdef STORE_PAIR
+                if (m + 8 * h < M) STORE_PAIR(sum + bias, pv_second, m + 8 * h, first_n);
+#else
                 values[h] = value4(sum + bias, extras[EXTRAS_AT_ONCE * j][i][h], 0, ROW_OF(i, h), n);
+#endif
             }
-#if BLOCKS_OUT
+#ifdef STORE_PAIR
+#elif BLOCKS_OUT
             if (m - lane / 4 < M) {
                 int at = offset_o + BLOCK_ELEMENT(m, n, (N / (1 + PAIRED)));
                 buf_out[at >> 2] = QUAD_FROM(T_OUT, values[0]);

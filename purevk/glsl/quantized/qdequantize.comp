@@ -5,16 +5,22 @@
 // Buffers: w (rows of words, `ldw` words from one to the next), scale [N, groups], out [N, K].
 // K and group are multiples of 8.
 // Macros:
+//   BLOCKS      1: out is in the order of fragments, as a right operand [K, N] (fragment_blocks.glslh). K
+//               and N are multiples of 16
 //   BITS        8: int8; 4: two values in a byte, each stored as value + 8
 //   HIGH_FIRST  1: the high nibble of a byte has the even k
 //   T_SCALE     element type
-// Grid: ceil(N * K / 8 / local_size_x), spread over y: an invocation makes 8 values
+// Grid: ceil(N * K / 8 / local_size_x), spread over y: an invocation makes 8 values; with BLOCKS 16,
+// so half of that
 #include "core/common.glslh"
 #ifndef BITS
 #define BITS 4
 #endif
 #ifndef HIGH_FIRST
 #define HIGH_FIRST 0
+#endif
+#ifndef BLOCKS
+#define BLOCKS 0
 #endif
 #ifndef T_SCALE
 #define T_SCALE float
@@ -32,7 +38,12 @@ PARAM(5, offset_w)
 layout(local_size_x_id = 100) in;
 READONLY_BUFFER(0, w, uint)
 READONLY_BUFFER(1, scale, T_SCALE)
+#if BLOCKS
+#include "matmul/fragment_blocks.glslh"
+WRITEONLY_BUFFER(2, out, uvec4)
+#else
 WRITEONLY_BUFFER(2, out, f16vec4)
+#endif
 
 // The 4 values from bit 0 of a word on (BITS 4: the lower 16 bits).
 vec4 qvalues(uint word) {
@@ -47,11 +58,8 @@ vec4 qvalues(uint word) {
     return vec4(values);
 }
 
-void main() {
-    int local = int(gl_WorkGroupSize.x), eights = K / 8;
-    int i = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local + int(gl_LocalInvocationIndex);
-    if (i >= N * eights) return;
-    int row = i / eights, eight = i - row * eights;
+// The 8 values from 8 * eight on of a row.
+void dequantize(int row, int eight, out vec4 first, out vec4 second) {
     float scale = float(buf_scale[row * groups + eight * 8 / group]);
 #if BITS == 8
     int at = offset_w + row * ldw + 2 * eight;
@@ -59,6 +67,34 @@ void main() {
 #else
     uint low = buf_w[offset_w + row * ldw + eight], high = low >> 16;
 #endif
-    buf_out[2 * i] = f16vec4(qvalues(low) * scale);
-    buf_out[2 * i + 1] = f16vec4(qvalues(high) * scale);
+    first = qvalues(low) * scale;
+    second = qvalues(high) * scale;
+}
+
+#if BLOCKS
+uvec4 words_of(vec4 a, vec4 b) {
+    return uvec4(packHalf2x16(a.xy), packHalf2x16(a.zw), packHalf2x16(b.xy), packHalf2x16(b.zw));
+}
+#endif
+
+void main() {
+    int local = int(gl_WorkGroupSize.x), eights = K / 8;
+    int i = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local + int(gl_LocalInvocationIndex);
+#if BLOCKS
+    // Two neighbouring words of a block: 8 terms of two columns.
+    if (i >= N * eights / 2) return;
+    int block = i / 16, column = i % 16 / 2, eight = block % (K / 16) * 2 + i % 2;
+    int row = block / (K / 16) * 16;
+    vec4 first[2], second[2];
+    UNROLL for (int h = 0; h < 2; h++) dequantize(row + BLOCK_COLUMN(column + 8 * h), eight, first[h], second[h]);
+    buf_out[2 * i] = words_of(first[0], first[1]);
+    buf_out[2 * i + 1] = words_of(second[0], second[1]);
+#else
+    if (i >= N * eights) return;
+    int row = i / eights;
+    vec4 first, second;
+    dequantize(row, i - row * eights, first, second);
+    buf_out[2 * i] = f16vec4(first);
+    buf_out[2 * i + 1] = f16vec4(second);
+#endif
 }

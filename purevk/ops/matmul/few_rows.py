@@ -2,8 +2,8 @@
 root mean square norm of the rows, a gated activation, and rotary embeddings with the writes to a
 cache.
 
-They run `matmul_dot.comp` or `matmul_vec.comp`. With more rows, other templates are faster, and
-passes leave the parts alone.
+They run `matmul_dot.comp` or `matmul_vec.comp`, or `matmul_dot_blocks.comp` if the weight is in the
+order of fragments. With more rows, other templates are faster, and passes leave the parts alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.declarations import buffer
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_kernels import Dot, Problem, Vector
+from purevk.lower.gpu_kernels import Dot, DotBlocks, Problem, Vector
+from purevk.lower.gpu_tiles import choose_dot_blocks, prefers_few_rows
 from purevk.lower.gpu_tiles import choose_few_rows as choose
-from purevk.lower.gpu_tiles import prefers_few_rows
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.ops.matmul.choice import bind, both_half
+from purevk.ops.matmul.fragments import emit as emit_fragments
+from purevk.ops.matmul.fragments import matrix_of
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.shaders.interface import EXTRA_BINDING
@@ -31,6 +33,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_few_rows"
 TO_CACHE = "purevk.matmul_to_cache"
+FRAGMENTS_TO_CACHE = "purevk.fragments_to_cache"
 # Four neighbours in a buffer: QUAD_OF of elements.glslh.
 _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
 
@@ -69,7 +72,8 @@ def _shape(
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
 ) -> TensorType:
-    """`a b + bias`, the rows of a normalized by `scale` and `eps` if there is a scale. With `pair`, of
+    """`a b + bias`, the rows of a normalized by `scale` and `eps` if there is a scale. b is a matrix, or
+    one in the order of fragments, as a right operand (rank 3). With `pair`, of
     each 2 * pair columns the second half belongs to the first, and the epilogue, whose inputs 0 and
     1 they are, makes one column of two."""
     result = _product(a, b)
@@ -86,9 +90,9 @@ def joined_pairs(result: TensorType, pair: int, epilogue: Expression | None) -> 
 
 
 def _product(a: TensorType, b: TensorType) -> TensorType:
-    if a.rank != 2 or b.rank != 2:
+    if a.rank != 2 or b.rank not in (2, 3):
         raise ShapeError(f"cannot multiply the rows of {a} by {b}")
-    return matmul_type(a, b)
+    return matmul_type(a, b if b.rank == 2 else matrix_of(b))
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -120,6 +124,9 @@ def _emit(
 ) -> None:
     """Appends the dispatch of a node with the parameters `a`, `b`, `bias`, `scale` and `eps`."""
     a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
+    if len(b.dims) == 3:
+        _emit_blocks(lowering, node, out, pair, epilogue, vector)
+        return
     bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
     (m, k), n = a.dims, b.dims[1]
     transposed = b.strides[0] == 1 and b.strides[1] != 1  # one column is dense along both dims
@@ -180,6 +187,75 @@ def _emit(
         specialize=lowering.fixed(params),
         grid=choice.grid(m, n // 2 if pair else n, 1),
         subgroup_size=choice.subgroup,
+        flops=2 * m * n * k,
+    )
+
+
+def _emit_blocks(
+    lowering: Lowering, node: Node, out: Operand, pair: int, epilogue: Epilogue, vector: bool
+) -> None:
+    """The same for `b` in the order of fragments."""
+    a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
+    bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
+    if a.strides[1] != 1 or not gcd4(a.strides[0], a.offset):
+        a = dense(lowering, a)
+    if not b.layout.is_contiguous(b.dims) or not gcd8(b.offset):
+        b = dense(lowering, b)
+    if scale is not None and not gcd4(scale.offset):
+        scale = dense(lowering, scale)
+    (m, k), n = a.dims, matrix_of(b.type).dims[1]
+    columns = n // 2 if pair else n
+    problem = Problem(
+        _dims.upper(m),
+        _dims.upper(columns),
+        _dims.upper(k),
+        half=True,
+        transposed=True,
+        wide=True,
+        bfloat16=a.dtype is DType.bfloat16,
+    )
+    choice = choose_dot_blocks(lowering.traits, problem)
+    macros: dict[str, str | int] = {
+        "T_A": a.dtype.glsl,
+        "T_B": b.dtype.glsl,
+        "T_OUT": out.dtype.glsl,
+        "VEC4_A": 1,
+        "VEC8_B": 1,
+        "VEC4_OUT": int(vector),
+        "BIAS": int(bias is not None),
+        "PAIRED": int(pair > 0),
+        "NORM": int(scale is not None),
+        **choice.macros(),
+        **epilogue.macros,
+    }
+    buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **epilogue.buffers}
+    params: dict[str, Size] = {
+        "M": m,
+        "N": n,
+        "K": k,
+        "lda": a.strides[0],
+        "ldo": out.strides[0],
+        "offset_a": a.offset,
+        "offset_b": b.offset,
+        "offset_o": out.offset,
+        "offset_bias": 0 if bias is None else bias.offset,
+    }
+    if bias is not None:
+        macros["T_BIAS"] = bias.dtype.glsl
+        buffers["bias"] = (bias, "r")
+    if pair:
+        params["pair"] = pair
+    if scale is not None:
+        macros["T_SCALE"] = scale.dtype.glsl
+        buffers["scale"] = (scale, "r")
+        params |= {"offset_scale": scale.offset, "eps_bits": bits_of(node.float("eps"))}
+    lowering.dispatch(
+        choice.template,
+        buffers,
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(params),
+        grid=choice.grid(m, columns, 1),
         flops=2 * m * n * k,
     )
 
@@ -319,6 +395,47 @@ def _aligned(lowering: Lowering, value: Value) -> Operand:
 
 
 register(Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower), mutates=(8, 9)))
+
+
+def _fragments_to_cache_shape(
+    a: TensorType,
+    b: TensorType,
+    rows: Size,
+    bias: TensorType | None,
+    cos: TensorType,
+    sin: TensorType,
+    start: int,
+    keys: TensorType,
+    values: TensorType,
+    dim: int,
+    index: TensorType,
+) -> TensorType:
+    """The same for any number of rows, with both operands in the order of fragments."""
+    if a.rank != 3 or b.rank != 3 or a.dims[1:] != b.dims[1:] or a.dtype is not b.dtype:
+        raise ShapeError(f"cannot multiply {a} by {b} in the order of fragments")
+    return queries_of(TensorType(a.dtype, (rows, matrix_of(b).dims[1])), keys, values, dim)
+
+
+def _fragments_to_cache_lower(lowering: Lowering, node: Node) -> None:
+    out, store, pair = store_to_cache(lowering, node)
+    emit_fragments(lowering, node, out, store, pair, out.strides[0])
+
+
+register(
+    Operator(
+        FRAGMENTS_TO_CACHE,
+        _fragments_to_cache_shape,
+        Kernel(_fragments_to_cache_lower),
+        mutates=(7, 8),
+    )
+)
+
+
+def takes_pairs(node: Node) -> bool:
+    """Whether the kernel that reads a weight in the order of fragments can run a node of this file: a
+    workgroup has neighbouring columns of both halves of its pairs."""
+    pair = node.tensor("keys").type.dims[3] if node.op == TO_CACHE else 2 * node.int("pair")
+    return isinstance(pair, int) and pair % (2 * DotBlocks.columns) == 0
 
 
 def takes_caches(q: Value, cos: Value, sin: Value, start: Size, keys: Value, values: Value) -> bool:

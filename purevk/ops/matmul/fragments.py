@@ -13,12 +13,13 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_fragment_tile
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import Fragments
+from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.reduce.normalization import lower_norm
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
@@ -26,6 +27,7 @@ from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_fragments"
 NORM = "purevk.norm_blocks"
+ROWS = "purevk.row_blocks"
 BLOCK = 16
 
 
@@ -50,11 +52,23 @@ def has_fragments(traits: DeviceTraits, dtype: DType) -> bool:
     return known and BLOCK in traits.fragment_columns(dtype)
 
 
+def matrix_of(blocks: TensorType) -> TensorType:
+    """The matrix [terms, columns] whose right operand has this type."""
+    return TensorType(blocks.dtype, (blocks.dims[1] * BLOCK, blocks.dims[0] * BLOCK))
+
+
 def tile_of(
-    traits: DeviceTraits, dtype: DType, rows: Size, columns: Size, terms: Size
+    traits: DeviceTraits,
+    dtype: DType,
+    rows: Size,
+    columns: Size,
+    terms: Size,
+    paired: bool = False,
+    always: bool = False,
 ) -> Fragments | None:
     """The tile for a matmul with operands in the order of fragments; None if another kernel is
-    faster, or runs while this one does not."""
+    faster, or runs while this one does not. `paired` and `always` are those of
+    `choose_fragment_tile`."""
     if not has_fragments(traits, dtype) or not all(isinstance(s, int) for s in (columns, terms)):
         return None
     problem = Problem(
@@ -66,7 +80,7 @@ def tile_of(
         wide=True,
         bfloat16=dtype is DType.bfloat16,
     )
-    return choose_fragment_tile(traits, problem)
+    return choose_fragment_tile(traits, problem, paired, always)
 
 
 def _shape(
@@ -77,49 +91,81 @@ def _shape(
     blocks: bool = False,
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
+    pair: int = 0,
 ) -> TensorType:
+    """`pair` is that of `purevk.matmul_few_rows`, and a multiple of 16."""
     if a.rank != 3 or b.rank != 3 or a.dims[1:] != b.dims[1:] or a.dtype is not b.dtype:
         raise ShapeError(f"cannot multiply {a} by {b} in the order of fragments")
     dtype = a.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
     columns = b.dims[0] * BLOCK
+    if pair:
+        if epilogue is None or pair % BLOCK or columns % (2 * pair):
+            raise ShapeError(f"no pairs of {pair} columns of {columns}")
+        columns = columns // 2
     return blocks_type(dtype, rows, columns) if blocks else TensorType(dtype, (rows, columns))
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
-    bias, out = packed(lowering, node.optional_tensor("bias")), lowering.operand(node.result)
-    m, blocks = node.size("rows"), node.bool("blocks")
-    n, k = b.dims[0] * BLOCK, b.dims[1] * BLOCK
-    a, b = (x if _is_dense(x) else dense(lowering, x) for x in (a, b))
-    tile = tile_of(lowering.traits, a.dtype, m, n, k)
-    if tile is None:  # the pass has seen one
-        raise ShapeError(f"{node.op} of {a.type} and {b.type}")
-    rows = Operand(out.storage, Layout.dense((m, n)), TensorType(out.dtype, (m, n)))
+    b, out = node.tensor("b").type, lowering.operand(node.result)
+    m, blocks, pair = node.size("rows"), node.bool("blocks"), node.int("pair")
+    n = b.dims[0] * BLOCK
+    columns = n // 2 if pair else n
+    sizes = (m, columns)
+    rows = Operand(out.storage, Layout.dense(sizes), TensorType(out.dtype, sizes))
     made = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
         rows,
         "b, m, n",
-        "m * N + n",
+        f"m * ({'N / 2' if pair else 'N'}) + n",
         (1, "n"),
         True,
         (0, "m"),
-        ahead=True,
+        second="pv_second" if pair else "",
+        ahead=not pair,
     )
+    ldo = columns if blocks else out.strides[0]
+    emit(lowering, node, out, made, pair, ldo, blocks)
+
+
+def emit(
+    lowering: Lowering,
+    node: Node,
+    out: Operand,
+    epilogue: Epilogue,
+    pair: int,
+    ldo: Size,
+    blocks: bool = False,
+) -> None:
+    """Appends the dispatch of a node with the parameters `a`, `b`, `rows` and `bias`.
+
+    Args:
+        epilogue: what is done with the sums; all that `out` needs, if it says how pairs are stored.
+        ldo: elements from one row of the result to the next.
+        blocks: the result is in the order of fragments.
+    """
+    a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
+    bias, m = packed(lowering, node.optional_tensor("bias")), node.size("rows")
+    n, k = b.dims[0] * BLOCK, b.dims[1] * BLOCK
+    a, b = (x if _is_dense(x) else dense(lowering, x) for x in (a, b))
+    tile = tile_of(lowering.traits, a.dtype, m, n, k, pair > 0, always=True)
+    if tile is None:  # the pass has seen one
+        raise ShapeError(f"{node.op} of {a.type} and {b.type}")
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
         "T_B": b.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
         "BLOCKS_OUT": int(blocks),
+        "PAIRED": int(pair > 0),
         "BIAS": int(bias is not None),
         "BFLOAT16": int(a.dtype is DType.bfloat16),
         **tile.macros(),
         "TURN": tile.turn(_dims.specialize(k)),
-        **made.macros,
+        **epilogue.macros,
     }
-    buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **made.buffers}
+    buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **epilogue.buffers}
     if bias is not None:
         macros["T_BIAS"] = bias.dtype.glsl
         buffers["bias"] = (bias, "r")
@@ -127,11 +173,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "M": m,
         "N": n,
         "K": k,
-        "ldo": n if blocks else out.strides[0],
+        "ldo": ldo,
         "offset_a": a.offset,
         "offset_b": b.offset,
         "offset_o": out.offset,
         "offset_bias": 0 if bias is None else bias.offset,
+        **({"pair": pair} if pair else {}),
     }
     lowering.dispatch(
         tile.template,
@@ -153,6 +200,38 @@ def _is_dense(operand: Operand) -> bool:
 # The rows of `a` times the columns of `b`, both in the order of fragments: [rows, columns], or with
 # `blocks` in the order of fragments too.
 register(Operator(NAME, _shape, Kernel(_lower)))
+
+
+def _rows_shape(x: TensorType) -> TensorType:
+    if x.rank != 2 or x.dtype.itemsize != 2:
+        raise ShapeError(f"{x} has no fragments")
+    return blocks_type(x.dtype, *x.dims)
+
+
+def _rows_lower(lowering: Lowering, node: Node) -> None:
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    if x.strides[1] != 1 or not gcd4(x.strides[0], x.offset):
+        x = dense(lowering, x)
+    params: dict[str, Size] = {
+        "M": x.dims[0],
+        "K": x.dims[1],
+        "ld": x.strides[0],
+        "offset_in": x.offset,
+        "offset_out": out.offset,
+    }
+    local = lowering.traits.profile.workgroup_size
+    lowering.dispatch(
+        "matmul/row_blocks.comp",
+        {"in": (x, "r"), "out": (out, "w")},
+        params=params,
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(out.type.numel // 8, local),
+    )
+
+
+# The rows of a matrix in the order of fragments.
+register(Operator(ROWS, _rows_shape, Kernel(_rows_lower)))
 
 
 def _norm_shape(

@@ -20,7 +20,7 @@ from purevk.tuning.tiles import QuantizedSizes, TileSizes
 HALVES_ROWS = (
     256  # from so many rows on, a matmul of halves is faster by more than it takes to make them
 )
-HALVES_BYTES = 1 << 26  # of a weight in halves, at most: they are temporary memory
+HALVES_BYTES = 1 << 28  # of a weight in halves, at most: they are temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
 DOT_ROWS = (2, 4, 8)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
 FUSED_ROWS = 4  # up to so many it normalizes: each workgroup computes the norms of all rows
@@ -142,7 +142,7 @@ def takes_halves(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
         and traits.coopmat_shape is not None
         and traits.profile.has_fast_shared_memory
         and _dims.range_of(matmul.m)[0] >= HALVES_ROWS
-        and 2 * matmul.max_n * _dims.upper(matmul.k) <= HALVES_BYTES
+        and 2 * matmul.max_n * _dims.upper(matmul.k) <= min(HALVES_BYTES, traits.max_storage_range)
         and _dims.gcd_of(matmul.k) % 8 == 0
         and matmul.group % 8 == 0
     )

@@ -23,6 +23,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves, vectors_of_rows
+from purevk.ops.quantized.halves import emit_halves
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,
@@ -231,28 +232,8 @@ def _lower_in_halves(
     """Makes the weight into halves, and multiplies by them."""
     m, n, k, pitch = matmul.m, matmul.n, matmul.k, x.strides[0]
     half = lowering.temporary(TensorType(DType.float16, (n, k)))
-    params: dict[str, Size] = {
-        "N": n,
-        "K": k,
-        "ldw": matmul.words,
-        "groups": scales.dims[1],
-        "group": matmul.group or k,
-        "offset_w": matmul.first_word,
-    }
-    local = lowering.traits.profile.workgroup_size
-    lowering.dispatch(
-        "quantized/qdequantize.comp",
-        {"w": (weight, "r"), "scale": (scales, "r"), "out": (half, "w")},
-        macros={
-            "BITS": matmul.bits,
-            "HIGH_FIRST": int(node.bool("high_first")),
-            "T_SCALE": scales.dtype.glsl,
-        },
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
-        grid=lowering.linear_grid(n * (k // 8), local),
-    )
+    form = (matmul.bits, node.bool("high_first"), matmul.group)
+    emit_halves(lowering, weight, scales, half, (n, k), form)
     extras = node.tensors("extras")
     vectors = (gcd4(pitch, x.offset), True)
     aligned = gcd8(pitch, x.offset, n, out.offset) and may_overlap(lowering, out, extras)

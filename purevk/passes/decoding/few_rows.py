@@ -4,31 +4,24 @@ for the one before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from purevk.dtypes import DType
-from purevk.ir import Arg, Graph, Layout, Node, Size, Value
-from purevk.lower.expression import Expression, ExpressionBuilder
-from purevk.ops import registry
+from purevk.ir import Arg, Graph, Node, Value
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
-from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
-from purevk.ops.matmul.few_rows import TO_CACHE, choose_few_rows, takes_caches
+from purevk.ops.matmul.few_rows import TO_CACHE, choose_few_rows
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.ops.movement.views import view_layout
 from purevk.ops.quantized.few_rows import NAME as QUANTIZED_FEW_ROWS
 from purevk.ops.quantized.few_rows import TO_CACHE as QUANTIZED_TO_CACHE
 from purevk.ops.quantized.few_rows import choose_few_rows as choose_quantized
 from purevk.ops.quantized.few_rows import matmul_of
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
-from purevk.passes.fuse import MAX_EPILOGUE_CODE
+from purevk.passes.decoding.pairs import FLOATS, PairFinder, PairReader
 from purevk.passes.matmul.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
-_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 # The operators that take over neighbours, and those that rotate to a cache, by the matmul.
 _NAMES = {
     MATMUL: (FEW_ROWS, TO_CACHE),
@@ -41,17 +34,13 @@ class _Fused(NamedTuple):
 
     Attributes:
         norm: what normalizes its rows, or None.
-        end: the node that alone reads it, and whose place it takes; None: that node stays.
-        pair: columns from the first to the second that the end reads; 0: it reads no pairs.
-        turned: the end names the second before the first.
+        end: what reads pairs of its columns, and whose place it takes; None: that node stays.
         gone: the nodes that are not needed any more, but for the matmul.
     """
 
     matmul: Node
     norm: Node | None
-    end: Node | None
-    pair: int
-    turned: bool
+    end: PairReader | None
     gone: tuple[Node, ...]
 
 
@@ -62,7 +51,7 @@ def fuse_few_rows(graph: Graph, traits: DeviceTraits) -> Graph:
     found = [fused for node in graph.nodes if (fused := finder.fused(node)) is not None]
     if not found:
         return graph
-    ends = {fused.end or fused.matmul: fused for fused in found}
+    ends = {fused.end.node if fused.end else fused.matmul: fused for fused in found}
     gone = {node for fused in found for node in (fused.matmul, *fused.gone)}
     rewriter = Rewriter(graph)
     for node in graph.nodes:
@@ -75,7 +64,8 @@ def fuse_few_rows(graph: Graph, traits: DeviceTraits) -> Graph:
 
 
 def _emit(rewriter: Rewriter, fused: _Fused) -> None:
-    matmul, norm, end = fused.matmul, fused.norm, fused.end
+    matmul, norm = fused.matmul, fused.norm
+    end = fused.end.node if fused.end else None
     rewriter.source = " + ".join(each.source for each in (norm, matmul, end) if each is not None)
     a, scale, eps = _rows(matmul), None, 0.0
     if norm is not None:
@@ -86,7 +76,7 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
             a = rewriter.emit("aten.view.default", a, wanted)
     given = [rewriter.resolve(each) for each in _operands(matmul, a)]
     few_rows, to_cache = _NAMES[matmul.op]
-    if end is None:
+    if fused.end is None or end is None:
         epilogue, extras = (rewriter.resolve(matmul.arg(name)) for name in ("epilogue", "extras"))
         made = rewriter.emit(few_rows, *given, scale, eps, 0, epilogue, extras)
         rewriter.replace(matmul, made)
@@ -95,8 +85,7 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
         others = [rewriter.resolve(end.arg(name)) for name in names]
         rewriter.replace(end, rewriter.emit(to_cache, *given, scale, eps, *others))
     else:
-        program = _in_order(fused, end)
-        made = rewriter.emit(few_rows, *given, scale, eps, fused.pair, program, ())
+        made = rewriter.emit(few_rows, *given, scale, eps, fused.end.pair, fused.end.program(), ())
         rewriter.replace(end, rewriter.emit("aten.view.default", made, end.result.type.dims))
 
 
@@ -112,19 +101,6 @@ def _rows(matmul: Node) -> Value:
     return matmul.tensor("a" if matmul.op == MATMUL else "x")
 
 
-def _in_order(fused: _Fused, end: Node) -> Expression:
-    """The program of a node over pairs of columns, whose input 0 is the first of a pair."""
-    expression, inputs = end.attribute("expression", Expression), end.tensors("inputs")
-    if not fused.turned:
-        return expression
-    builder = ExpressionBuilder()
-    refs = [
-        builder.input(value, dtype)
-        for value, dtype in reversed([*zip(inputs, expression.inputs, strict=True)])
-    ]
-    return builder.build(builder.inline(expression, refs[::-1]))
-
-
 class _Finder:
     """Looks at the neighbours of matmuls."""
 
@@ -134,6 +110,7 @@ class _Finder:
         self._outputs = graph.output_values()
         self._outputs |= {s.value for s in graph.symbols.values() if s.value is not None}
         self._written = changing(graph.nodes)
+        self._pairs = PairFinder(graph)
 
     def fused(self, matmul: Node) -> _Fused | None:
         """What a matmul can take over; None: nothing."""
@@ -143,20 +120,19 @@ class _Finder:
         if not takes(matmul, False):
             return None
         norm, before = self._norm(_rows(matmul))
-        end: Node | None = None
-        pair, turned, after = 0, False, before[:0]
+        end = None
         if matmul.arg("epilogue") is None and takes(matmul, True):
-            end, pair, turned, after = self._end(matmul)
+            end = self._pairs.reader(matmul)
         if norm is None and end is None:
             return None
-        return _Fused(matmul, norm, end, pair, turned, (*before, *after))
+        return _Fused(matmul, norm, end, (*before, *(end.views if end else ())))
 
     def _takes(self, matmul: Node, paired: bool) -> bool:
         """Whether the kernel of few rows is the one for a matmul."""
         a, b, bias = matmul.tensor("a"), matmul.tensor("b"), matmul.optional_tensor("bias")
         if a.type.rank != 2 or b.type.rank != 2 or not b.type.is_static:
             return False
-        if a.type.dtype not in _FLOATS or b.type.dtype is not a.type.dtype:
+        if a.type.dtype not in FLOATS or b.type.dtype is not a.type.dtype:
             return False
         transposed = self._is_transposed(b)
         if (bias is not None and bias.type.rank != 1) or not (transposed or self._is_packed(b)):
@@ -168,7 +144,7 @@ class _Finder:
         x, weight, scales = (matmul.tensor(name) for name in ("x", "weight", "scales"))
         if any(matmul.arg(name) is not None for name in ("sums", "out")):
             return False
-        if x.type.dtype not in _FLOATS or matmul.result.type.dtype not in _FLOATS:
+        if x.type.dtype not in FLOATS or matmul.result.type.dtype not in FLOATS:
             return False
         if not weight.type.is_static or weight.type.nbytes > self._traits.max_storage_range:
             return False
@@ -210,102 +186,7 @@ class _Finder:
         if scale is None or node.optional_tensor("bias") is not None:
             return None, ()
         plain = node.arg("epilogue") is None and x.type.dims[-1] == width
-        fits = x.type.dtype is a.type.dtype and scale.type.dtype in _FLOATS
+        fits = x.type.dtype is a.type.dtype and scale.type.dtype in FLOATS
         if not plain or not fits or scale.type.dims != (width,) or self._written & {x, scale}:
             return None, ()
         return node, tuple(gone)
-
-    def _end(self, matmul: Node) -> tuple[Node | None, int, bool, tuple[Node, ...]]:
-        """The node that alone reads pairs of columns of a matmul, their distance, whether it names the
-        second first, and the views in between; None, 0, False and () if there is none."""
-        reached = self._views(matmul.result)
-        if reached is None:
-            return None, 0, False, ()
-        layouts, end = reached
-        views = tuple(
-            node for node in self._graph.nodes if node.results and node.results[0] in layouts
-        )
-        views = tuple(node for node in views if node is not matmul)
-        pair, turned = 0, False
-        if end.op == POINTWISE:
-            for turned in (False, True):
-                pair = self._gate(matmul, end, layouts, turned)
-                if pair:
-                    break
-        elif end.op == ROTATE_TO_CACHE:
-            pair = self._heads(matmul, end, layouts)
-        return (end, pair, turned, views) if pair else (None, 0, False, ())
-
-    def _views(self, value: Value) -> tuple[dict[Value, Layout], Node] | None:
-        """The layouts of all views of a value in it, and the one node that reads them; None if there
-        are several."""
-        layouts = {value: Layout.dense(value.type.dims)}
-        ends: set[Node] = set()
-        waiting = [value]
-        while waiting:
-            source = waiting.pop()
-            if source in self._outputs:
-                return None
-            for node in self._users.get(source, ()):
-                definition = registry.find(node.op)
-                form = None if definition is None else definition.form
-                if definition is None or not isinstance(form, registry.View):
-                    ends.add(node)
-                    continue
-                types = tuple(each.type for each in node.results)
-                bound = tuple(definition.bind(node.args).values())
-                seen = form.layout(layouts[source], source.type, types, *bound)
-                if seen is None or node.inputs != (source,):
-                    return None
-                layouts.update(zip(node.results, seen))
-                waiting += node.results
-        return (layouts, ends.pop()) if len(ends) == 1 else None
-
-    def _gate(self, matmul: Node, end: Node, layouts: Mapping[Value, Layout], turned: bool) -> int:
-        """Half of the columns, if a pointwise program makes one column of one of the first and one
-        of the second half, or the other way round; else 0."""
-        if len(end.results) != 1 or end.sizes("scalars") or len(end.tensors("inputs")) != 2:
-            return 0
-        expression, inputs = end.attribute("expression", Expression), end.tensors("inputs")
-        types = {*expression.dtypes, *expression.inputs, end.result.type.dtype}
-        if expression.code_size > MAX_EPILOGUE_CODE or not types.issubset(_FLOATS):
-            return 0
-        m, n = matmul.result.type.dims
-        if not isinstance(n, int) or n % 8 or end.result.type.dtype not in _FLOATS:
-            return 0
-        sizes = tuple(end.sizes("sizes"))
-        for number, value in enumerate(reversed(inputs) if turned else inputs):
-            wanted = view_layout(Layout(number * (n // 2), (n, 1)), (m, n // 2), sizes)
-            if wanted is None or value.type.dims != sizes or value not in layouts:
-                return 0
-            if not _is_same(layouts[value], wanted, sizes):
-                return 0
-        return n // 2
-
-    def _heads(self, matmul: Node, end: Node, layouts: Mapping[Value, Layout]) -> int:
-        """Half of the width of a head, if queries, keys and values are the columns in this order;
-        else 0."""
-        q, k, v = (end.tensor(name) for name in "qkv")
-        n, width = matmul.result.type.dims[1], q.type.dims[3]
-        args = [end.arg(name) for name in ("cos", "sin", "start", "keys", "values")]
-        if not takes_caches(q, *args) or not isinstance(n, int):  # type: ignore[arg-type]
-            return 0
-        inputs = {end.tensor(name) for name in ("cos", "sin", "index")}
-        if self._written & inputs or inputs & layouts.keys():
-            return 0
-        first: Size = 0
-        for value in (q, k, v):
-            if value not in layouts or value.type.dtype is not matmul.result.type.dtype:
-                return 0
-            wanted = Layout(first, (0, n, width, 1))
-            if not _is_same(layouts[value], wanted, value.type.dims):
-                return 0
-            first = first + value.type.dims[2] * width
-        return width // 2 if first == n and isinstance(width, int) else 0
-
-
-def _is_same(one: Layout, other: Layout, dims: Sequence[Size]) -> bool:
-    """Whether two layouts are of the same elements."""
-    return one.offset == other.offset and all(
-        size == 1 or a == b for size, a, b in zip(dims, one.strides, other.strides)
-    )

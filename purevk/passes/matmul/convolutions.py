@@ -8,7 +8,7 @@ from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.conv.fragments import GROUP, join_pixels, joins_pixels, right_blocks, takes, tile_of
 from purevk.ops.conv.fragments import NAME as FRAGMENTS
-from purevk.passes.matmul.fragments import constants_of
+from purevk.passes.matmul.block_weights import constants_of
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 

@@ -1,18 +1,33 @@
 """Matmuls of constant weights read both operands in the order of the fragments of matrix cores, where
-what makes their rows can write it: a norm, attention, or another such matmul."""
+what makes their rows can write it: a norm, attention, or another such matmul.
+
+A model with states decodes token by token too, by methods of few rows that share the weights with those
+for prompts. So in its methods the order of a weight depends on the weight alone (`BlockWeights`):
+kernels of few rows read the order of fragments as well, and rows that nothing writes in this order
+are copied.
+"""
 
 from __future__ import annotations
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node, Value
+from purevk.ir import Graph, Node, Size, Value
 from purevk.ir import dims as _dims
+from purevk.lower.matrix_core_kernels import LEAST_ROWS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
-from purevk.ops.matmul.fragments import BLOCK, blocks_type, right_blocks, tile_of
+from purevk.ops.matmul.few_rows import FRAGMENTS_TO_CACHE, TO_CACHE, takes_pairs
+from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
+from purevk.ops.matmul.fragments import BLOCK, ROWS, blocks_type, right_blocks, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.ops.quantized.choice import takes_halves
+from purevk.ops.quantized.few_rows import matmul_of
+from purevk.ops.quantized.halves import BLOCKS as WEIGHT_BLOCKS
+from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
+from purevk.passes.decoding.pairs import PairFinder, PairReader
+from purevk.passes.matmul.block_weights import BlockWeights, constants_of
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
@@ -20,55 +35,22 @@ _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
 
 
 def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
-    """Has norms and matmuls write the order of fragments, for matmuls of constants that read it.
-
-    A model with states is left alone: it decodes token by token too, by kernels that read the same
-    weights in rows, and two copies of them would fill the memory.
-    """
-    if graph.states:
-        return graph
+    """Has norms and matmuls write the order of fragments, for matmuls of constants that read it."""
     finder = _Finder(graph, traits)
     for node in graph.nodes:
         finder.look_at(node)
-    if not finder.sources:
-        return graph
-    rewriter = Rewriter(graph)
-    blocks: dict[Value, Value] = {}  # by what a norm or a matmul made before
-    weights: dict[Value, Value] = {}
-    gone: set[Value] = set()  # values in rows that nothing makes any more, and views of them
-    for node in graph.nodes:
-        current = rewriter.current(node)
-        rewriter.source = node.source
-        if node in finder.sources:
-            _emit_matmul(rewriter, node, current, finder, blocks, weights)
-        elif node in finder.readers and node.op == NORM:
-            _emit_norm(rewriter, node, current, finder, blocks)
-        elif node in finder.readers:
-            _emit_attention(rewriter, node, current, blocks)
-        elif node.op in (_VIEW, _PERMUTE) and node.tensor("x") in gone:
-            gone.add(node.result)
-        else:
-            rewriter.keep(current)
-        if node.results and node.result in blocks and node.result not in rewriter.replaced:
-            gone.add(node.result)
-    return rewriter.finish()
-
-
-def constants_of(graph: Graph) -> set[Value]:
-    """The constants of a graph, and what is made of them alone."""
-    found = set(graph.constants)
-    for node in graph.nodes:
-        if node.inputs and all(each in found for each in node.inputs):
-            found.update(node.results)
-    return found
+    return _Emitter(graph, finder).graph() if finder.sources or finder.few else graph
 
 
 class _Finder:
     """Chooses matmuls.
 
     Attributes:
-        sources: for each chosen matmul, the node that makes its rows in the order of fragments.
-        readers: those of each such node that read this order.
+        sources: for each chosen matmul, what makes its rows in the order of fragments: the result of a
+            norm, attention, a matmul or its gate. None: they are copied.
+        readers: for each such result, the matmuls that read this order.
+        gates: what makes one column of two of a chosen matmul, or writes pairs to a cache.
+        few: the matmuls of few rows whose weight is in this order.
     """
 
     def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
@@ -76,23 +58,44 @@ class _Finder:
         self._made, self._users = graph.producers(), graph.users()
         self._outputs = graph.output_values()
         self._written = changing(graph.nodes)
+        self._shared = BlockWeights(graph, traits)
         # Of all nodes, since other readers of a value are looked at before their turn.
         self._constant = constants_of(graph)
-        self.sources: dict[Node, Node] = {}
-        self.readers: dict[Node, set[Node]] = {}
+        self._pairs = PairFinder(graph)
+        self._matmuls: dict[Value, Node] = {}  # by the results of their gates
+        self._has_states = bool(graph.states)
+        self.sources: dict[Node, Value | None] = {}
+        self.readers: dict[Value, set[Node]] = {}
+        self.gates: dict[Node, PairReader] = {}
+        self.few: set[Node] = set()
 
     def look_at(self, node: Node) -> None:
         """Looks at a node after all that it reads."""
-        if node.op != MATMUL:
-            return
-        source = self._source(node.tensor("a"))
-        if source is not None and self._takes(node):
+        if node.op in (FEW_ROWS, TO_CACHE):
+            if self._shared.takes(node.tensor("b")) and takes_pairs(node):
+                self.few.add(node)
+        elif node.op == MATMUL and self._is_few(node):
+            self.few.add(node)
+        elif node.op in (MATMUL, QUANTIZED) and self._takes(node):
+            source = self._source(rows_of(node))
+            if source is None and not self._always(node):
+                return
             self.sources[node] = source
-            self.readers.setdefault(source, set()).add(node)
+            if source is not None:
+                self.readers.setdefault(source, set()).add(node)
+            gate = self._gate(node)
+            if gate is not None:
+                self.gates[node] = gate
+            if gate is not None and gate.is_gate:
+                self._matmuls[gate.node.result] = node
+
+    def result(self, node: Node) -> Value:
+        """What a matmul makes, or its gate."""
+        return self.gates[node].node.result if node in self.gates else node.result
 
     def needs_rows(self, node: Node) -> bool:
         """Whether anything reads a node's result as it was."""
-        waiting, wanted = [node.result], self.readers.get(node, set())
+        waiting, wanted = [node.result], self.readers.get(node.result, set())
         while waiting:
             value = waiting.pop()
             if value in self._outputs:
@@ -100,12 +103,18 @@ class _Finder:
             for user in self._users.get(value, ()):
                 if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
-                elif user not in wanted or value is not user.tensor("a") or _count(user, value) > 1:
+                elif user not in wanted or value is not rows_of(user) or _count(user, value) > 1:
                     return True
         return False
 
-    def _source(self, rows: Value) -> Node | None:
-        """What can make a matrix in the order of fragments; None if nothing can."""
+    def _always(self, node: Node) -> bool:
+        """Whether a matmul takes part even if its rows have to be copied."""
+        if node.op == QUANTIZED:
+            return self._has_states
+        return self._shared.takes(node.tensor("b"))
+
+    def _source(self, rows: Value) -> Value | None:
+        """What can be made in the order of fragments, and is these rows; None if nothing can."""
         if rows.type.rank != 2:
             return None
         value, heads = self._origin(rows)
@@ -113,12 +122,13 @@ class _Finder:
         if node is None or value in self._written or value.type.dtype is not rows.type.dtype:
             return None
         if heads:
-            return node if self._attends(node, rows) else None
+            return value if self._attends(node, rows) else None
         if value.type.dims[-1] != rows.type.dims[-1]:
             return None
         if node.op == NORM and node.int("count") == 1 and value.type.rank > 1:
-            return node
-        return node if node in self.sources and self._is_read_alike(node, rows) else None
+            return value
+        made = node in self.sources or value in self._matmuls
+        return value if made and self._is_read_alike(value, rows) else None
 
     def _origin(self, rows: Value) -> tuple[Value, bool]:
         """What a matrix is a view of, and whether the heads of that come to lie side by side."""
@@ -138,13 +148,13 @@ class _Finder:
         return (
             rows.type.dims == (batches * queries, heads * width)
             and writes_blocks(self._traits, node)
-            and self._is_read_alike(node, rows)
+            and self._is_read_alike(node.result, rows)
         )
 
-    def _is_read_alike(self, node: Node, rows: Value) -> bool:
-        """Whether matmuls that read the order of fragments alone read a node's result, all of them as
-        the matrix `rows`. Its kernel writes one order."""
-        waiting, origin = [node.result], self._origin(rows)
+    def _is_read_alike(self, made: Value, rows: Value) -> bool:
+        """Whether matmuls that read the order of fragments alone read a value, all of them as the
+        matrix `rows`. Its kernel writes one order."""
+        waiting, origin = [made], self._origin(rows)
         while waiting:
             value = waiting.pop()
             if value in self._outputs:
@@ -153,85 +163,219 @@ class _Finder:
                 if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
                 elif (
-                    user.op != MATMUL
-                    or value is not user.tensor("a")
+                    user.op not in (MATMUL, QUANTIZED)
+                    or value is not rows_of(user)
                     or value.type.dims != rows.type.dims
                     or self._origin(value) != origin
                     or _count(user, value) > 1
+                    or (user.op == MATMUL and self._is_few(user))
                     or not self._takes(user)
                 ):
                     return False
         return True
 
+    def _gate(self, node: Node) -> PairReader | None:
+        """What makes one column of two of a matmul, or rotates pairs to a cache, if the kernel does
+        that."""
+        if node.arg("epilogue") is not None:
+            return None
+        reader = self._pairs.reader(node)
+        if reader is None or reader.pair % BLOCK:
+            return None
+        dtype = rows_of(node).type.dtype
+        if reader.node.result.type.dtype not in (dtype, DType.float32):
+            return None
+        (rows, columns), terms = node.result.type.dims, rows_of(node).type.dims[1]
+        sizes = (rows, _dims.specialize(columns), terms)
+        paired = tile_of(self._traits, dtype, *sizes, paired=True, always=True)
+        return None if paired is None else reader
+
+    def _is_few(self, node: Node) -> bool:
+        """Whether a matmul has few rows, and a weight in the order of fragments."""
+        a, b = node.tensor("a"), node.tensor("b")
+        few = a.type.rank == 2 and _dims.upper(a.type.dims[0]) < LEAST_ROWS
+        return few and self._shared.takes(b) and self._fits(node, a, b)
+
     def _takes(self, node: Node) -> bool:
         """Whether the kernel that reads fragments is the one for a matmul."""
-        a, b, bias = node.tensor("a").type, node.tensor("b").type, node.optional_tensor("bias")
-        if a.rank != 2 or b.rank != 2 or a.dtype is not b.dtype or not b.is_static:
+        rows = rows_of(node)
+        if rows.type.rank != 2:
             return False
-        if self._written & set(node.inputs):
+        (count, terms), always = rows.type.dims, False
+        if node.op == QUANTIZED:
+            weight = node.tensor("weight")
+            columns = _dims.specialize(weight.type.dims[0])
+            if not weight.type.is_static or not self._makes_halves(node):
+                return False
+        else:
+            weight, b = node.tensor("b"), node.tensor("b").type
+            if b.rank != 2 or not b.is_static or rows.type.dtype is not b.dtype:
+                return False
+            columns, always = _dims.specialize(b.dims[1]), self._shared.takes(weight)
+        if columns % BLOCK or _dims.specialize(terms) % BLOCK or not self._fits(node, rows, weight):
             return False
-        if node.tensor("b") not in self._constant or (bias is not None and bias.type.rank != 1):
+        tile = tile_of(self._traits, rows.type.dtype, count, columns, terms, always=always)
+        return tile is not None
+
+    def _fits(self, node: Node, rows: Value, weight: Value) -> bool:
+        """Whether a weight is constant, a bias one of columns, and the result of a dtype that is
+        stored."""
+        bias = node.optional_tensor("bias")
+        return (
+            weight in self._constant
+            and not self._written & set(node.inputs)
+            and (bias is None or bias.type.rank == 1)
+            and node.result.type.dtype in (rows.type.dtype, DType.float32)
+        )
+
+    def _makes_halves(self, node: Node) -> bool:
+        """Whether a quantized weight is made into halves, for all rows there may be."""
+        if any(node.arg(name) is not None for name in ("sums", "out")):
             return False
-        if node.result.type.dtype not in (a.dtype, DType.float32):
-            return False
-        (rows, terms), columns = a.dims, _dims.specialize(b.dims[1])
-        fits = columns % BLOCK == 0 and _dims.specialize(terms) % BLOCK == 0
-        return fits and tile_of(self._traits, a.dtype, rows, columns, terms) is not None
+        x, weight, scales = (node.tensor(name).type for name in ("x", "weight", "scales"))
+        form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"))
+        return form is not None and takes_halves(self._traits, form)
+
+
+def rows_of(matmul: Node) -> Value:
+    """The left operand of a matmul."""
+    return matmul.tensor("x" if matmul.op == QUANTIZED else "a")
 
 
 def _count(node: Node, value: Value) -> int:
     return sum(each is value for each in node.inputs)
 
 
-def _emit_matmul(
-    rewriter: Rewriter,
-    node: Node,
-    current: Node,
-    finder: _Finder,
-    blocks: dict[Value, Value],
-    weights: dict[Value, Value],
-) -> None:
-    weight = current.tensor("b")
-    if weight not in weights:
-        weights[weight] = right_blocks(rewriter, weight)
-    onward, result = node in finder.readers, node.result.type
-    made = rewriter.emit(
-        FRAGMENTS,
-        blocks[finder.sources[node].result],
-        weights[weight],
-        current.tensor("a").type.dims[0],
-        current.optional_tensor("bias"),
-        onward,
-        current.arg("epilogue"),
-        current.arg("extras"),
+class _Emitter:
+    """Makes the new graph."""
+
+    def __init__(self, graph: Graph, finder: _Finder) -> None:
+        self._graph, self._finder, self._rewriter = graph, finder, Rewriter(graph)
+        self._blocks: dict[Value, Value] = {}  # by what was made in rows before
+        self._copied: dict[Value, Value] = {}  # rows in the order of fragments
+        self._weights: dict[Value, Value] = {}
+        self._gone: set[Value] = (
+            set()
+        )  # values in rows that nothing makes any more, and their views
+
+    def graph(self) -> Graph:
+        """The graph with matmuls that read the order of fragments."""
+        finder, rewriter = self._finder, self._rewriter
+        replaced = {node for gate in finder.gates.values() for node in (gate.node, *gate.views)}
+        caches = {gate.node: node for node, gate in finder.gates.items() if not gate.is_gate}
+        later = set(caches.values())
+        for node in self._graph.nodes:
+            rewriter.source = node.source
+            if node in caches:
+                self._to_cache(caches[node], node)
+            if node in replaced or node in later:
+                continue
+            current = rewriter.current(node)
+            if node in finder.sources:
+                self._matmul(node, current)
+            elif node in finder.few:
+                self._few_rows(node, current)
+            elif node.results and node.op == NORM and node.result in finder.readers:
+                self._norm(node, current)
+            elif node.results and node.result in finder.readers:
+                self._attention(node, current)
+            elif node.op in (_VIEW, _PERMUTE) and node.tensor("x") in self._gone:
+                self._gone.add(node.result)
+            else:
+                rewriter.keep(current)
+            for value in (*node.results, *([finder.result(node)] if node in finder.gates else [])):
+                if value in self._blocks and value not in rewriter.replaced:
+                    self._gone.add(value)
+        return rewriter.finish()
+
+    def _weight(self, weight: Value) -> Value:
+        """A weight in the order of fragments."""
+        if weight not in self._weights:
+            self._weights[weight] = right_blocks(self._rewriter, weight)
+        return self._weights[weight]
+
+    def _rows(self, rows: Value) -> Value:
+        """A copy of rows in the order of fragments."""
+        if rows not in self._copied:
+            self._copied[rows] = self._rewriter.emit(ROWS, rows)
+        return self._copied[rows]
+
+    def _operands(self, node: Node, current: Node) -> tuple[Value, Value, Size, Value | None]:
+        """Both operands of a matmul in the order of fragments, its rows and its bias."""
+        rewriter, source = self._rewriter, self._finder.sources[node]
+        a = self._rows(rows_of(current)) if source is None else self._blocks[source]
+        if node.op == QUANTIZED:
+            names = ("weight", "scales", "bits", "high_first", "group")
+            weight, scales, *form = (current.arg(name) for name in names)
+            terms = _dims.specialize(rows_of(current).type.dims[1])
+            b = rewriter.emit(WEIGHT_BLOCKS, weight, scales, terms, *form)
+        else:
+            b = self._weight(current.tensor("b"))
+        return a, b, node.result.type.dims[0], current.optional_tensor("bias")
+
+    def _to_cache(self, node: Node, end: Node) -> None:
+        """A matmul, with what rotates its columns and writes them to a cache."""
+        rewriter = self._rewriter
+        rewriter.source = f"{node.source} + {end.source}"
+        names = ("cos", "sin", "start", "keys", "values", "dim", "index")
+        others = [rewriter.resolve(end.arg(name)) for name in names]
+        given = self._operands(node, rewriter.current(node))
+        rewriter.replace(end, rewriter.emit(FRAGMENTS_TO_CACHE, *given, *others))
+
+    def _matmul(self, node: Node, current: Node) -> None:
+        finder, rewriter = self._finder, self._rewriter
+        gate, value = finder.gates.get(node), finder.result(node)
+        a, b, count, bias = self._operands(node, current)
+        onward, columns = value in finder.readers, node.result.type.dims[1]
+        if gate is not None:
+            columns = _dims.specialize(columns) // 2
         # An epilogue that only converts has no step that says so.
-        results=(blocks_type(result.dtype, *result.dims) if onward else result,),
-    )
-    if onward:
-        blocks[node.result] = made
-    else:
+        dtype = value.type.dtype
+        plain = value.type.with_dims((count, columns))
+        made = rewriter.emit(
+            FRAGMENTS,
+            a,
+            b,
+            count,
+            bias,
+            onward,
+            current.arg("epilogue") if gate is None else gate.program(),
+            current.arg("extras") if gate is None else (),
+            0 if gate is None else gate.pair,
+            results=(blocks_type(dtype, count, columns) if onward else plain,),
+        )
+        if onward:
+            self._blocks[value] = made
+        elif gate is None:
+            rewriter.replace(node, made)
+        else:
+            made = rewriter.emit("aten.view.default", made, value.type.dims)
+            rewriter.replace(gate.node, made)
+
+    def _few_rows(self, node: Node, current: Node) -> None:
+        rewriter, b = self._rewriter, self._weight(current.tensor("b"))
+        if node.op == MATMUL:
+            given = (current.tensor("a"), b, current.optional_tensor("bias"), None, 0.0, 0)
+            end = (current.arg("epilogue"), current.arg("extras"))
+            made = rewriter.emit(FEW_ROWS, *given, *end, results=(node.result.type,))
+        else:
+            a, _, *others = current.args
+            made = rewriter.emit(node.op, a, b, *others, results=(node.result.type,))
         rewriter.replace(node, made)
 
+    def _attention(self, node: Node, current: Node) -> None:
+        names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
+        given = [current.arg(name) for name in (*names, "extras", "limits")]
+        self._blocks[node.result] = self._rewriter.emit(ATTENTION, *given, True)
 
-def _emit_attention(
-    rewriter: Rewriter, node: Node, current: Node, blocks: dict[Value, Value]
-) -> None:
-    names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
-    given = [current.arg(name) for name in (*names, "extras", "limits")]
-    blocks[node.result] = rewriter.emit(ATTENTION, *given, True)
-
-
-def _emit_norm(
-    rewriter: Rewriter, node: Node, current: Node, finder: _Finder, blocks: dict[Value, Value]
-) -> None:
-    plain, result = finder.needs_rows(node), node.result.type
-    names = ("x", "weight", "bias", "eps", "rms")
-    given = [current.arg(name) for name in names]
-    rows = _dims.product(result.dims[:-1])
-    types = (blocks_type(result.dtype, rows, result.dims[-1]), *((result,) if plain else ()))
-    made = rewriter.emit_all(
-        NORM_BLOCKS, *given, plain, current.arg("epilogue"), current.arg("extras"), results=types
-    )
-    blocks[node.result] = made[0]
-    if plain:
-        rewriter.replace(node, made[1])
+    def _norm(self, node: Node, current: Node) -> None:
+        plain, result = self._finder.needs_rows(node), node.result.type
+        names = ("x", "weight", "bias", "eps", "rms")
+        given = [current.arg(name) for name in names]
+        rows = _dims.product(result.dims[:-1])
+        types = (blocks_type(result.dtype, rows, result.dims[-1]), *((result,) if plain else ()))
+        end = (current.arg("epilogue"), current.arg("extras"))
+        made = self._rewriter.emit_all(NORM_BLOCKS, *given, plain, *end, results=types)
+        self._blocks[node.result] = made[0]
+        if plain:
+            self._rewriter.replace(node, made[1])

@@ -1,8 +1,11 @@
-"""The tiles of the matmul templates, which convolutions have too, and the parameters of a matmul."""
+"""The tiles of the matmul templates, which convolutions have too, the parameters of a matmul, and the
+order of fragments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from tests.glsl.harness import ceil_div, subgroup_size
 
@@ -47,3 +50,27 @@ def dense_matmul(m: int, n: int, k: int, transposed: bool = False) -> dict[str, 
         "batch_o": m * n,
         "inner_batches": 1000,
     }
+
+
+def left_blocks(a: np.ndarray) -> np.ndarray:
+    """A matrix in the order of fragments, as the left operand. Rows that fill a block are NaN."""
+    rows, terms = a.shape
+    nan = 0x7FC0 if a.dtype == np.uint16 else np.nan
+    padded = np.full((ceil_div(rows, 16) * 16, terms), nan, a.dtype)
+    padded[:rows] = a
+    return (
+        padded.reshape(-1, 2, 8, terms // 16, 4, 4).transpose(0, 3, 2, 4, 1, 5).reshape(-1).copy()
+    )
+
+
+def rows_of(blocks: np.ndarray, rows: int, terms: int) -> np.ndarray:
+    """The first rows of a left operand."""
+    found = blocks.reshape(-1, terms // 16, 8, 4, 2, 4).transpose(0, 4, 2, 1, 3, 5)
+    return found.reshape(-1, terms)[:rows]
+
+
+def right_blocks(b: np.ndarray) -> np.ndarray:
+    """A matrix [terms, columns] in the order of fragments, as the right operand."""
+    terms, columns = b.shape
+    split = b.reshape(terms // 16, 4, 4, columns // 16, 4, 2, 2)
+    return split.transpose(3, 0, 4, 6, 1, 5, 2).reshape(-1).copy()

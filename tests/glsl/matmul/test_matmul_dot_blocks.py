@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.glsl.harness import Out, ceil_div, close, run
-from tests.glsl.matmul.test_matmul_fragments import right_blocks
+from tests.glsl.matmul.harness import right_blocks
 
 pytestmark = pytest.mark.device
 

@@ -8,6 +8,7 @@ import pytest
 
 from purevk.graph.context import traits_of
 from tests.glsl.harness import Out, ceil_div, device, run
+from tests.glsl.matmul.harness import left_blocks, right_blocks, rows_of
 
 pytestmark = pytest.mark.device
 
@@ -15,30 +16,6 @@ pytestmark = pytest.mark.device
 def floats_of(bits: np.ndarray) -> np.ndarray:
     """The numbers of halves, or of bfloat16 by its bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32) if bits.dtype == np.uint16 else bits
-
-
-def left_blocks(a: np.ndarray) -> np.ndarray:
-    """A matrix in the order of fragments, as the left operand. Rows that fill a block are NaN."""
-    rows, terms = a.shape
-    nan = 0x7FC0 if a.dtype == np.uint16 else np.nan
-    padded = np.full((ceil_div(rows, 16) * 16, terms), nan, a.dtype)
-    padded[:rows] = a
-    return (
-        padded.reshape(-1, 2, 8, terms // 16, 4, 4).transpose(0, 3, 2, 4, 1, 5).reshape(-1).copy()
-    )
-
-
-def rows_of(blocks: np.ndarray, rows: int, terms: int) -> np.ndarray:
-    """The first rows of a left operand."""
-    found = blocks.reshape(-1, terms // 16, 8, 4, 2, 4).transpose(0, 4, 2, 1, 3, 5)
-    return found.reshape(-1, terms)[:rows]
-
-
-def right_blocks(b: np.ndarray) -> np.ndarray:
-    """A matrix [terms, columns] in the order of fragments, as the right operand."""
-    terms, columns = b.shape
-    split = b.reshape(terms // 16, 4, 4, columns // 16, 4, 2, 2)
-    return split.transpose(3, 0, 4, 6, 1, 5, 2).reshape(-1).copy()
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])

@@ -1,0 +1,78 @@
+"""Quantized weights made into halves, for matmuls on matrix cores with many rows."""
+
+from __future__ import annotations
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
+from purevk.lower.lowering import Lowering, Operand
+from purevk.ops.matmul.fragments import BLOCK, blocks_type
+from purevk.ops.quantized.operands import dense_rows, whole
+from purevk.ops.registry import Kernel, Operator, ShapeError, register
+
+BLOCKS = "purevk.weight_blocks"
+
+
+def emit_halves(
+    lowering: Lowering,
+    weight: Operand,
+    scales: Operand,
+    out: Operand,
+    sizes: tuple[Size, Size],
+    form: tuple[int, bool, int],
+    blocks: bool = False,
+) -> None:
+    """Appends the dispatch that makes a weight with dense rows into halves.
+
+    Args:
+        sizes: columns and terms of the product, which are rows and columns of the weight.
+        form: the bits of a value, whether the high nibble comes first, and the values of a group (0:
+            a row).
+        blocks: the result is in the order of fragments.
+    """
+    (n, k), (bits, high_first, group) = sizes, form
+    params: dict[str, Size] = {
+        "N": n,
+        "K": k,
+        "ldw": weight.strides[0] // 4,
+        "groups": scales.dims[1],
+        "group": group or k,
+        "offset_w": weight.offset // 4,
+    }
+    local = lowering.traits.profile.workgroup_size
+    lowering.dispatch(
+        "quantized/qdequantize.comp",
+        {"w": (weight, "r"), "scale": (scales, "r"), "out": (out, "w")},
+        macros={
+            "BITS": bits,
+            "HIGH_FIRST": int(high_first),
+            "T_SCALE": scales.dtype.glsl,
+            "BLOCKS": int(blocks),
+        },
+        params=params,
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(n * (k // (16 if blocks else 8)), local),
+    )
+
+
+def _shape(
+    weight: TensorType, scales: TensorType, terms: int, bits: int, high_first: bool, group: int
+) -> TensorType:
+    if terms % BLOCK or not isinstance(weight.dims[0], int) or weight.dims[0] % BLOCK:
+        raise ShapeError(f"{terms} terms of {weight} are no blocks")
+    return blocks_type(DType.float16, weight.dims[0], terms)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
+    scales, out = whole(lowering, node.tensor("scales")), lowering.operand(node.result)
+    grouped = not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
+    form = (node.int("bits"), node.bool("high_first"), node.int("group") if grouped else 0)
+    sizes = (_dims.specialize(weight.dims[0]), node.int("terms"))
+    emit_halves(lowering, weight, scales, out, sizes, form, True)
+
+
+# The weight of a `purevk.quantized_matmul` with `terms` terms as halves in the order of fragments, as
+# its right operand.
+register(Operator(BLOCKS, _shape, Kernel(_lower), transient=True))

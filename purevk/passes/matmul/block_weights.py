@@ -1,0 +1,81 @@
+"""Which weights of a model with states are in the order of fragments. Its methods are lowered one by one
+and share weights on the device, so the answer depends on the weight, and not on the rows that a method
+multiplies by it."""
+
+from __future__ import annotations
+
+from purevk.ir import Graph, Value
+from purevk.ir import dims as _dims
+from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
+from purevk.ops.matmul.few_rows import TO_CACHE
+from purevk.ops.matmul.fragments import BLOCK, has_fragments
+from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.passes.rewrite import changing
+from purevk.tuning import DeviceTraits
+
+# Of the terms: tiles for each number of rows take such a multiple, and at least so many.
+_TERMS, _LEAST_TERMS = 64, 512
+
+
+def constants_of(graph: Graph) -> set[Value]:
+    """The constants of a graph, and what is made of them alone."""
+    found = set(graph.constants)
+    for node in graph.nodes:
+        if node.inputs and all(each in found for each in node.inputs):
+            found.update(node.results)
+    return found
+
+
+class BlockWeights:
+    """The weights of a graph with states that are in the order of fragments.
+
+    A weight that anything but a matmul reads, such as an embedding that is tied to the head, stays
+    in rows: the device would hold it twice.
+    """
+
+    def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
+        self._graph, self._traits = graph, traits
+        self._made, self._users = graph.producers(), graph.users()
+        self._outputs, self._written = graph.output_values(), changing(graph.nodes)
+        self._constant = constants_of(graph) if graph.states else set()
+        self._known: dict[Value, bool] = {}
+
+    def takes(self, weight: Value) -> bool:
+        """Whether a right operand [terms, columns] is in the order of fragments."""
+        if weight not in self._known:
+            self._known[weight] = self._fits(weight) and self._is_multiplied(weight)
+        return self._known[weight]
+
+    def _fits(self, weight: Value) -> bool:
+        type = weight.type
+        if weight not in self._constant or type.rank != 2 or not type.is_static:
+            return False
+        terms, columns = (_dims.specialize(size) for size in type.dims)
+        return (
+            terms % _TERMS == 0
+            and terms >= _LEAST_TERMS
+            and columns % (2 * BLOCK) == 0
+            and has_fragments(self._traits, type.dtype)
+        )
+
+    def _is_multiplied(self, weight: Value) -> bool:
+        """Whether matmuls alone read what a weight is made of."""
+        origins, waiting = {weight}, [weight]
+        while waiting:
+            node = self._made.get(waiting.pop())
+            new = [] if node is None else [each for each in node.inputs if each not in origins]
+            origins.update(new)
+            waiting += new
+        reached, waiting = set(origins), list(origins)
+        while waiting:
+            value = waiting.pop()
+            if value in self._outputs or value in self._written:
+                return False
+            for user in self._users.get(value, ()):
+                if all(each in self._constant for each in user.results) and user.results:
+                    new = [each for each in user.results if each not in reached]
+                    reached.update(new)
+                    waiting += new
+                elif user.op not in (MATMUL, FEW_ROWS, TO_CACHE) or value is not user.tensor("b"):
+                    return False
+        return True
