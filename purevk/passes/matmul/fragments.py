@@ -254,9 +254,8 @@ class _Emitter:
         self._blocks: dict[Value, Value] = {}  # by what was made in rows before
         self._copied: dict[Value, Value] = {}  # rows in the order of fragments
         self._weights: dict[Value, Value] = {}
-        self._gone: set[Value] = (
-            set()
-        )  # values in rows that nothing makes any more, and their views
+        # Values in rows that nothing makes any more, and views of them.
+        self._gone: set[Value] = set()
 
     def graph(self) -> Graph:
         """The graph with matmuls that read the order of fragments."""
