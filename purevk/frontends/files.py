@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ class ModelFile:
                 graph = with_position_limits(self.content.graph(method, sizes))
             check_limits(graph, where)
             check_results(graph, where)
-            return graph
+            return replace(graph, shares_weights=len(self.methods) > 1)
 
     def close(self) -> None:
         """Closes the file once nobody uses its data."""

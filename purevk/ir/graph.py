@@ -183,6 +183,8 @@ class Graph:
         outer: of a sub-graph, the symbols of the graphs around it, whose values it is given.
         lines: where nodes stand in the user's code, such as "model.py:12, in forward", by the
             `source` of the node that the front end made. Those of sub-graphs are here too.
+        shares_weights: other methods may read the same weights, with other numbers of rows. The order of
+            a weight on the device must not depend on the rows of one method then.
         trusted: made from a module of this process, whose operators are the caller's own. The graph
             of a file runs only operators that are known to be pure. Never read from a file.
     """
@@ -201,6 +203,7 @@ class Graph:
     constraints: tuple[Guard, ...] = ()
     ranges: Mapping[Symbol, tuple[int, int | None]] = field(default_factory=dict)
     signature: Signature | None = None
+    shares_weights: bool = False
     trusted: bool = False
     lines: Mapping[str, str] = field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from purevk import knobs
@@ -143,7 +143,10 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     merge_with_scales.__name__ = merge_quantized.__name__
 
     def sub_graphs(graph: Graph) -> Graph:
-        return optimize_sub_graphs(graph, lambda inner: optimize(inner, traits, skip))
+        def one(inner: Graph) -> Graph:
+            return optimize(replace(inner, shares_weights=True), traits, skip)
+
+        return optimize_sub_graphs(graph, one)
 
     dtypes = () if traits.has("storage_16bit") else (widen_halves,)
     return (

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,6 +101,8 @@ class Program:
         self._leaves: dict[Any, Value] = {}
         # The bytes of constants: as long as they live, no other constant has their address.
         self._constants: dict[Any, memoryview] = {}
+        # The graphs of torch.compile come one after the other.
+        self._shares_weights = bounds == "open" or len(sources) > 1
         self._reloading = False
         self._names: set[str] = set()
         self._closed = False
@@ -355,7 +358,8 @@ class Program:
         mapping: dict[Value, Value] = {}
         for inner in graph.nested():
             self._share(method, inner, mapping, graph.labels)
-        return map_leaves(graph, mapping.__getitem__)
+        shared = map_leaves(graph, mapping.__getitem__)
+        return replace(shared, shares_weights=graph.shares_weights or self._shares_weights)
 
     def _share(
         self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]

@@ -1,6 +1,5 @@
-"""Which weights of a model with states are in the order of fragments. Its methods are lowered one by one
-and share weights on the device, so the answer depends on the weight, and not on the rows that a method
-multiplies by it."""
+"""Which weights that several methods share are in the order of fragments. Methods are lowered one by one,
+so the answer depends on the weight, and not on the rows that a method multiplies by it."""
 
 from __future__ import annotations
 
@@ -26,8 +25,14 @@ def constants_of(graph: Graph) -> set[Value]:
     return found
 
 
+def are_shared(graph: Graph) -> bool:
+    """Whether other methods or sub-graphs may read the weights of a graph with other numbers of rows. A
+    model with states has, or may get, a method for prompts and one for tokens."""
+    return graph.shares_weights or bool(graph.states) or len(list(graph.nested())) > 1
+
+
 class BlockWeights:
-    """The weights of a graph with states that are in the order of fragments.
+    """The weights of a graph that are in the order of fragments, if other methods share them.
 
     A weight that anything but a matmul reads, such as an embedding that is tied to the head, stays
     in rows: the device would hold it twice.
@@ -37,7 +42,7 @@ class BlockWeights:
         self._graph, self._traits = graph, traits
         self._made, self._users = graph.producers(), graph.users()
         self._outputs, self._written = graph.output_values(), changing(graph.nodes)
-        self._constant = constants_of(graph) if graph.states else set()
+        self._constant = constants_of(graph) if are_shared(graph) else set()
         self._known: dict[Value, bool] = {}
 
     def takes(self, weight: Value) -> bool:

@@ -1,10 +1,9 @@
 """Matmuls of constant weights read both operands in the order of the fragments of matrix cores, where
 what makes their rows can write it: a norm, attention, or another such matmul.
 
-A model with states decodes token by token too, by methods of few rows that share the weights with those
-for prompts. So in its methods the order of a weight depends on the weight alone (`BlockWeights`):
-kernels of few rows read the order of fragments as well, and rows that nothing writes in this order
-are copied.
+Methods for prompts and for tokens share weights, and two copies of them would fill the memory. So
+where methods may share a weight, its order depends on the weight alone (`BlockWeights`): kernels of
+few rows read the order of fragments as well, and rows that nothing writes in this order are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from purevk.ops.quantized.halves import BLOCKS as WEIGHT_BLOCKS
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import PairFinder, PairReader
-from purevk.passes.matmul.block_weights import BlockWeights, constants_of
+from purevk.passes.matmul.block_weights import BlockWeights, are_shared, constants_of
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
@@ -63,7 +62,7 @@ class _Finder:
         self._constant = constants_of(graph)
         self._pairs = PairFinder(graph)
         self._matmuls: dict[Value, Node] = {}  # by the results of their gates
-        self._has_states = bool(graph.states)
+        self._is_shared = are_shared(graph)
         self.sources: dict[Node, Value | None] = {}
         self.readers: dict[Value, set[Node]] = {}
         self.gates: dict[Node, PairReader] = {}
@@ -110,7 +109,7 @@ class _Finder:
     def _always(self, node: Node) -> bool:
         """Whether a matmul takes part even if its rows have to be copied."""
         if node.op == QUANTIZED:
-            return self._has_states
+            return self._is_shared
         return self._shared.takes(node.tensor("b"))
 
     def _source(self, rows: Value) -> Value | None:

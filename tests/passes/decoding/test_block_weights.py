@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from torch import nn
 import purevk
 from bench.decode import Form, build
 from bench.timing import floats_of
+from purevk import dynamo
 from purevk.dtypes import DType
 from purevk.graph.context import default_context
 from purevk.ops.attention import attention
@@ -233,3 +236,52 @@ def test_quantized_weights_of_prompts(group: int, monkeypatch: pytest.MonkeyPatc
     blocks = [each for each in found if dict(each.kernel.macros).get("BLOCKS") == "1"]
     assert sum("qdequantize" in each.kernel.template for each in blocks) == 4 * FORM.layers
     assert templates(program, "prompt")[MATMUL] == 4 * FORM.layers
+
+
+class Layers(nn.Module):
+    """Two linear layers without states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(128, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def _layers() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(3)
+    given = {"one": torch.randn(1, 128).half(), "many": torch.randn(40, 128).half()}
+    return Layers().half().eval().requires_grad_(False), given
+
+
+def _is_close(made: Any, model: nn.Module, x: torch.Tensor) -> bool:
+    wanted = copy.deepcopy(model).float()(x.float())
+    error = (torch.as_tensor(np.array(made)).float() - wanted).abs().max()
+    return bool(error < 5e-3 * wanted.abs().max())
+
+
+def test_methods_without_states(tmp_path: Path) -> None:
+    """They share weights, in a file as well. One method alone reads weights as they are."""
+    model, given = _layers()
+    program = purevk.compile({name: (model, (x,)) for name, x in given.items()})
+    program.save(tmp_path / "layers.pvk")
+    for each in (program, purevk.load(tmp_path / "layers.pvk")):
+        for name, x in given.items():
+            assert _is_close(each.methods[name](x.numpy()), model, x)
+        assert templates(each, "one") == {DOT: 2}
+        assert templates(each, "many") == {MATMUL: 2, "row_blocks": 1}
+    alone = purevk.compile(model, (given["one"],))
+    assert templates(alone, "forward")[DOT] == 0
+    assert program.memory.weights - alone.memory.weights < 4096
+
+
+def test_graphs_of_torch_compile() -> None:
+    model, given = _layers()
+    compiled = torch.compile(model, backend="purevk", dynamic=False)
+    for x in given.values():
+        assert _is_close(compiled(x), model, x)
+    (shared,) = [each for each in dynamo._shared if len(each.program.methods) == 2]
+    one, many = shared.program.methods
+    assert templates(shared.program, one) == {DOT: 2}
+    assert templates(shared.program, many) == {MATMUL: 2, "row_blocks": 1}
