@@ -382,9 +382,9 @@ class DotBlocks(GpuChoice):
     once."""
 
     rows: int
+    columns: int
     slices: int
     steps: int
-    columns = 8
     template = "matmul/matmul_dot_blocks.comp"
 
     @property

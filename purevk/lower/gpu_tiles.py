@@ -246,17 +246,18 @@ def _few_rows(traits: DeviceTraits, problem: Problem) -> list[Vector | Dot]:
 _FEW = 4  # workgroups for a multiprocessor, fewer of which take more invocations each
 
 
-def choose_dot_blocks(traits: DeviceTraits, problem: Problem) -> DotBlocks:
+def choose_dot_blocks(traits: DeviceTraits, problem: Problem, pair: int) -> DotBlocks:
     """The tile for up to 8 rows of halves or bfloat16, where B is in the order of fragments. Its
     default was measured on an NVIDIA GPU, on products of a Llama: it takes 3 % more than the best on
-    average."""
+    average. `pair` is the distance of two columns of a pair, a multiple of 4, or 0."""
     rows = 1 << (problem.m - 1).bit_length()
-    few = ceil(problem.n, DotBlocks.columns) < _FEW * traits.processors
+    columns = 8 if pair % 8 == 0 else 4
+    few = ceil(problem.n, columns) < _FEW * traits.processors
     wanted = (32 if few else 16, {1: 2, 8: 4 if few else 1}.get(rows, 4))
     sizes = [wanted, *((s, n) for s in (32, 16, 8, 4, 2, 1) for n in (4, 2, 1) if (s, n) != wanted)]
     found = [
         each
-        for each in (DotBlocks(rows, slices, steps) for slices, steps in sizes)
+        for each in (DotBlocks(rows, columns, slices, steps) for slices, steps in sizes)
         if each.threads <= traits.max_invocations
         and (problem.k >= 16 * each.slices * each.steps or each.slices == each.steps == 1)
     ]

@@ -18,7 +18,7 @@ from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.declarations import buffer
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_kernels import Dot, DotBlocks, Problem, Vector
+from purevk.lower.gpu_kernels import Dot, Problem, Vector
 from purevk.lower.gpu_tiles import choose_dot_blocks, prefers_few_rows
 from purevk.lower.gpu_tiles import choose_few_rows as choose
 from purevk.lower.lowering import Lowering, Operand
@@ -214,7 +214,7 @@ def _emit_blocks(
         wide=True,
         bfloat16=a.dtype is DType.bfloat16,
     )
-    choice = choose_dot_blocks(lowering.traits, problem)
+    choice = choose_dot_blocks(lowering.traits, problem, pair)
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
         "T_B": b.dtype.glsl,
@@ -429,13 +429,6 @@ register(
         mutates=(7, 8),
     )
 )
-
-
-def takes_pairs(node: Node) -> bool:
-    """Whether the kernel that reads a weight in the order of fragments can run a node of this file: a
-    workgroup has neighbouring columns of both halves of its pairs."""
-    pair = node.tensor("keys").type.dims[3] if node.op == TO_CACHE else 2 * node.int("pair")
-    return isinstance(pair, int) and pair % (2 * DotBlocks.columns) == 0
 
 
 def takes_caches(q: Value, cos: Value, sin: Value, start: Size, keys: Value, values: Value) -> bool:

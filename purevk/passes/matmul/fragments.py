@@ -14,7 +14,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.matrix_core_kernels import LEAST_ROWS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
-from purevk.ops.matmul.few_rows import FRAGMENTS_TO_CACHE, TO_CACHE, takes_pairs
+from purevk.ops.matmul.few_rows import FRAGMENTS_TO_CACHE, TO_CACHE
 from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
 from purevk.ops.matmul.fragments import BLOCK, ROWS, blocks_type, right_blocks, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
@@ -71,7 +71,7 @@ class _Finder:
     def look_at(self, node: Node) -> None:
         """Looks at a node after all that it reads."""
         if node.op in (FEW_ROWS, TO_CACHE):
-            if self._shared.takes(node.tensor("b")) and takes_pairs(node):
+            if self._shared.takes(node.tensor("b")):
                 self.few.add(node)
         elif node.op == MATMUL and self._is_few(node):
             self.few.add(node)

@@ -129,6 +129,17 @@ def test_prompts_and_tokens() -> None:
     assert templates(program, "prompt") == prompt
 
 
+def test_narrow_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of columns that lie half a block apart, or less."""
+    for heads in (8, 16):  # 16 and 8 columns each
+        monkeypatch.setattr(
+            "tests.passes.decoding.test_block_weights.FORM", Form(1, 128, heads, 4, 128, 256, 64)
+        )
+        program, errors = converse("fp16")
+        assert max(errors) < 5e-3
+        assert not weights_of(program)
+
+
 def test_rows_that_nothing_writes_in_this_order() -> None:
     """The gate of a matmul of few rows writes rows."""
     program, _ = converse("fp16")
