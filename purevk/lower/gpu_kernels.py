@@ -397,6 +397,10 @@ class DotBlocks(GpuChoice):
         """Invocations of a workgroup."""
         return 2 * self.columns * self.slices
 
+    def shared_memory(self, paired: bool) -> int:
+        """Bytes of shared memory, with the squares of a norm."""
+        return 4 * self.rows * self.slices * (self.columns * (1 + paired) + 1)
+
     def macros(self) -> dict[str, int]:
         return {
             "ROWS": self.rows,

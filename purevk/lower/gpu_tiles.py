@@ -259,9 +259,11 @@ def choose_dot_blocks(traits: DeviceTraits, problem: Problem, pair: int) -> DotB
         each
         for each in (DotBlocks(rows, columns, slices, steps) for slices, steps in sizes)
         if each.threads <= traits.max_invocations
+        and each.shared_memory(pair > 0) <= traits.max_shared_memory
         and (problem.k >= 16 * each.slices * each.steps or each.slices == each.steps == 1)
     ]
-    return traits.choices.take("rows of blocks", problem, lambda: found, found[0])
+    kind = "pairs of blocks" if pair else "rows of blocks"
+    return traits.choices.take(kind, problem, lambda: found, found[0])
 
 
 def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:

@@ -181,7 +181,6 @@ class Fragments(_FragmentTile):
         turn = self.turn(problem.k)
         return (
             problem.k % (16 * turn) == 0
-            and problem.k >= 16 * turn * self.slices
             and problem.n % 16 == 0
             and problem.m >= LEAST_ROWS
             and self.rows_per_group < 2 * max(problem.m, 16)
@@ -198,7 +197,8 @@ class Fragments(_FragmentTile):
         rounds = ceil(most, self.together)
         fullest, together = costs.product
         product = fullest * most + together * rounds * self.together
-        steps = ceil(problem.k // 16, self.slices)
+        turn = self.turn(problem.k)
+        steps = turn * ceil(problem.k // (16 * turn), self.slices)
         join = costs.join * fragments * groups / traits.processors
         return (
             costs.start

@@ -157,6 +157,7 @@ class StepwiseAttention(Coopmat):
             macros={
                 **{name: value for name, value in call.macros.items() if "TEXEL" not in name},
                 **{"COOPMAT": 0, "SUBS": 1, "KEYS": 16},
+                "REVERSED": int(any(call.macros.get(name) for name in ("CAUSAL", "LIMITS"))),
             },
             params=call.params,
             grid=(_dims.ceil_div(call.queries, 16), call.heads, call.batches),

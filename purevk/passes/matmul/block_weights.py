@@ -12,8 +12,8 @@ from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.passes.rewrite import changing
 from purevk.tuning import DeviceTraits
 
-# Of the terms: tiles for each number of rows take such a multiple, and at least so many.
-_TERMS, _LEAST_TERMS = 64, 512
+# Of the terms: tiles for each number of rows take such a multiple. With fewer, there is little to gain.
+_TERMS, _LEAST_TERMS = 64, 256
 
 
 def constants_of(graph: Graph) -> set[Value]:
@@ -34,8 +34,8 @@ def are_shared(graph: Graph) -> bool:
 class BlockWeights:
     """The weights of a graph that are in the order of fragments, if other methods share them.
 
-    A weight that anything but a matmul reads, such as an embedding that is tied to the head, stays
-    in rows: the device would hold it twice.
+    All others stay in rows. So does a weight that anything but a matmul reads, such as an embedding
+    that is tied to the head: the device would hold it twice.
     """
 
     def __init__(self, graph: Graph, traits: DeviceTraits) -> None:

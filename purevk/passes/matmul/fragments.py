@@ -193,7 +193,8 @@ class _Finder:
         """Whether a matmul has few rows, and a weight in the order of fragments."""
         a, b = node.tensor("a"), node.tensor("b")
         few = a.type.rank == 2 and _dims.upper(a.type.dims[0]) < LEAST_ROWS
-        return few and self._shared.takes(b) and self._fits(node, a, b)
+        alike = a.type.dtype is b.type.dtype
+        return few and alike and self._shared.takes(b) and self._fits(node, a, b)
 
     def _takes(self, node: Node) -> bool:
         """Whether the kernel that reads fragments is the one for a matmul."""
@@ -211,6 +212,8 @@ class _Finder:
             if b.rank != 2 or not b.is_static or rows.type.dtype is not b.dtype:
                 return False
             columns, always = _dims.specialize(b.dims[1]), self._shared.takes(weight)
+            if self._is_shared and not always:
+                return False  # other methods may read it in rows
         if columns % BLOCK or _dims.specialize(terms) % BLOCK or not self._fits(node, rows, weight):
             return False
         tile = tile_of(self._traits, rows.type.dtype, count, columns, terms, always=always)
@@ -318,7 +321,8 @@ class _Emitter:
         names = ("cos", "sin", "start", "keys", "values", "dim", "index")
         others = [rewriter.resolve(end.arg(name)) for name in names]
         given = self._operands(node, rewriter.current(node))
-        rewriter.replace(end, rewriter.emit(FRAGMENTS_TO_CACHE, *given, *others))
+        made = rewriter.emit(FRAGMENTS_TO_CACHE, *given, *others, results=(end.result.type,))
+        rewriter.replace(end, made)
 
     def _matmul(self, node: Node, current: Node) -> None:
         finder, rewriter = self._finder, self._rewriter
