@@ -14,7 +14,8 @@
 //   SLICES  groups of 2 * COLUMNS invocations that share K (8)
 //   STEPS   blocks of 16 terms that such a group reads at once (4)
 //   NORM, PAIRED, STORE_PAIR  as in matmul_dot.comp; `pair` is a multiple of COLUMNS
-// K and N are multiples of 16; with PAIRED half of N is one of COLUMNS. 4 neighbouring invocations are in one subgroup.
+// K and N are multiples of 16; with PAIRED half of N is one of COLUMNS. 4 neighbouring invocations are
+// in one subgroup.
 // Grid: (N / COLUMNS, ceil(M / ROWS)); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef VEC4_A

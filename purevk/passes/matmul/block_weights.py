@@ -12,8 +12,9 @@ from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.passes.rewrite import changing
 from purevk.tuning import DeviceTraits
 
-# Of the terms: tiles for each number of rows take such a multiple. With fewer, there is little to gain.
-_TERMS, _LEAST_TERMS = 64, 256
+# Of the terms: tiles for each number of rows take such a multiple. With fewer, how a weight is dense
+# depends on the rows (`prefers_columns`), so that methods would make two copies of it.
+_TERMS, _LEAST_TERMS = 64, 512
 
 
 def constants_of(graph: Graph) -> set[Value]:
