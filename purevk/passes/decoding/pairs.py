@@ -54,7 +54,7 @@ class PairFinder:
     """Looks at what reads matmuls."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._users = graph, graph.users()
+        self._made, self._users = graph.producers(), graph.users()
         self._outputs = graph.output_values()
         self._outputs |= {s.value for s in graph.symbols.values() if s.value is not None}
         self._written = changing(graph.nodes)
@@ -65,10 +65,8 @@ class PairFinder:
         if reached is None:
             return None
         layouts, end = reached
-        views = tuple(
-            node for node in self._graph.nodes if node.results and node.results[0] in layouts
-        )
-        views = tuple(node for node in views if node is not matmul)
+        made = (self._made[value] for value in layouts if value is not matmul.result)
+        views = tuple(dict.fromkeys(made))
         pair, turned = 0, False
         if end.op == POINTWISE:
             for turned in (False, True):
