@@ -179,6 +179,8 @@ def run(
     """
     macros, words = dict(macros or {}), [0] * PUSH_WORDS
     constants = {LOCAL_SIZE: local}
+    if local > 64 and "LOCAL" in template_interface(template).macros:
+        macros.setdefault("LOCAL", local)  # the length of shared arrays
     numbers = numbered(template, macros, params)
     fixed = params if specialize is True else (specialize or ())
     fixed_numbers = set(numbered(template, macros, dict.fromkeys(fixed, 0)))
