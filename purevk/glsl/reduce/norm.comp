@@ -34,6 +34,9 @@
 //   CACHE       n > 0: a row is read once, and kept in registers, n elements (vec4s if VEC4) per
 //               invocation. Columns are at most n * invocations of a row (* 4 if VEC4).
 //               0: rows of any length, read three times (RMS: twice)
+//   TOGETHER    2: rows r and r + 8 of each 16 are normalized together, and stored in blocks 16 bytes at
+//               a time. ROW_FIRST and ROW_STEP count such pairs, 8 for each 16 rows or part of them.
+//               With BLOCKS, CACHE and VEC4; blocks has whole blocks. (1)
 //   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
 //               first of them; default 1
 #include "core/rows.glslh"
@@ -103,6 +106,9 @@
 #endif
 #ifndef AHEAD
 #define AHEAD 1
+#endif
+#ifndef TOGETHER
+#define TOGETHER 1
 #endif
 
 PARAM(0, x_offset)
@@ -178,7 +184,9 @@ READONLY_BUFFER(1 + HAS_WEIGHT, bias, ELEMENT_W)
 #if BLOCKS != 2
 BUFFER(OUT_BINDING, out, ELEMENT(T_OUT))
 #endif
-#if BLOCKS
+#if BLOCKS && TOGETHER == 2
+WRITEONLY_BUFFER(BLOCKS_BINDING, blocks, uvec4)
+#elif BLOCKS
 WRITEONLY_BUFFER(BLOCKS_BINDING, blocks, ELEMENT(T_OUT))
 #endif
 #if STATS
@@ -218,11 +226,19 @@ int channel(int row, int col) {
 
 EXTRA_BUFFERS
 
-#if SUBGROUP || ROW_PER_SUBGROUP
-float shuffle_xor(float v, uint d) { return subgroupShuffleXor(v, d); }
+// A number for each row that is normalized together with another.
+#if TOGETHER == 2
+#define S vec2
+#define OF_ROW(s, r) (s)[r]
+#else
+#define S float
+#define OF_ROW(s, r) (s)
 #endif
-float add(float a, float b) { return a + b; }
-DEFINE_JOIN(float, sum_all, add)
+#if SUBGROUP || ROW_PER_SUBGROUP
+S shuffle_xor(S v, uint d) { return subgroupShuffleXor(v, d); }
+#endif
+S add(S a, S b) { return a + b; }
+DEFINE_JOIN(S, sum_all, add)
 
 V load(int base, int col) {
 #if VEC4
@@ -233,7 +249,8 @@ V load(int base, int col) {
 #endif
 }
 
-void store(V v, int base, int row, int col) {
+// What is stored of a normalized element.
+V finished(V v, int row, int col) {
     int c = channel(row, col);
 #if HAS_WEIGHT
     v *= READ_W(buf_weight, weight_offset + c);
@@ -242,21 +259,121 @@ void store(V v, int base, int row, int col) {
     v += READ_W(buf_bias, bias_offset + c);
 #endif
 #if VEC4
-    v = EPILOGUE4(v, row, col);
+    return EPILOGUE4(v, row, col);
 #define UNIT(i) ((i) >> 2)
-#define STORED TO_OUT4(v)
+#define STORED(v) TO_OUT4(v)
 #else
-    v = EPILOGUE(v, row, col);
+    return EPILOGUE(v, row, col);
 #define UNIT(i) (i)
-#define STORED TO_OUT(v)
-#endif
-#if BLOCKS != 2
-    buf_out[UNIT(base + offset_in_row(col))] = STORED;
-#endif
-#if BLOCKS
-    buf_blocks[UNIT(blocks_offset + BLOCK_ELEMENT(row, col, columns))] = STORED;
+#define STORED(v) TO_OUT(v)
 #endif
 }
+
+// The first element of a row in x, or in out.
+int base_of_x(int row) {
+#if GROUP == 2
+    return x_offset + row_start(row);
+#else
+    return x_offset + row * x_row;
+#endif
+}
+
+int base_of_out(int row) {
+#if GROUP == 2
+    return out_offset + row_start(row);
+#else
+    return out_offset + row * out_row;
+#endif
+}
+
+void store(V v, int row, int col) {
+#if BLOCKS != 2
+    buf_out[UNIT(base_of_out(row) + offset_in_row(col))] = STORED(v);
+#endif
+#if BLOCKS && TOGETHER == 1
+    buf_blocks[UNIT(blocks_offset + BLOCK_ELEMENT(row, col, columns))] = STORED(v);
+#endif
+}
+
+void store_statistics(int row, float mean, float rstd) {
+#if STATS
+    if (LANE == 0) {
+#if !RMS
+        buf_mean[mean_offset + row] = TO_STATS(mean);
+#endif
+        buf_rstd[rstd_offset + row] = TO_STATS(rstd);
+    }
+#endif
+}
+
+float rstd_of(float squares) { return 1.0 / sqrt(squares / float(columns) + intBitsToFloat(eps_bits)); }
+
+#if CACHE
+#if TOGETHER == 2
+#define TASKS ((rows + 15) / 16 * 8)
+#define ROW_OF(task, r) ((task) / 8 * 16 + (task) % 8 + 8 * (r))
+#define HAS_ROW(row) ((row) < rows)
+#define NEAREST(row) min(row, rows - 1)
+#else
+#define TASKS rows
+#define ROW_OF(task, r) (task)
+#define HAS_ROW(row) true
+#define NEAREST(row) (row)
+#endif
+
+// Normalizes rows that invocations keep in registers. Of rows behind the last one, those of blocks
+// exist: they get what the last row has.
+void normalize(int task) {
+    V kept[TOGETHER][CACHE];
+    UNROLL for (int r = 0; r < TOGETHER; r++) {
+        int base = base_of_x(NEAREST(ROW_OF(task, r)));
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            int col = EACH * (LANE + k * LANES);
+            kept[r][k] = V(0.0);
+            if (col < columns) kept[r][k] = load(base, col);
+        }
+    }
+    S mean = S(0.0);
+#if !RMS
+    UNROLL for (int r = 0; r < TOGETHER; r++) {
+        V sum = V(0.0);
+        UNROLL for (int k = 0; k < CACHE; k++) sum += kept[r][k];
+        OF_ROW(mean, r) = SUM(sum);
+    }
+    mean = sum_all(mean) / float(columns);
+#endif
+    S squares = S(0.0);
+    UNROLL for (int r = 0; r < TOGETHER; r++) {
+        V sum = V(0.0);
+        UNROLL for (int k = 0; k < CACHE; k++) {
+            kept[r][k] -= OF_ROW(mean, r);
+            if (EACH * (LANE + k * LANES) < columns) sum += kept[r][k] * kept[r][k];
+        }
+        OF_ROW(squares, r) = SUM(sum);
+    }
+    squares = sum_all(squares);
+    float rstds[TOGETHER];
+    UNROLL for (int r = 0; r < TOGETHER; r++) {
+        rstds[r] = rstd_of(OF_ROW(squares, r));
+        int row = ROW_OF(task, r);
+        if (HAS_ROW(row)) store_statistics(row, OF_ROW(mean, r), rstds[r]);
+    }
+    UNROLL for (int k = 0; k < CACHE; k++) {
+        int col = EACH * (LANE + k * LANES);
+        if (col >= columns) continue;
+        V made[TOGETHER];
+        UNROLL for (int r = 0; r < TOGETHER; r++) {
+            int row = ROW_OF(task, r);
+            made[r] = finished(kept[r][k] * rstds[r], NEAREST(row), col);
+            if (HAS_ROW(row)) store(made[r], row, col);
+        }
+#if TOGETHER == 2
+        buf_blocks[(blocks_offset + BLOCK_ELEMENT(ROW_OF(task, 0), col, columns)) >> 3] = uvec4(WORDS_FROM(T_OUT, made[0]), WORDS_FROM(T_OUT, made[1]));
+#endif
+    }
+}
+#else
+#define TASKS rows
 
 // DO(v, col) for all elements that an invocation has of a row that is not kept.
 #define REST_OF_ROW(DO)                          \
@@ -284,56 +401,24 @@ void store(V v, int base, int row, int col) {
 #endif
 #define ADD(v, col) sum += v;
 #define ADD_SQUARE(v, col) sum += (v - mean) * (v - mean);
-#define STORE(v, col) store((v - mean) * rstd, out_base, row, col);
+#define STORE(v, col) store(finished((v - mean) * rstd, row, col), row, col);
+
+void normalize(int row) {
+    int base = base_of_x(row);
+    float mean = 0.0;
+    V sum = V(0.0);
+#if !RMS
+    WHOLE_ROW(ADD)
+    mean = sum_all(SUM(sum)) / float(columns);
+    sum = V(0.0);
+#endif
+    WHOLE_ROW(ADD_SQUARE)
+    float rstd = rstd_of(sum_all(SUM(sum)));
+    store_statistics(row, mean, rstd);
+    WHOLE_ROW(STORE)
+}
+#endif
 
 void main() {
-    for (int row = ROW_FIRST; row < rows; row += ROW_STEP) {
-#if GROUP == 2
-        int base = x_offset + row_start(row), out_base = out_offset + row_start(row);
-#else
-        int base = x_offset + row * x_row, out_base = out_offset + row * out_row;
-#endif
-        float mean = 0.0;
-        V sum = V(0.0);
-#if CACHE
-        V kept[CACHE];
-        UNROLL for (int k = 0; k < CACHE; k++) {
-            int col = EACH * (LANE + k * LANES);
-            kept[k] = V(0.0);
-            if (col < columns) kept[k] = load(base, col);
-            sum += kept[k];
-        }
-#elif !RMS
-        WHOLE_ROW(ADD)
-#endif
-#if !RMS
-        mean = sum_all(SUM(sum)) / float(columns);
-#endif
-        sum = V(0.0);
-#if CACHE
-        UNROLL for (int k = 0; k < CACHE; k++) {
-            kept[k] -= mean;
-            if (EACH * (LANE + k * LANES) < columns) sum += kept[k] * kept[k];
-        }
-#else
-        WHOLE_ROW(ADD_SQUARE)
-#endif
-        float rstd = 1.0 / sqrt(sum_all(SUM(sum)) / float(columns) + intBitsToFloat(eps_bits));
-#if STATS
-        if (LANE == 0) {
-#if !RMS
-            buf_mean[mean_offset + row] = TO_STATS(mean);
-#endif
-            buf_rstd[rstd_offset + row] = TO_STATS(rstd);
-        }
-#endif
-#if CACHE
-        UNROLL for (int k = 0; k < CACHE; k++) {
-            int col = EACH * (LANE + k * LANES);
-            if (col < columns) store(kept[k] * rstd, out_base, row, col);
-        }
-#else
-        WHOLE_ROW(STORE)
-#endif
-    }
+    for (int task = ROW_FIRST; task < TASKS; task += ROW_STEP) normalize(task);
 }

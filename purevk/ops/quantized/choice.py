@@ -22,7 +22,7 @@ HALVES_ROWS = (
 )
 HALVES_BYTES = 1 << 28  # of a weight in halves, at most: they are temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
-DOT_ROWS = (2, 4, 8)  # that `qdot_coopmat.comp` takes at once: one row is faster without fragments
+DOT_ROWS = (1, 2, 4, 8)  # that `qdot_coopmat.comp` takes at once
 FUSED_ROWS = 4  # up to so many it normalizes: each workgroup computes the norms of all rows
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 
@@ -301,12 +301,14 @@ def _shared(tile: QuantizedSizes, rows: int, fragments: int, bits: int) -> int:
 def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     """The kernel on matrix cores for few rows of halves and weights of 4 bits; None if another is
     faster or needed."""
-    rows = next((count for count in DOT_ROWS if count >= matmul.max_m > 1), 0)
+    rows = next((count for count in DOT_ROWS if count >= matmul.max_m), 0)
     many = matmul.max_n >= MANY_COLUMNS * traits.processors
-    # Each workgroup brings all rows into shared memory.
+    # Each workgroup brings all rows into shared memory. One row of few columns is faster without
+    # fragments.
     if (
         not rows
         or (many and rows > FUSED_ROWS)
+        or (rows == 1 and not many)
         or matmul.integers
         or not matmul.halves
         or matmul.bits != 4

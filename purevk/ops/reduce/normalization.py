@@ -12,15 +12,17 @@ from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.numbers import bits_of, gcd4
-from purevk.lower.rows import bind_x, only_floats, spread
+from purevk.lower.numbers import bits_of, gcd4, gcd8
+from purevk.lower.rows import RowWork, bind_x, only_floats, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.norm"
+_PAIRED_ROWS = 3  # for each processor, from which on subgroups take two rows each
 
 
 def _norm_shape(
@@ -91,6 +93,22 @@ def lower_norm(
     )
 
 
+def _by_pairs(traits: DeviceTraits, work: RowWork, rows: Size) -> tuple[RowWork, Size]:
+    """Who works on rows that are stored in the order of fragments, and on how many rows or pairs of
+    them: two rows are stored 16 bytes at a time, where enough of them are left for the device."""
+    by_subgroup = work.macros.get("ROW_PER_SUBGROUP", 0)
+    if "CACHE" not in work.macros or work.macros.get("ROW_PER_INVOCATION"):
+        return work, rows
+    if by_subgroup and _dims.upper(rows) < _PAIRED_ROWS * traits.processors:
+        return work, rows
+    macros, local, together = {**work.macros, "TOGETHER": 2}, work.local, work.rows
+    if by_subgroup:
+        lanes = work.local // work.rows
+        together = max(min(4, traits.max_invocations // lanes), 1)
+        local = macros["LOCAL"] = lanes * together
+    return RowWork(macros, local, together), _dims.ceil_div(rows, 16) * 8
+
+
 def emit_norm(
     lowering: Lowering,
     node: Node,
@@ -121,6 +139,9 @@ def emit_norm(
         plain: whether the result is stored in `out`; else only its type is read.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
+    items = rows
+    if blocks is not None and vector and gcd8(blocks.offset):
+        work, items = _by_pairs(lowering.traits, work, rows)
     scales = {
         name: operand
         for name, operand in (("weight", weight), ("bias", bias))
@@ -188,7 +209,7 @@ def emit_norm(
         params=params,
         constants={"local_size_x": work.local},
         specialize=lowering.fixed(params, group),
-        grid=work.grid(rows),
+        grid=work.grid(items),
         flops=8 * x.type.numel,
     )
 

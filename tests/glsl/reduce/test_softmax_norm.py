@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.glsl.harness import GLSL, Out, bits, run, subgroup_size
+from tests.glsl.matmul.harness import rows_of
 
 pytestmark = pytest.mark.device
 
@@ -220,6 +221,46 @@ def test_norm(way, cached, dtype, columns, vec4, rms):
         np.testing.assert_allclose(rstd, rstd_wanted.numpy()[:, 0], rtol=1e-5)
     tolerance = {"rtol": 1e-5, "atol": 2e-6} if dtype is np.float32 else TOLERANCE[dtype]
     np.testing.assert_allclose(out, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("way", ["subgroup", "workgroup", "workgroup_subgroups"])
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("plain", [False, True], ids=["blocks", "both"])
+@pytest.mark.parametrize("rows, bfloat16, rms", [(5, False, 0), (28, True, 1), (41, False, 1)])
+def test_norm_in_the_order_of_fragments(way, together, plain, rows, bfloat16, rms):
+    rng, columns = np.random.default_rng(rows), 80
+    x = torch.from_numpy(rng.standard_normal((rows, columns)) + 1)
+    weight, bias = torch.from_numpy(rng.uniform(0.5, 2, (2, columns)))
+    held = torch.bfloat16 if bfloat16 else torch.float16
+    bits_of = lambda each: (  # noqa: E731
+        each.to(held).view(torch.int16).numpy().view(np.uint16 if bfloat16 else np.float16)
+    )
+    dtype = np.uint16 if bfloat16 else np.float16
+    lanes = lanes_of(way)
+    macros = {
+        **dict.fromkeys(("T_X", "T_W", "T_OUT"), "uint16_t" if bfloat16 else "float16_t"),
+        **WAYS[way][0],
+        **{"VEC4": 1, "HAS_WEIGHT": 1, "HAS_BIAS": 1 - rms, "RMS": rms},
+        **{"BLOCKS": 1 if plain else 2, "TOGETHER": together, "CACHE": -(-columns // 4 // lanes)},
+    }
+    params = {"rows": rows, "columns": columns, "x_row": columns, "out_row": columns}
+    params |= {"x_offset": 0, "out_offset": 0, "weight_offset": 0, "blocks_offset": 8}
+    params |= {"eps_bits": bits(1e-5)} | ({} if rms else {"bias_offset": 0})
+    buffers = [bits_of(x), bits_of(weight), *([] if rms else [bits_of(bias)])]
+    buffers += [Out((rows, columns), dtype, 0)] if plain else []
+    buffers.append(Out((-(-rows // 16) * 16 * columns,), dtype, 8))
+    items = rows if together == 1 else -(-rows // 16) * 8
+    grid = groups_of(way, items)
+    last = run("reduce/norm.comp", buffers, params, grid, macros)
+    found = [rows_of(last[-1], rows, columns)] + (last[:1] if plain else [])
+    floats = [each.to(held).double() for each in (x, weight, bias)]
+    if rms:
+        wanted = torch.nn.functional.rms_norm(floats[0], (columns,), floats[1], 1e-5)
+    else:
+        wanted = torch.nn.functional.layer_norm(floats[0], (columns,), floats[1], floats[2], 1e-5)
+    for each in found:
+        got = torch.from_numpy(each.copy().view(np.int16)).view(held).double()
+        torch.testing.assert_close(got, wanted, rtol=8e-3 if bfloat16 else 1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("way", WAYS)
