@@ -112,7 +112,18 @@ BUFFER(1, out, T_OUT)
 BUFFER(2, index, T_INDEX)
 #endif
 
-#if !AVERAGE
+// Without indices, NaN is looked for apart from the maximum, which the device finds in one instruction.
+#define PLAIN (!AVERAGE && !INDICES)
+#if PLAIN
+bool is_nan(float v) { return pv_isnan(v); }
+bool is_nan(int v) { return false; }
+float nan_if(bool nan, float v) { return nan ? PV_NAN : v; }
+int nan_if(bool nan, int v) { return v; }
+#if HAS_INT64
+bool is_nan(int64_t v) { return false; }
+int64_t nan_if(bool nan, int64_t v) { return v; }
+#endif
+#elif !AVERAGE
 bool wins(float v, float best) { return v > best || pv_isnan(v); }
 bool wins(int v, int best) { return v > best; }
 #if HAS_INT64
@@ -150,6 +161,9 @@ void main() {
 #endif
         int base = x_offset + n * x_n + c * x_c;
         ACC best[EACH];
+#if PLAIN
+        bool has_nan[EACH];
+#endif
 #if INDICES
         int where[EACH];
 #endif
@@ -158,6 +172,9 @@ void main() {
             best[j] = ACC(0);
 #else
             best[j] = ACC(LOWEST);
+#endif
+#if PLAIN
+            has_nan[j] = false;
 #endif
 #if INDICES
             where[j] = h0 * W + w0;
@@ -176,7 +193,12 @@ void main() {
         UNROLL for (int kh = 0; kh < kernel_h; kh++) {
             UNROLL for (int kw = 0; kw < kernel_w; kw++) {
                 int h = oh * stride_h - pad_h + kh * dilation_h, w = ow * stride_w - pad_w + kw * dilation_w;
+#if PLAIN
+                // Each window has an element of the image, and the nearest one is of the window too.
+                bool inside = dilation_h == 1 && dilation_w == 1 || h >= 0 && h < H && w >= 0 && w < W;
+#else
                 bool inside = h >= 0 && h < H && w >= 0 && w < W;
+#endif
                 LOADED v = LOAD(base + clamp(h, 0, H - 1) * x_h + clamp(w, 0, W - 1) * x_w);
 #else
         for (int h = h0; h < h1; h += step_h) {
@@ -188,6 +210,11 @@ void main() {
                     ACC e = ELEMENT(j);
 #if AVERAGE
                     best[j] += inside ? e : ACC(0);
+#elif PLAIN
+                    if (inside) {
+                        best[j] = max(best[j], e);
+                        if (is_nan(e)) has_nan[j] = true;
+                    }
 #else
                     bool better = inside && wins(e, best[j]);
                     best[j] = better ? e : best[j];
@@ -201,6 +228,9 @@ void main() {
 #if AVERAGE
         int by = divisor != 0 ? divisor : count;
         UNROLL for (int j = 0; j < EACH; j++) best[j] = best[j] / ACC(by);
+#endif
+#if PLAIN
+        UNROLL for (int j = 0; j < EACH; j++) best[j] = nan_if(has_nan[j], best[j]);
 #endif
         int at = n * out_n + oh * out_h + ow * out_w + c * out_c;
 #if VEC4
