@@ -237,6 +237,11 @@ class FragmentConvolution(_FragmentTile):
         most = 4 if self.fragments_m * self.fragments_n == 8 else 2
         return next(n for n in (most, 2, 1) if terms % (32 * self.slices * n) == 0 or n == 1)
 
+    def reads_extras_early(self, terms: int) -> bool:
+        """Whether what the epilogue reads is better read before so many terms are multiplied: the loop
+        is as short as the wait for memory, and small tiles have registers for it."""
+        return terms <= 64 and self.fragments_m * self.fragments_n <= 4
+
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, and no half of a workgroup
         is idle."""

@@ -33,6 +33,8 @@
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
 //   TURN         steps of 32 channels in a turn of the loop; those of a slice are a multiple of it (1)
 //   CHANNELS     of 32, how many are used, an even number: the others are read as zeros (32)
+//   EXTRAS_EARLY  1: what the epilogue reads for the results is read before the loop, if it is read
+//     at once: it takes 2 * EXTRAS_WORDS registers for each fragment meanwhile (0)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
 //     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES
@@ -65,6 +67,9 @@
 #endif
 #ifndef CHANNELS
 #define CHANNELS 32
+#endif
+#ifndef EXTRAS_EARLY
+#define EXTRAS_EARLY 0
 #endif
 #ifndef VEC8_A
 #define VEC8_A 1
@@ -167,6 +172,14 @@ shared vec4 parts[(SLICES - 1) * RESULTS * FRAGMENTS_M * FRAGMENTS_N * 64];
 #else
 #define EXTRAS_AT_ONCE 0
 #endif
+#define READ_ALL_EXTRAS                                                                                    \
+    {                                                                                                      \
+        EACH for (int j = 0; j < FRAGMENTS_N; j++) {                                                       \
+            EACH for (int i = 0; i < FRAGMENTS_M; i++) {                                                   \
+                EACH for (int h = 0; h < 2; h++) extras[j][i][h] = extras4(0, ROW_OF(i, h), COLUMN_OF(j)); \
+            }                                                                                              \
+        }                                                                                                  \
+    }
 
 // Of each row that an invocation reads: where its window starts, and a bit for each tap in the image.
 int row_at[FRAGMENTS_M][2];
@@ -240,6 +253,9 @@ void main() {
     int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * FRAGMENTS_N;
     int share = (UNITS + SLICES - 1) / SLICES, first = slice * share, last = min(first + share, UNITS);
     SUMS(sums[FRAGMENTS_M][FRAGMENTS_N]);
+#if EXTRAS_AT_ONCE
+    EXTRAS extras[FRAGMENTS_N][FRAGMENTS_M][2];
+#endif
 #if COOPMAT
     int at_b[FRAGMENTS_N];
     UNROLL for (int i = 0; i < FRAGMENTS_M; i++) {
@@ -260,6 +276,9 @@ void main() {
         UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[i][h] = load_a(i, h, channel);
         UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[j][h] = buf_b[at_b[j] + start * 64 + h * 32];
     }
+#if EXTRAS_EARLY && EXTRAS_AT_ONCE
+    if (slice == 0) READ_ALL_EXTRAS
+#endif
     LOOP for (int turn = first; turn < last; turn += TURN) {
         UNROLL for (int t = 0; t < TURN; t++) {
             coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[2][FRAGMENTS_M];
@@ -321,13 +340,8 @@ void main() {
     // What the epilogue reads for all results of an invocation is in flight together, if that takes few
     // registers; else what it reads for a column of fragments. Rows and columns behind the last ones
     // read what those do.
-#if EXTRAS_AT_ONCE
-    EXTRAS extras[FRAGMENTS_N][FRAGMENTS_M][2];
-    EACH for (int j = 0; j < FRAGMENTS_N; j++) {
-        EACH for (int i = 0; i < FRAGMENTS_M; i++) {
-            EACH for (int h = 0; h < 2; h++) extras[j][i][h] = extras4(0, ROW_OF(i, h), COLUMN_OF(j));
-        }
-    }
+#if EXTRAS_AT_ONCE && !(EXTRAS_EARLY && COOPMAT)
+    READ_ALL_EXTRAS
 #endif
     EACH for (int j = 0; j < FRAGMENTS_N; j++) {
         if (block_n + j >= OC / 16) continue;

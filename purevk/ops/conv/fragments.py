@@ -218,6 +218,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "BFLOAT16": int(x.dtype is DType.bfloat16),
         **tile.macros(),
         "TURN": tile.turn(_dims.specialize(terms)),
+        "EXTRAS_EARLY": int(tile.reads_extras_early(_dims.specialize(terms))),
         **made.macros,
     }
     buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
