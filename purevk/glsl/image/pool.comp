@@ -112,9 +112,9 @@ BUFFER(1, out, T_OUT)
 BUFFER(2, index, T_INDEX)
 #endif
 
-// Without indices, NaN is looked for apart from the maximum, which the device finds in one instruction.
-#define PLAIN (!AVERAGE && !INDICES)
-#if PLAIN
+// Without indices, NaN is looked for apart from the maximum, which takes fewer instructions.
+#define ONLY_MAXIMUM (!AVERAGE && !INDICES)
+#if ONLY_MAXIMUM
 bool is_nan(float v) { return pv_isnan(v); }
 bool is_nan(int v) { return false; }
 float nan_if(bool nan, float v) { return nan ? PV_NAN : v; }
@@ -161,7 +161,7 @@ void main() {
 #endif
         int base = x_offset + n * x_n + c * x_c;
         ACC best[EACH];
-#if PLAIN
+#if ONLY_MAXIMUM
         bool has_nan[EACH];
 #endif
 #if INDICES
@@ -173,7 +173,7 @@ void main() {
 #else
             best[j] = ACC(LOWEST);
 #endif
-#if PLAIN
+#if ONLY_MAXIMUM
             has_nan[j] = false;
 #endif
 #if INDICES
@@ -193,8 +193,9 @@ void main() {
         UNROLL for (int kh = 0; kh < kernel_h; kh++) {
             UNROLL for (int kw = 0; kw < kernel_w; kw++) {
                 int h = oh * stride_h - pad_h + kh * dilation_h, w = ow * stride_w - pad_w + kw * dilation_w;
-#if PLAIN
-                // Each window has an element of the image, and the nearest one is of the window too.
+#if ONLY_MAXIMUM
+                // With a dilation of 1, each window has an element of the image, and the nearest one
+                // to an element of the padding is of the window too.
                 bool inside = dilation_h == 1 && dilation_w == 1 || h >= 0 && h < H && w >= 0 && w < W;
 #else
                 bool inside = h >= 0 && h < H && w >= 0 && w < W;
@@ -210,9 +211,9 @@ void main() {
                     ACC e = ELEMENT(j);
 #if AVERAGE
                     best[j] += inside ? e : ACC(0);
-#elif PLAIN
+#elif ONLY_MAXIMUM
                     if (inside) {
-                        best[j] = max(best[j], e);
+                        best[j] = e > best[j] ? e : best[j];  // of two zeros the first, as in torch
                         if (is_nan(e)) has_nan[j] = true;
                     }
 #else
@@ -229,7 +230,7 @@ void main() {
         int by = divisor != 0 ? divisor : count;
         UNROLL for (int j = 0; j < EACH; j++) best[j] = best[j] / ACC(by);
 #endif
-#if PLAIN
+#if ONLY_MAXIMUM
         UNROLL for (int j = 0; j < EACH; j++) best[j] = nan_if(has_nan[j], best[j]);
 #endif
         int at = n * out_n + oh * out_h + ow * out_w + c * out_c;

@@ -36,7 +36,7 @@
 //               0: rows of any length, read three times (RMS: twice)
 //   TOGETHER    2: rows r and r + 8 of each 16 are normalized together, and stored in blocks 16 bytes at
 //               a time. ROW_FIRST and ROW_STEP count such pairs, 8 for each 16 rows or part of them.
-//               With BLOCKS, CACHE and VEC4; blocks has whole blocks. (1)
+//               With BLOCKS, CACHE, VEC4 and a T_OUT of 16 bits; blocks has whole blocks. (1)
 //   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
 //               first of them; default 1
 #include "core/rows.glslh"
@@ -228,17 +228,17 @@ EXTRA_BUFFERS
 
 // A number for each row that is normalized together with another.
 #if TOGETHER == 2
-#define S vec2
-#define OF_ROW(s, r) (s)[r]
+#define PER_ROW vec2
+#define OF_ROW(numbers, r) (numbers)[r]
 #else
-#define S float
-#define OF_ROW(s, r) (s)
+#define PER_ROW float
+#define OF_ROW(numbers, r) (numbers)
 #endif
 #if SUBGROUP || ROW_PER_SUBGROUP
-S shuffle_xor(S v, uint d) { return subgroupShuffleXor(v, d); }
+PER_ROW shuffle_xor(PER_ROW v, uint d) { return subgroupShuffleXor(v, d); }
 #endif
-S add(S a, S b) { return a + b; }
-DEFINE_JOIN(S, sum_all, add)
+PER_ROW add(PER_ROW a, PER_ROW b) { return a + b; }
+DEFINE_JOIN(PER_ROW, sum_all, add)
 
 V load(int base, int col) {
 #if VEC4
@@ -321,8 +321,8 @@ float rstd_of(float squares) { return 1.0 / sqrt(squares / float(columns) + intB
 #define NEAREST(row) (row)
 #endif
 
-// Normalizes rows that invocations keep in registers. Of rows behind the last one, those of blocks
-// exist: they get what the last row has.
+// Normalizes rows that invocations keep in registers. Blocks have rows behind the last one: they get
+// what the last row has.
 void normalize(int task) {
     V kept[TOGETHER][CACHE];
     UNROLL for (int r = 0; r < TOGETHER; r++) {
@@ -333,7 +333,7 @@ void normalize(int task) {
             if (col < columns) kept[r][k] = load(base, col);
         }
     }
-    S mean = S(0.0);
+    PER_ROW mean = PER_ROW(0.0);
 #if !RMS
     UNROLL for (int r = 0; r < TOGETHER; r++) {
         V sum = V(0.0);
@@ -342,7 +342,7 @@ void normalize(int task) {
     }
     mean = sum_all(mean) / float(columns);
 #endif
-    S squares = S(0.0);
+    PER_ROW squares = PER_ROW(0.0);
     UNROLL for (int r = 0; r < TOGETHER; r++) {
         V sum = V(0.0);
         UNROLL for (int k = 0; k < CACHE; k++) {
@@ -368,7 +368,8 @@ void normalize(int task) {
             if (HAS_ROW(row)) store(made[r], row, col);
         }
 #if TOGETHER == 2
-        buf_blocks[(blocks_offset + BLOCK_ELEMENT(ROW_OF(task, 0), col, columns)) >> 3] = uvec4(WORDS_FROM(T_OUT, made[0]), WORDS_FROM(T_OUT, made[1]));
+        int at = blocks_offset + BLOCK_ELEMENT(ROW_OF(task, 0), col, columns);
+        buf_blocks[at >> 3] = uvec4(WORDS_FROM(T_OUT, made[0]), WORDS_FROM(T_OUT, made[1]));
 #endif
     }
 }

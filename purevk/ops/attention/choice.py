@@ -265,7 +265,6 @@ class Decode:
 
 Choice = Simple | Tiled | Coopmat | Decode
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
-_LONG = 1024  # keys, for fewer of which two are slower: measured on an NVIDIA GPU
 _WIDEST = 256  # columns of a head, up to which one does: measured on an NVIDIA GPU
 
 
@@ -426,8 +425,10 @@ def _coopmat(
     """The cheapest kernel on matrix cores, if fragments of these widths fit into registers."""
     if max(width, value_width) > _WIDEST or not traits.has("subgroup_shuffle"):
         return None
-    sizes = groups, queries, keys, width, value_width
-    most = 1 if limited or keys < _LONG else 2
+    # Of keys that are limited, queries see half of their own number less on average.
+    seen = keys - min(queries, keys) // 2 if limited else keys
+    sizes = groups, queries, seen, width, value_width
+    most = 1 if limited else 2  # two are slower then: measured on an NVIDIA GPU
     found = [
         each for each in _coopmats(traits, width, value_width, bfloat16) if each.fragments <= most
     ]

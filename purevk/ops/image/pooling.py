@@ -35,6 +35,8 @@ _LOWEST = {
     "int": "(-2147483647 - 1)",
     "int64_t": "PV_INT64_MIN",
 }
+# Of integers that are stored in fewer bits than they are compared in.
+_SMALL = {DType.int8: "(-128)", DType.int16: "(-32768)", DType.uint8: "0"}
 
 
 def pooled_size(
@@ -218,7 +220,7 @@ def _macros(pool: Pool, x: Operand, out: Operand) -> dict[str, str | int]:
         "T_OUT": out.dtype.glsl,
         "ACC": acc,
         "AVERAGE": int(pool.average),
-        "LOWEST": _LOWEST[acc],
+        "LOWEST": _SMALL.get(x.dtype, _LOWEST[acc]),
         "COUNT_INCLUDE_PAD": int(pool.count_include_pad),
         "INDICES": int(pool.indices is not None),
     }

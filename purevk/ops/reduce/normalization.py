@@ -22,7 +22,9 @@ from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.norm"
-_PAIRED_ROWS = 3  # for each processor, from which on subgroups take two rows each
+# Rows for each processor, from which on a subgroup or a workgroup takes two of them together, and the
+# most vectors of a row that a workgroup keeps in registers then. Measured on an NVIDIA GPU.
+_PAIRED_BY_SUBGROUP, _PAIRED_BY_WORKGROUP, _MOST_KEPT = 3, 1, 4096
 
 
 def _norm_shape(
@@ -95,18 +97,21 @@ def lower_norm(
 
 def _by_pairs(traits: DeviceTraits, work: RowWork, rows: Size) -> tuple[RowWork, Size]:
     """Who works on rows that are stored in the order of fragments, and on how many rows or pairs of
-    them: two rows are stored 16 bytes at a time, where enough of them are left for the device."""
+    them: two rows are stored 16 bytes at a time, if the device has enough pairs then and an
+    invocation registers for them."""
     by_subgroup = work.macros.get("ROW_PER_SUBGROUP", 0)
-    if "CACHE" not in work.macros or work.macros.get("ROW_PER_INVOCATION"):
+    kept = work.macros.get("CACHE", 0)
+    if not kept or work.macros.get("ROW_PER_INVOCATION"):
         return work, rows
-    if by_subgroup and _dims.upper(rows) < _PAIRED_ROWS * traits.processors:
+    least = _PAIRED_BY_SUBGROUP if by_subgroup else _PAIRED_BY_WORKGROUP
+    if _dims.upper(rows) < least * traits.processors or kept * work.local > _MOST_KEPT:
         return work, rows
-    macros, local, together = {**work.macros, "TOGETHER": 2}, work.local, work.rows
+    macros, local, pairs = {**work.macros, "TOGETHER": 2}, work.local, work.rows
     if by_subgroup:
         lanes = work.local // work.rows
-        together = max(min(4, traits.max_invocations // lanes), 1)
-        local = macros["LOCAL"] = lanes * together
-    return RowWork(macros, local, together), _dims.ceil_div(rows, 16) * 8
+        pairs = max(min(4, traits.max_invocations // lanes), 1)
+        local = macros["LOCAL"] = lanes * pairs
+    return RowWork(macros, local, pairs), _dims.ceil_div(rows, 16) * 8
 
 
 def emit_norm(

@@ -37,6 +37,7 @@ def floats_of(bits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("coopmat", [False, True], ids=["steps", "coopmat"])
+@pytest.mark.parametrize("extras", [None, 0, 1], ids=["epilogue", "late", "early"])
 @pytest.mark.parametrize("size, channels, kernel, stride, padding, dilation, tile", [
     ((2, 5, 7), (32, 32), (1, 1), (1, 1), (0, 0), (1, 1), (1, 1, 1, 1, 1)),
     ((1, 9, 5), (64, 48), (3, 3), (1, 1), (1, 1), (1, 1), (1, 2, 2, 1, 1)),
@@ -45,7 +46,7 @@ def floats_of(bits: np.ndarray) -> np.ndarray:
     ((1, 7, 7), (32, 16), (5, 5), (1, 1), (3, 2), (1, 1), (1, 1, 2, 1, 8)),
     ((1, 6, 3), (128, 64), (1, 1), (1, 1), (0, 0), (1, 1), (1, 1, 2, 4, 1)),
 ])  # fmt: skip
-def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat, bfloat16):
+def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat, bfloat16, extras):
     if bfloat16 and coopmat and not traits_of(device()).bfloat16_fragments:
         pytest.skip("the device or the compiler has no fragments of bfloat16")
     generator = torch.Generator().manual_seed(sum(size))
@@ -80,6 +81,15 @@ def test_agrees(size, channels, kernel, stride, padding, dilation, tile, coopmat
         "EXTRA_BUFFERS": "READONLY_BUFFER(EXTRA_BINDING, extra0, vec4)",
         "EPILOGUE4(v, b, m, n)": "(max(v, 0.0) + buf_extra0[((m) * pixel_o + (n)) >> 2])",
     }
+    if extras is not None:
+        del macros["EPILOGUE4(v, b, m, n)"]
+        macros |= {
+            "EXTRAS": "vec4",
+            "EXTRAS_WORDS": 4,
+            "READ_EXTRAS(b, m, n)": "(buf_extra0[((m) * pixel_o + (n)) >> 2])",
+            "USE_EXTRAS(v, e)": "(max(v, 0.0) + e)",
+            "EXTRAS_EARLY": extras,
+        }
     _, out_height, out_width, columns = wanted.shape
     params = {
         **{"batches": batch, "H": height, "W": width, "IC": channels[0]},

@@ -72,7 +72,10 @@ MAX_CASES = [
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("index", [None, "int", "int64_t"])
-def test_max_pool(case, layout, vec4, push, dtype, index):
+@pytest.mark.parametrize("unrolled", [0, 1])
+def test_max_pool(case, layout, vec4, push, dtype, index, unrolled):
+    if unrolled and (push or index == "int"):
+        pytest.skip("the parameters of the window are constants; one type of index is enough")
     rng = np.random.default_rng(1)
     x = rng.integers(-9, 9, (2, 8 if vec4 else 7, 11, 13)).astype(dtype)  # many equals
     x[0, 0, 3, 3] = np.nan
@@ -88,11 +91,21 @@ def test_max_pool(case, layout, vec4, push, dtype, index):
         ceil,
         return_indices=True,
     )
-    macros = {"VEC4": vec4} | ({"INDICES": 1, "T_INDEX": index} if index else {})
+    macros = {"VEC4": vec4, "UNROLLED": unrolled}
+    macros |= {"INDICES": 1, "T_INDEX": index} if index else {}
     results = pool(x, wanted.shape[2:], macros, **case, last=layout == "last", push=bool(push))
     np.testing.assert_array_equal(results[0], wanted.numpy())
     if index:
         np.testing.assert_array_equal(results[1], where.numpy())
+
+
+@pytest.mark.parametrize("unrolled", [0, 1])
+def test_max_pool_of_zeros(unrolled):
+    """Of two zeros the first is the maximum."""
+    x = np.float32([[[[-0.0, 0.0, 0.0, -0.0], [0.0, -0.0, -0.0, 0.0]]]])
+    window = {"kernel": (1, 2), "stride": (1, 2)}
+    (out,) = pool(x, (2, 2), {"UNROLLED": unrolled}, **window)
+    np.testing.assert_array_equal(np.signbit(out), np.signbit(x[..., ::2]))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])

@@ -38,6 +38,11 @@ def test_max_pool():
                 cases.append(Case(aten.max_pool2d_with_indices.default, (x, *rest)))
                 values = lambda *a: aten.max_pool2d_with_indices.default(*a)[0] + 1  # noqa: E731
                 cases.append(Case(values, (x, *rest), name="values"))
+    # A window wholly in the padding, which dilation makes possible.
+    beside = ([2, 1], [4, 2], [1, 0], [3, 3], True)
+    for dtype in (torch.float32, torch.int32, torch.int16, torch.int8, torch.uint8):
+        x = torch.ones(1, 4, 1, 9, dtype=dtype)
+        cases.append(Case(aten.max_pool2d.default, (x, *beside)))
     ties = torch.zeros(1, 3, 6, 6)
     ties[0, 1] = float("nan")
     ties[0, 2] = -float("inf")
