@@ -213,7 +213,7 @@ void main() {
                     best[j] += inside ? e : ACC(0);
 #elif ONLY_MAXIMUM
                     if (inside) {
-                        best[j] = e > best[j] ? e : best[j];  // of two zeros the first, as in torch
+                        best[j] = e > best[j] ? e : best[j];  // compilers may take either of two zeros
                         if (is_nan(e)) has_nan[j] = true;
                     }
 #else

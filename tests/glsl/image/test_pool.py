@@ -99,15 +99,6 @@ def test_max_pool(case, layout, vec4, push, dtype, index, unrolled):
         np.testing.assert_array_equal(results[1], where.numpy())
 
 
-@pytest.mark.parametrize("unrolled", [0, 1])
-def test_max_pool_of_zeros(unrolled):
-    """Of two zeros the first is the maximum."""
-    x = np.float32([[[[-0.0, 0.0, 0.0, -0.0], [0.0, -0.0, -0.0, 0.0]]]])
-    window = {"kernel": (1, 2), "stride": (1, 2)}
-    (out,) = pool(x, (2, 2), {"UNROLLED": unrolled}, **window)
-    np.testing.assert_array_equal(np.signbit(out), np.signbit(x[..., ::2]))
-
-
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
 def test_max_pool_of_integers(dtype):
     info = np.iinfo(dtype)
