@@ -381,8 +381,11 @@ def main(arguments: list[str] | None = None) -> int:
         results = measure(options, " ".join(given))
     if options.out:
         options.out.write_text(json.dumps(asdict(results), indent=1), encoding="utf-8")
-    for path in write_page(asdict(results), options.folder):
+    written = write_page(asdict(results), options.folder)
+    for path in written:
         print(f"wrote {path}")
+    if len(written) == 1:
+        print("no plot, and none on the page: matplotlib is not installed", file=sys.stderr)
     return 0
 
 
