@@ -33,8 +33,8 @@
 //     (SLICES - 1) * SUBGROUPS_M * SUBGROUPS_N * FRAGMENTS_M * FRAGMENTS_N * 1024 bytes
 //   TURN         steps of 32 channels in a turn of the loop; those of a slice are a multiple of it (1)
 //   CHANNELS     of 32, how many are used, an even number: the others are read as zeros (32)
-//   EXTRAS_EARLY  with COOPMAT, 1: what the epilogue reads for the results is read before the loop, if it is read
-//     at once: it takes 2 * EXTRAS_WORDS registers for each fragment meanwhile (0)
+//   EXTRAS_EARLY  with COOPMAT, 1: what the epilogue reads for the results is read before the loop, if
+//     it is read at once: it takes 2 * EXTRAS_WORDS registers for each fragment meanwhile (0)
 //   BFLOAT16     with COOPMAT, 1: the operands are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores. llvmpipe
 //     ends loops after 65535 steps: 7700 terms * FRAGMENTS_M * FRAGMENTS_N / SLICES

@@ -109,7 +109,7 @@ MATMUL = MatmulCosts(
         others=2.0,
     ),
     # Fitted to the 58 convolutions of ResNet-50 for 1, 8 and 32 images with 9 tiles, each timed in the
-    # network. The choice takes 2.3 % more than the best of 28 tiles, and 19 % at worst.
+    # network. The choice takes 2.3 % more than the best of them, and 19 % at worst.
     convolution=ConvolutionCosts(
         start=2.26,
         code=0.592,
