@@ -121,7 +121,11 @@ def _runs(traits: DeviceTraits, problem: Problem, choice: GpuChoice) -> bool:
 
 
 def choose_fragment_tile(
-    traits: DeviceTraits, problem: Problem, paired: bool = False, always: bool = False
+    traits: DeviceTraits,
+    problem: Problem,
+    paired: bool = False,
+    always: bool = False,
+    copied: int = 0,
 ) -> Fragments | None:
     """The tile of `matmul_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster.
@@ -129,17 +133,18 @@ def choose_fragment_tile(
     Args:
         paired: it makes one column of two, and has an even number of fragments along the columns.
         always: whether another kernel is faster does not matter.
+        copied: elements of operands that have to be copied into the order of fragments before.
     """
-    found = _fragment_tiles(traits, problem)
+    found, costs = _fragment_tiles(traits, problem), traits.profile.matmul.fragments
     if paired:
         found = [tile for tile in found if tile.fragments_n % 2 == 0]
-    others = traits.profile.matmul.fragments.others
-    if not found or (
-        not always
-        and found[0].cost(traits, problem)
-        >= others * _total(traits, problem, _cheapest(traits, problem))
-    ):
+    if not found:
         return None
+    if not always:
+        cost = found[0].cost(traits, problem) + costs.copy * copied
+        others = costs.others_copied if copied else costs.others
+        if cost >= others * _total(traits, problem, _cheapest(traits, problem)):
+            return None
     kind = "fragments of pairs" if paired else "fragments"
     return traits.choices.take(kind, problem, lambda: found, found[0])
 

@@ -104,7 +104,9 @@ class FragmentCosts(NamedTuple):
         latency: of a step of 16 terms, for each such time.
         join: for a multiprocessor to add up a fragment of results of slices, per slice.
         weight: to read an element of the right operand.
+        copy: to copy an element of an operand into the order of fragments before.
         others: as that of `ConvolutionCosts`.
+        others_copied: the same, where an operand is copied.
     """
 
     start: float
@@ -113,7 +115,9 @@ class FragmentCosts(NamedTuple):
     latency: float
     join: float
     weight: float
+    copy: float
     others: float
+    others_copied: float
 
 
 class ConvolutionCosts(NamedTuple):

@@ -3,6 +3,8 @@ take part."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,18 +16,21 @@ from purevk.ops.attention import attention
 from purevk.ops.matmul import fragments as operator
 from purevk.passes.matmul import fragments as pass_
 from purevk.tuning import DeviceTraits
+from purevk.tuning.families.default import DEFAULT
 from tests.passes.harness import Stepwise, StepwiseAttention
 
 pytestmark = pytest.mark.device
 
 
 @pytest.fixture
-def stepwise(monkeypatch):
-    """Fragments of halves on a device without matrix cores, for 20 rows or more."""
+def stepwise(request, monkeypatch):
+    """Fragments of halves on a device without matrix cores, for 20 rows or more; with the parameter True
+    even if operands are copied before."""
 
-    def tile_of(traits, dtype, rows, columns, terms, paired=False, always=False):
+    def tile_of(traits, dtype, rows, columns, terms, paired=False, always=False, copied=0):
         fits = (
             dtype is DType.float16
+            and (getattr(request, "param", False) or not copied)
             and isinstance(columns, int)
             and isinstance(terms, int)
             and terms % 16 == 0
@@ -270,3 +275,114 @@ def test_without_known_fragments():
     assert operator.has_fragments(known, DType.float16)
     assert not operator.has_fragments(known, DType.bfloat16)
     assert not operator.has_fragments(known, DType.float32)
+
+
+copying = pytest.mark.parametrize("stepwise", [True], indirect=True)
+
+
+class Product(nn.Module):
+    """A product of two inputs, that are changed before by functions that make views, or by others."""
+
+    def __init__(self, left=None, right=None, bias=False):
+        super().__init__()
+        self.left, self.right = left or (lambda x: x), right or (lambda x: x)
+        self.bias = nn.Parameter(torch.randn(48)) if bias else None
+
+    def forward(self, a, b):
+        made = self.left(a) @ self.right(b)
+        return made if self.bias is None else F.gelu(made + self.bias)
+
+
+@copying
+@pytest.mark.parametrize("a, b, left, right, copies", [
+    ((37, 32), (32, 48), None, None, 0),
+    ((37, 32), (48, 32), None, lambda b: b.mT, 0),
+    ((32, 37), (32, 48), lambda a: a.mT, None, 1),
+    ((40, 32), (34, 48), lambda a: a[3:], lambda b: b[1:33], 0),
+    ((37, 50), (32, 50), lambda a: a[:, 2:34], lambda b: b[:, 1:49], 2),
+    ((37, 32), (48, 36), None, lambda b: b[:, 4:].mT, 0),
+    ((37, 32), (48, 33), None, lambda b: b[:, 1:].mT, 1),
+    ((37, 32), (32, 1), None, lambda b: b.expand(32, 48), 0),
+    ((37, 32), (32, 48), torch.relu, torch.relu, 2),
+])  # fmt: skip
+def test_products_of_inputs(stepwise, a, b, left, right, copies):
+    """Both operands are copied into the order of fragments, whatever their strides are. Strides that are
+    no multiples of 4 take a copy before (`copies`), as other functions do."""
+    torch.manual_seed(8)
+    for bias in (False, True):
+        found = products(Product(left, right, bias), (torch.randn(a), torch.randn(b)))
+        assert {"column_blocks", "row_blocks"} <= set(found) and found[-1] == MATMUL, found
+        assert len(found) == 3 + copies
+
+
+def products(module, inputs):
+    """Runs a module of halves, compares it with eager torch in float32, and returns its templates."""
+    module = module.half().requires_grad_(False)
+    inputs = tuple(each.half() for each in inputs)
+    program = purevk.compile(module, inputs)
+    plan = program.method("forward").executable.plan
+    made = torch.from_numpy(program.forward(*(each.numpy() for each in inputs)).copy())
+    wanted = module.float()(*(each.float() for each in inputs))
+    assert (made.float() - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+    return [
+        dispatch.kernel.template.split("/")[1].removesuffix(".comp") for dispatch in plan.dispatches
+    ]
+
+
+@copying
+def test_shared_copies(stepwise):
+    """Products that read the same rows, or the same columns, share their copies."""
+
+    class Products(nn.Module):
+        def forward(self, a, b, c):
+            return a @ b, a @ c, (a @ b).relu() @ c.mT
+
+    torch.manual_seed(9)
+    a, b, c = torch.randn(37, 32), torch.randn(32, 48), torch.randn(32, 48)
+    program = purevk.compile(Products(), (a.half(), b.half(), c.half()))
+    plan = program.method("forward").executable.plan
+    found = Counter(each.kernel.template.split("/")[1] for each in plan.dispatches)
+    assert found["row_blocks.comp"] <= 2 and found["column_blocks.comp"] == 3
+    outputs = program.forward(*(each.half().numpy() for each in (a, b, c)))
+    for made, wanted in zip(outputs, Products()(a, b, c)):
+        assert (
+            torch.from_numpy(made.copy()).float() - wanted
+        ).abs().max() <= 2e-2 * wanted.abs().max()
+
+
+@copying
+def test_rows_that_are_copied(stepwise):
+    """A product of a constant and rows that no norm makes, of as many rows as there may be."""
+    torch.manual_seed(10)
+    module = nn.Linear(32, 48).half().requires_grad_(False)
+    rows = torch.export.Dim("rows", min=20, max=64)
+    x = torch.randn(40, 32).half()
+    exported = torch.export.export(module, (x,), dynamic_shapes={"input": {0: rows}})
+    program = purevk.compile(exported)
+    for count in (20, 37, 64):
+        x = torch.randn(count, 32)
+        made = torch.from_numpy(program.forward(x.half().numpy()).copy()).float()
+        wanted = F.linear(x, module.weight.float(), module.bias.float())
+        assert (made - wanted).abs().max() <= 1e-2 * wanted.abs().max()
+
+
+def test_costs_of_copies():
+    """Large products are worth copies of their operands, and small ones are not."""
+    traits = DeviceTraits(
+        frozenset(("subgroup_shuffle",)),
+        subgroup_size=32,
+        cores=132,
+        profile=DEFAULT,
+        max_shared_memory=49152,
+        max_invocations=1024,
+        coopmat_columns=(8, 16),
+        coopmat_shape=(16, 16, 16),
+        fragment_order=lambda dtype, columns: True,
+    )
+
+    def takes(rows, columns, terms):
+        copied = terms * (rows + columns)
+        return operator.tile_of(traits, DType.float16, rows, columns, terms, copied=copied)
+
+    assert takes(4096, 4096, 4096) is not None and takes(512, 4096, 4096) is not None
+    assert takes(128, 1024, 1024) is None and takes(128, 4096, 4096) is None

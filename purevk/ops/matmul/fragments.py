@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import Epilogue, make_epilogue
@@ -20,7 +20,6 @@ from purevk.lower.gpu_tiles import choose_fragment_tile
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import Fragments
 from purevk.lower.numbers import gcd4
-from purevk.ops.builder import Builder
 from purevk.ops.reduce.normalization import lower_norm
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.tuning import DeviceTraits
@@ -28,22 +27,13 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.matmul_fragments"
 NORM = "purevk.norm_blocks"
 ROWS = "purevk.row_blocks"
+COLUMNS = "purevk.column_blocks"
 BLOCK = 16
 
 
 def blocks_type(dtype: DType, rows: Size, terms: Size) -> TensorType:
     """The type of a matrix in the order of fragments."""
     return TensorType(dtype, (_dims.ceil_div(rows, BLOCK), terms // BLOCK, BLOCK * BLOCK))
-
-
-def right_blocks(builder: Builder, b: Value) -> Value:
-    """A matrix [terms, columns] in the order of fragments, for the right operand."""
-    terms, columns = b.type.dims
-    split = (terms // BLOCK, 4, 4, columns // BLOCK, 4, 2, 2)
-    made = builder.emit("aten.view.default", b, split)
-    made = builder.emit("aten.permute.default", made, (3, 0, 4, 6, 1, 5, 2))
-    made = builder.emit("purevk.copy", made)
-    return builder.emit("aten.view.default", made, blocks_type(b.type.dtype, columns, terms).dims)
 
 
 def has_fragments(traits: DeviceTraits, dtype: DType) -> bool:
@@ -65,9 +55,10 @@ def tile_of(
     terms: Size,
     paired: bool = False,
     always: bool = False,
+    copied: int = 0,
 ) -> Fragments | None:
     """The tile for a matmul with operands in the order of fragments; None if another kernel is
-    faster, or runs while this one does not. `paired` and `always` are those of
+    faster, or runs while this one does not. `paired`, `always` and `copied` are those of
     `choose_fragment_tile`."""
     if not has_fragments(traits, dtype) or not all(isinstance(s, int) for s in (columns, terms)):
         return None
@@ -80,7 +71,7 @@ def tile_of(
         wide=True,
         bfloat16=dtype is DType.bfloat16,
     )
-    return choose_fragment_tile(traits, problem, paired, always)
+    return choose_fragment_tile(traits, problem, paired, always, copied)
 
 
 def _shape(
@@ -230,8 +221,44 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-# The rows of a matrix in the order of fragments.
+# The rows of a matrix in the order of fragments, as a left operand.
 register(Operator(ROWS, _rows_shape, Kernel(_rows_lower)))
+
+
+def _columns_shape(x: TensorType) -> TensorType:
+    if x.rank != 2 or x.dtype.itemsize != 2:
+        raise ShapeError(f"{x} has no fragments")
+    terms, columns = x.dims
+    return blocks_type(x.dtype, columns, terms)
+
+
+def _columns_lower(lowering: Lowering, node: Node) -> None:
+    x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
+    dense_terms = x.strides[0] == 1 and bool(gcd4(x.strides[1], x.offset))
+    if not dense_terms and (x.strides[1] != 1 or not gcd4(x.strides[0], x.offset)):
+        x = dense(lowering, x)
+    params: dict[str, Size] = {
+        "K": x.dims[0],
+        "N": x.dims[1],
+        "ld": x.strides[1 if dense_terms else 0],
+        "offset_in": x.offset,
+        "offset_out": out.offset,
+    }
+    local = lowering.traits.profile.workgroup_size
+    lowering.dispatch(
+        "matmul/column_blocks.comp",
+        {"in": (x, "r"), "out": (out, "w")},
+        macros={"DENSE_TERMS": int(dense_terms)},
+        params=params,
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(out.type.numel // 16, local),
+    )
+
+
+# The columns of a matrix [terms, columns] in the order of fragments, as a right operand. Both sizes are
+# multiples of 16.
+register(Operator(COLUMNS, _columns_shape, Kernel(_columns_lower)))
 
 
 def _norm_shape(

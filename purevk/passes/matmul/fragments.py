@@ -1,5 +1,6 @@
-"""Matmuls of constant weights read both operands in the order of the fragments of matrix cores, where
-what makes their rows can write it: a norm, attention, or another such matmul.
+"""Matmuls read both operands in the order of the fragments of matrix cores, where what makes their rows
+can write it: a norm, attention, or another such matmul. Constant weights are brought into this order
+when a model is loaded. Other operands are copied, where the matmul is so large that this pays.
 
 Methods for prompts and for tokens share weights, and two copies of them would fill the memory. So
 where methods may share a weight, its order depends on the weight alone (`BlockWeights`): kernels of
@@ -16,7 +17,7 @@ from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.matmul.few_rows import FRAGMENTS_TO_CACHE, TO_CACHE
 from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
-from purevk.ops.matmul.fragments import BLOCK, ROWS, blocks_type, right_blocks, tile_of
+from purevk.ops.matmul.fragments import BLOCK, COLUMNS, ROWS, blocks_type, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
@@ -34,7 +35,7 @@ _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
 
 
 def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
-    """Has norms and matmuls write the order of fragments, for matmuls of constants that read it."""
+    """Has norms, attention and matmuls write the order of fragments, for matmuls that read it."""
     finder = _Finder(graph, traits)
     for node in graph.nodes:
         finder.look_at(node)
@@ -77,7 +78,7 @@ class _Finder:
             self.few.add(node)
         elif node.op in (MATMUL, QUANTIZED) and self._takes(node):
             source = self._source(rows_of(node))
-            if source is None and not self._always(node):
+            if source is None and not self._always(node) and not self._takes(node, copies=True):
                 return
             self.sources[node] = source
             if source is not None:
@@ -194,40 +195,48 @@ class _Finder:
         a, b = node.tensor("a"), node.tensor("b")
         few = a.type.rank == 2 and _dims.upper(a.type.dims[0]) < LEAST_ROWS
         alike = a.type.dtype is b.type.dtype
-        return few and alike and self._shared.takes(b) and self._fits(node, a, b)
+        return few and alike and self._shared.takes(b) and self._fits(node)
 
-    def _takes(self, node: Node) -> bool:
-        """Whether the kernel that reads fragments is the one for a matmul."""
+    def _takes(self, node: Node, copies: bool = False) -> bool:
+        """Whether the kernel that reads fragments is the one for a matmul; with `copies` even if the
+        rows have to be copied into this order. A right operand that is no constant has to be."""
         rows = rows_of(node)
         if rows.type.rank != 2:
             return False
         (count, terms), always = rows.type.dims, False
+        copied = _dims.upper(_dims.product(rows.type.dims)) if copies else 0
         if node.op == QUANTIZED:
             weight = node.tensor("weight")
             columns = _dims.specialize(weight.type.dims[0])
-            if not weight.type.is_static or not self._makes_halves(node):
+            if weight not in self._constant or not weight.type.is_static:
+                return False
+            if not self._makes_halves(node):
                 return False
         else:
             weight, b = node.tensor("b"), node.tensor("b").type
             if b.rank != 2 or not b.is_static or rows.type.dtype is not b.dtype:
                 return False
             columns, always = _dims.specialize(b.dims[1]), self._shared.takes(weight)
-            if self._is_shared and not always:
+            if weight not in self._constant:
+                if not rows.type.is_static:
+                    return False  # the copy costs as much for few rows
+                copied += _dims.upper(b.numel)
+            elif self._is_shared and not always:
                 return False  # other methods may read it in rows
-        if columns % BLOCK or _dims.specialize(terms) % BLOCK or not self._fits(node, rows, weight):
+        if columns % BLOCK or _dims.specialize(terms) % BLOCK or not self._fits(node):
             return False
-        tile = tile_of(self._traits, rows.type.dtype, count, columns, terms, always=always)
+        sizes = (count, columns, terms)
+        tile = tile_of(self._traits, rows.type.dtype, *sizes, always=always, copied=copied)
         return tile is not None
 
-    def _fits(self, node: Node, rows: Value, weight: Value) -> bool:
-        """Whether a weight is constant, a bias one of columns, and the result of a dtype that is
-        stored."""
+    def _fits(self, node: Node) -> bool:
+        """Whether nothing that a matmul reads is written to, its bias is one of columns, and its result
+        of a dtype that is stored."""
         bias = node.optional_tensor("bias")
         return (
-            weight in self._constant
-            and not self._written & set(node.inputs)
+            not self._written & set(node.inputs)
             and (bias is None or bias.type.rank == 1)
-            and node.result.type.dtype in (rows.type.dtype, DType.float32)
+            and node.result.type.dtype in (rows_of(node).type.dtype, DType.float32)
         )
 
     def _makes_halves(self, node: Node) -> bool:
@@ -292,7 +301,7 @@ class _Emitter:
     def _weight(self, weight: Value) -> Value:
         """A weight in the order of fragments."""
         if weight not in self._weights:
-            self._weights[weight] = right_blocks(self._rewriter, weight)
+            self._weights[weight] = self._rewriter.emit(COLUMNS, weight)
         return self._weights[weight]
 
     def _rows(self, rows: Value) -> Value:

@@ -282,7 +282,7 @@ def test_templates(rows, float_template, integer_template, device):
     """Few rows read the weight once, many go by tiles, where the device is a GPU."""
     if device == "cpu" and not context().traits.profile.has_fast_shared_memory:
         float_template = integer_template = "quantized/qmatvec.comp"
-    if context().traits.has("cooperative_matrix"):
+    if device != "plain" and context().traits.has("cooperative_matrix"):
         float_template, integer_template = (
             "quantized/qmatmul_coopmat.comp",
             "quantized/qmatvec.comp" if rows <= 4 else "quantized/qmatmul_coopmat.comp",

@@ -56,6 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         terms: Any,
         paired: bool = False,
         always: bool = False,
+        copied: int = 0,
     ) -> Stepwise:
         return Stepwise(1, 2, 1, 2, 2, 1, 1)
 
