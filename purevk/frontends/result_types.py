@@ -28,6 +28,18 @@ class OpenType:
 Recorded = TensorType | OpenType  # the type that a file states of a result
 
 
+def alike_dtypes(stated: DType, found: DType) -> bool:
+    """Whether a file may state one dtype where the operator gives another: exporters narrow numbers
+    (int64 to int32, float32 to float16), and have bytes for bools."""
+    if stated is found:
+        return True
+    return _class(stated) == _class(found)
+
+
+def _class(dtype: DType) -> str:
+    return "float" if dtype.is_float else "complex" if dtype.is_complex else "int"
+
+
 class ResultTypes:
     """Gives the types of the results of nodes.
 
@@ -152,7 +164,12 @@ class ResultTypes:
                         known[size.key] = self._data_dependent_size(size, bound, exact)
                     size = known[size.key]
                 sizes.append(size)
-            types.append(TensorType(type.dtype if stated is None else stated.dtype, tuple(sizes)))
+            # An exporter may narrow int64 to int32. Some versions of torch record what is none: the
+            # indices of `unique` in the dtype of its values.
+            dtype = type.dtype
+            if stated is not None and alike_dtypes(stated.dtype, dtype):
+                dtype = stated.dtype
+            types.append(TensorType(dtype, tuple(sizes)))
         return types
 
     def _data_dependent_size(

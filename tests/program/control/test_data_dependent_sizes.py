@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch._subclasses import fake_impls  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import purevk  # noqa: E402
@@ -121,6 +122,25 @@ def test_unique(dtype: torch.dtype) -> None:
         others = [x, torch.zeros_like(x), tensor(6, 40, dtype=dtype, seed=1).sort(1)[0]]
         for each in others:
             agrees(program, function, each)
+
+
+def test_indices_are_integers_whatever_torch_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 and older records the indices and counts of `unique` in the dtype of its values."""
+    known: dict[Any, Any] = fake_impls.op_implementations_dict  # type: ignore[attr-defined]
+    operator = torch.ops.aten._unique2.default
+    of_torch = known[operator]
+
+    def older(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        values, *others = of_torch(*args, **kwargs)
+        return values, *(values.new_empty(each.shape) for each in others)
+
+    def function(x: torch.Tensor) -> Any:
+        return torch.unique(x, return_inverse=True, return_counts=True)
+
+    monkeypatch.setitem(known, operator, older)
+    x = tensor(6, 40).round()
+    with compiled(function, x) as program:
+        agrees(program, function, x)
 
 
 def test_no_number_that_is_none_equals_another() -> None:
