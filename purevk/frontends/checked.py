@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import NEXT, place_of
-from purevk.frontends.result_types import alike_dtypes
 from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -151,7 +150,7 @@ def _check_type(node: Node, where: str, number: int, stated: TensorType, found: 
     same = (
         stated.rank == found.rank
         and all(_alike(a, b) for a, b in zip(stated.dims, found.dims))
-        and alike_dtypes(stated.dtype, found.dtype)
+        and _alike_dtypes(stated.dtype, found.dtype)
     )
     if not same:
         _refuse(
@@ -173,7 +172,7 @@ def _check_data_dependent(
         not isinstance(size, (int, Dim)) or _alike(given, size)
         for given, size in zip(stated.dims, found.dims)
     )
-    if not same or not alike_dtypes(stated.dtype, found.dtype):
+    if not same or not _alike_dtypes(stated.dtype, found.dtype):
         why = f"from its arguments it is {found}"
         _refuse(node, where, f"result {number} of {node.op} is stated as {stated}", why)
 
@@ -185,6 +184,18 @@ def _alike(stated: Size, found: Size) -> bool:
     if isinstance(stated, Dim) and isinstance(found, Dim) and stated.terms == found.terms:
         return True
     return _dims.hint(stated) == _dims.hint(found)
+
+
+def _alike_dtypes(stated: DType, found: DType) -> bool:
+    """Whether a file may state one dtype where the operator gives another: exporters narrow numbers
+    (int64 to int32, float32 to float16), and have bytes for bools."""
+    if stated is found:
+        return True
+    return _class(stated) == _class(found)
+
+
+def _class(dtype: DType) -> str:
+    return "float" if dtype.is_float else "complex" if dtype.is_complex else "int"
 
 
 def _check_view(node: Node, where: str, definition: registry.Operator, form: registry.View) -> None:

@@ -28,18 +28,6 @@ class OpenType:
 Recorded = TensorType | OpenType  # the type that a file states of a result
 
 
-def alike_dtypes(stated: DType, found: DType) -> bool:
-    """Whether a file may state one dtype where the operator gives another: exporters narrow numbers
-    (int64 to int32, float32 to float16), and have bytes for bools."""
-    if stated is found:
-        return True
-    return _class(stated) == _class(found)
-
-
-def _class(dtype: DType) -> str:
-    return "float" if dtype.is_float else "complex" if dtype.is_complex else "int"
-
-
 class ResultTypes:
     """Gives the types of the results of nodes.
 
@@ -164,10 +152,10 @@ class ResultTypes:
                         known[size.key] = self._data_dependent_size(size, bound, exact)
                     size = known[size.key]
                 sizes.append(size)
-            # An exporter may narrow int64 to int32. Some versions of torch record what is none: the
-            # indices of `unique` in the dtype of its values.
+            # Exporters narrow indices to int32. Torch 2.11 and older record those of `unique` in the
+            # dtype of its values, which may be one that does not hold them.
             dtype = type.dtype
-            if stated is not None and alike_dtypes(stated.dtype, dtype):
+            if stated is not None and (dtype is not DType.int64 or stated.dtype is DType.int32):
                 dtype = stated.dtype
             types.append(TensorType(dtype, tuple(sizes)))
         return types

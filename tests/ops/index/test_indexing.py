@@ -545,7 +545,8 @@ def test_scatter_of_long_columns(gpu):
         cases.append(Case(lambda x, i, s: x.scatter_add(1, i, s), parts, rtol=1e-4, atol=1e-3))
         check(cases)
     with program_of(lambda x, i, s: x.scatter_add(1, i, s), (x, index, source)) as program:
-        assert dispatches(program) == ["index/scatter_columns.comp"]
+        found = [name for name in dispatches(program) if name != "index/check.comp"]
+        assert found == ["index/scatter_columns.comp"]
 
 
 def last_of(x, dim, index, source):

@@ -227,9 +227,8 @@ def test_gathered(dtype):
     ]
     check(cases)
     case = Case(lambda x, i: torch.gather(x, 1, i), (x, index))
-    assert dispatches_of(case) == [
-        "index/gather_rows.comp" if dtype.itemsize == 4 else "index/gather.comp"
-    ]
+    found = [name for name in dispatches_of(case) if name != "index/check.comp"]  # a GPU's indices
+    assert found == ["index/gather_rows.comp" if dtype.itemsize == 4 else "index/gather.comp"]
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,9 @@ def test_indices_are_integers_whatever_torch_records(monkeypatch: pytest.MonkeyP
         return torch.unique(x, return_inverse=True, return_counts=True)
 
     monkeypatch.setitem(known, operator, older)
-    x = tensor(6, 40).round()
-    with compiled(function, x) as program:
-        agrees(program, function, x)
+    for x in (tensor(6, 40).round(), torch.zeros(20, 20, dtype=torch.int8), tensor(40) > 0):
+        with compiled(function, x) as program:
+            agrees(program, function, x)
 
 
 def test_no_number_that_is_none_equals_another() -> None:
