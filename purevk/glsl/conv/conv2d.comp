@@ -7,7 +7,7 @@
 // Buffers: a (the input [B, H, W, C]), b (the weight [KH, KW, IC, OC_total]), bias [OC_total] (if
 //   BIAS), out [B, OH, OW, OC_total], and what EXTRA_BUFFERS declares.
 // Macros: those of matmul_tile.glslh (without B_TRANSPOSED) and of matmul_io.glslh.
-//   VEC4_A    IC, pixel_a and offset_a are multiples of 4
+//   VEC4_A    pixel_a and offset_a are multiples of 4, and so is IC, unless it is TERMS
 //   VEC4_B    OC, ldb and offset_b are
 //   VEC4_OUT  OC, pixel_o and offset_o are
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, and n = output channel among

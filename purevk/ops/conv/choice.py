@@ -40,7 +40,7 @@ def choose(
     if not profile.has_fast_shared_memory and is_short(channels):
         # The loop over a row of taps is unrolled then. Larger tiles would spill registers.
         return choose_registers(
-            traits, rows, columns, 4 * taps, groups, channels == 4, gcd4(columns), 16
+            traits, rows, columns, 4 * taps, groups, vectors[0], gcd4(columns), 16
         )
     if not profile.has_fast_shared_memory:
         return choose_matmul(traits, rows, columns, taps * channels, groups, half, False)

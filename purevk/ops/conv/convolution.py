@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
-from purevk.lower.copies import dense, dense_operand, packed
+from purevk.lower.copies import dense, dense_operand, emit_copy, packed
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Tiled
@@ -44,6 +44,7 @@ from purevk.ops.matmul.choice import (
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk.conv2d"
 COLUMNS_FIRST = (3, 0, 1, 2)  # a weight [kh, kw, in, out] whose input channels are dense
@@ -86,6 +87,29 @@ def pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
         x = dense(lowering, x, NHWC)
         pixel = channels
     return x, pixel
+
+
+def _widens_pixels(traits: DeviceTraits, conv: Conv2d) -> bool:
+    """Whether pixels of 2 or 3 channels are copied to where each has 4, to read them as vectors. Without
+    shared memory, an invocation reads each pixel many times."""
+    channels = conv.weight.type.dims[2]
+    return (
+        not traits.profile.has_fast_shared_memory
+        and conv.groups == 1
+        and conv.window.taps > 1
+        and isinstance(channels, int)
+        and channels in (2, 3)
+    )
+
+
+def _wide_pixels(lowering: Lowering, x: Operand) -> tuple[Operand, Size]:
+    """A copy of NHWC images with 4 elements per pixel, and this number. Those behind the channels are
+    not written."""
+    batches, _, height, width = x.dims
+    wide = lowering.temporary(TensorType(x.dtype, (batches, height, width, 4)))
+    copy = Operand(wide.storage, Layout(0, (height * width * 4, 1, width * 4, 4)), x.type)
+    emit_copy(lowering, x, copy, label="layout")
+    return copy, 4
 
 
 def _is(size: Size, number: int) -> bool:
@@ -198,13 +222,14 @@ def _conv2d_lower(lowering: Lowering, node: Node) -> None:
     transposed = weight.strides == Layout.dense(weight.dims, COLUMNS_FIRST).strides
     if weight.layout.is_contiguous(weight.dims) or not transposed:
         weight, transposed = dense_operand(lowering, conv.weight), False
-    x, pixel = pixels(lowering, x)
+    wide = _widens_pixels(traits, conv)
+    x, pixel = _wide_pixels(lowering, x) if wide else pixels(lowering, x)
     channels, groups = x.dims[1], conv.groups
     _, _, group_in, columns = weight.dims
     depthwise = groups == channels and columns == channels and group_in == 1 and groups > 1
     group_out = columns if depthwise else columns // groups
     vectors = (
-        gcd4(pixel, x.offset, channels if depthwise else group_in),
+        gcd4(pixel, x.offset, channels if depthwise else group_in) or wide,
         gcd4(group_in, weight.offset) if transposed else gcd4(group_out, columns),
         gcd4(group_out),
     )
@@ -284,6 +309,8 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
         macros["B_TRANSPOSED"] = 1
     params = {**images.params, "IC": group_in, "OC": group_out}
     registers = choice.template == "matmul/matmul.comp"
+    if registers and is_short(group_in):
+        macros["TERMS"] = _dims.specialize(group_in)
     lowering.dispatch(
         "conv/conv2d.comp" if registers else "conv/conv2d_tiled.comp",
         {**buffers, **made.buffers},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.glsl.conv.harness import problem
 from tests.glsl.harness import GLSL, SENTINEL, Out, Texel, ceil_div, close, run
 from tests.glsl.matmul.harness import register_grid, register_tile, tile_macros
 
 pytestmark = pytest.mark.device
 
-torch = pytest.importorskip("torch")
 
 # batch, channels, height, width, channels out, (kh, kw), (stride), (padding), (dilation), groups
 CASES = [
@@ -28,37 +28,6 @@ DEPTHWISE = [
     (2, 12, 12, 11, (5, 5), (1, 2), (4, 4), (2, 2)),
     (1, 4, 1, 17, (1, 3), (1, 1), (0, 1), (1, 1)),
 ]
-
-
-def problem(
-    batch,
-    channels,
-    height,
-    width,
-    out_channels,
-    kernel,
-    stride,
-    padding,
-    dilation,
-    groups,
-    dtype=np.float32,
-):
-    """Input, weight and bias as the templates take them, and the result, NHWC."""
-    generator = torch.Generator().manual_seed(channels * 1000 + height)
-    x = torch.randn(batch, channels, height, width, generator=generator).to(torch.float16).double()
-    w = (
-        torch.randn(out_channels, channels // groups, *kernel, generator=generator)
-        .to(torch.float16)
-        .double()
-    )
-    bias = torch.randn(out_channels, generator=generator)
-    want = torch.nn.functional.conv2d(x, w, bias.double(), stride, padding, dilation, groups)
-    return (
-        x.permute(0, 2, 3, 1).contiguous().numpy().astype(dtype),
-        w.permute(2, 3, 1, 0).contiguous().numpy().astype(dtype),
-        bias.numpy(),
-        want.permute(0, 2, 3, 1).contiguous().numpy(),
-    )
 
 
 def window(kernel, stride, padding, dilation):
@@ -105,6 +74,25 @@ def test_registers(case, tile, special):
     grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], case[-1])
     buffers = [x, w, bias, Out(want.shape, np.float32)]
     (got,) = run("conv/conv2d.comp", buffers, params, grid, macros, specialize=specialize)
+    close(got, want, np.float32)
+
+
+@pytest.mark.parametrize("tile", [{}, {"LANES_M": 1, "TM": 2, "TN4": 2}, {"SG": 1}], ids=str)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("wide", [False, True])
+def test_steps_of_few_terms(tile, channels, wide):
+    """Pixels of few channels, one behind the other or 4 elements each, of which the rest is NaN."""
+    case = (2, channels, 9, 7, 20, (3, 5), (1, 2), (1, 2), (1, 1), 1)
+    x, w, bias, want = problem(*case)
+    macros, params = common(case, want.shape)
+    macros.update(register_tile(tile), TERMS=channels, VEC4_A=int(wide))
+    if wide:
+        x = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, 4 - channels)), constant_values=np.nan)
+        params["pixel_a"] = 4
+    grid = register_grid(macros, int(np.prod(want.shape[:3])), params["OC"], 1)
+    buffers = [x, w, bias, Out(want.shape, np.float32)]
+    special = ("IC", *window(*case[5:9]))
+    (got,) = run("conv/conv2d.comp", buffers, params, grid, macros, specialize=special)
     close(got, want, np.float32)
 
 
