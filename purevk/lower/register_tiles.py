@@ -35,6 +35,14 @@ class Tile(NamedTuple):
         return -(-self.tm // self.lanes), 4 * self.tn4
 
 
+class RatedTile(NamedTuple):
+    """A tile, with the subgroups of a workgroup, and the nanoseconds that a matmul takes with it."""
+
+    cost: float
+    tile: Tile
+    subgroups: int
+
+
 @functools.lru_cache(maxsize=4096)
 def tiles_by_cost(
     costs: RegisterCosts,
@@ -48,17 +56,20 @@ def tiles_by_cost(
     vector_a: bool = True,
     vector_b: bool = True,
     most: int = 32,
-) -> tuple[tuple[Tile, int], ...]:
-    """The tiles for `batches` matmuls [m, k] x [k, n] with the subgroups of a workgroup, the fastest
-    first.
+    products: int = 1,
+    outputs: int = 1,
+) -> tuple[RatedTile, ...]:
+    """The tiles for `batches` matmuls [m, k] x [k, n] the fastest first.
 
     Args:
         costs, tiles: those of the device's profile.
         lanes: the subgroup size. cores: threads that run workgroups.
         vector_a, vector_b: whether the operand is read as vec4s.
         most: vectors of 4 floats that an invocation may sum up.
+        products: matmuls of these sizes that a tile makes one after the other.
+        outputs: sums of all products that it stores for each element of one.
     """
-    found: list[tuple[float, tuple[Tile, int]]] = []
+    found: list[RatedTile] = []
     for sizes in tiles:
         tile = Tile(lanes, *sizes)
         high, wide = -(-m // tile.rows), -(-n // tile.columns)
@@ -73,9 +84,13 @@ def tiles_by_cost(
         step = (
             costs.step + costs.multiply_add * vectors + costs.load * loads + costs.spill * spilled
         )
-        work = costs.store * vectors + -(-k // 4) * step
-        per_group = 4 if high >= 64 and k <= 128 else 1  # where starting a workgroup counts
+        product = -(-k // 4) * step
+        if outputs > 1:
+            product += costs.join * outputs * vectors
+        work = costs.store * outputs * vectors + products * product
+        # Several where starting a workgroup counts.
+        per_group = 4 if high >= 64 and products * k <= 128 else 1
         groups = -(-high // per_group) * wide * batches
         cost = -(-groups // cores) * (costs.start + per_group * work)
-        found.append((cost, (tile, per_group)))
-    return tuple(choice for _, choice in sorted(found, key=lambda each: each[0]))
+        found.append(RatedTile(cost, tile, per_group))
+    return tuple(sorted(found, key=lambda each: each.cost))

@@ -30,6 +30,7 @@ from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
+from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
@@ -73,6 +74,7 @@ OPTIONAL = (
     "settle_control",
     "share_cats",
     "share_heads",
+    "use_winograd",
     "write_in_place",
 )
 
@@ -129,6 +131,9 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def with_packed_weights(graph: Graph) -> Graph:
         return pack_convolutions(graph, traits)
 
+    def with_winograd(graph: Graph) -> Graph:
+        return use_winograd(graph, traits)
+
     def merge_with_scales(graph: Graph) -> Graph:
         return merge_quantized(graph, traits)
 
@@ -139,6 +144,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     key_limits.__name__ = find_key_limits.__name__
     with_fragments.__name__ = order_for_fragments.__name__
     with_packed_weights.__name__ = pack_convolutions.__name__
+    with_winograd.__name__ = use_winograd.__name__
     few_rows.__name__ = fuse_few_rows.__name__
     merge_with_scales.__name__ = merge_quantized.__name__
 
@@ -206,6 +212,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 fuse_epilogues,
                 with_fragments,
                 with_packed_weights,
+                with_winograd,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused)),

@@ -267,6 +267,10 @@ class RegisterCosts(NamedTuple):
         load: nanoseconds to load a vector per invocation.
         spill: nanoseconds per vector of the tile that does not fit the registers, 4 steps along K.
         kept_vectors: vectors of 4 floats that fit the registers.
+        join: nanoseconds to add a product of Winograd's algorithm to one of its sums, per vector of 4
+            floats.
+        winograd_block: nanoseconds to transform blocks of 4 x 4 input pixels, 4 channels per
+            invocation.
         scalar_loads: loads of a vector that take as long as loading its 4 elements one by one.
         attention_key: queries of an invocation that take as long as loading a key.
         depthwise_block: pixels of a depthwise convolution that take as long as starting a block.
@@ -280,6 +284,8 @@ class RegisterCosts(NamedTuple):
     load: float
     spill: float
     kept_vectors: int
+    join: float
+    winograd_block: float
     scalar_loads: float
     attention_key: float
     depthwise_block: float

@@ -160,6 +160,7 @@ class TileSizes(NamedTuple):
         dot: up to 8 rows, where B is dense along k, and read 16 bytes at a time.
         distance: distances between rows, in shared memory.
         registers: kernels without shared memory.
+        winograd: the same for Winograd's algorithm, whose code is longer.
         quantized_4bit: products with a weight of 4 bits on matrix cores, for up to 8 rows of A.
         quantized_8bit: the same of 8 bits.
         quantized_8bit_once: more rows, where the weight of 8 bits is read once.
@@ -190,6 +191,7 @@ class TileSizes(NamedTuple):
     dot: tuple[DotSizes, ...]
     distance: tuple[TiledSizes, ...]
     registers: tuple[RegisterSizes, ...]
+    winograd: tuple[RegisterSizes, ...]
     quantized_4bit: QuantizedSizes
     quantized_8bit: QuantizedSizes
     quantized_8bit_once: QuantizedSizes

@@ -24,7 +24,7 @@ def test_tiles_cover_what_they_say() -> None:
 def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
     for m, n, k in itertools.product(SIZES, repeat=3):
         for most in (16, 32):
-            tile, subgroups = tiles_by_cost(
+            _, tile, subgroups = tiles_by_cost(
                 COSTS, TILES, lanes, cores, m, n, k, 3, k % 4 == 0, n % 4 == 0, most
             )[0]
             assert tile.lanes == lanes
@@ -45,11 +45,21 @@ def test_every_matmul_gets_a_tile(lanes: int, cores: int) -> None:
 )
 def test_what_was_measured_to_be_best(shape: tuple[int, int, int], lanes_m: int, rows: int) -> None:
     """One row, few columns, many of both: the fastest of 38 tiles on a core of llvmpipe."""
-    tile, _ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 1)[0]
+    _, tile, _ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 1)[0]
     assert (tile.lanes_m, tile.rows) == (lanes_m, rows)
 
 
+def test_products_add_up() -> None:
+    """16 products cost as much as one of their depth, and more where they have several sums."""
+    shape = (784, 64)
+    one, *_ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 16 * 64, 1)[0]
+    many, *_ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 64, 1, products=16)[0]
+    sums, *_ = tiles_by_cost(COSTS, TILES, 8, 1, *shape, 64, 1, products=16, outputs=4)[0]
+    assert one == pytest.approx(many)
+    assert 1.02 * many < sums < 1.5 * many
+
+
 def test_many_cores_get_smaller_tiles() -> None:
-    few, _ = tiles_by_cost(COSTS, TILES, 8, 1, 32, 128, 256, 1)[0]
-    many, _ = tiles_by_cost(COSTS, TILES, 8, 64, 32, 128, 256, 1)[0]
+    _, few, _ = tiles_by_cost(COSTS, TILES, 8, 1, 32, 128, 256, 1)[0]
+    _, many, _ = tiles_by_cost(COSTS, TILES, 8, 64, 32, 128, 256, 1)[0]
     assert many.rows * many.columns < few.rows * few.columns

@@ -10,4 +10,5 @@ from purevk.ops.conv import (  # noqa: F401
     nchw_tiles,
     operators,
     shapes,
+    winograd,
 )

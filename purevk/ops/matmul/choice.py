@@ -14,7 +14,7 @@ from purevk.lower.gpu_tiles import choose_gpu
 from purevk.lower.lowering import Lowering, Operand, texel_form
 from purevk.lower.matrix_core_kernels import Coopmat, WorkgroupCoopmat
 from purevk.lower.numbers import gcd4
-from purevk.lower.register_tiles import tiles_by_cost
+from purevk.lower.register_tiles import RatedTile, tiles_by_cost
 from purevk.tuning import DeviceTraits
 
 
@@ -30,6 +30,11 @@ class Registers:
     wy: int
     splits: int = 1
     takes_vectors = True
+
+    @classmethod
+    def of(cls, found: RatedTile) -> Registers:
+        tile = found.tile
+        return cls(tile.lanes, tile.lanes_m, tile.tm, tile.tn4, found.subgroups)
 
     def macros(self) -> dict[str, int]:
         return {
@@ -161,7 +166,7 @@ def choose_registers(
         max(traits.cores, 1),
         *problem,
     )
-    made = (Registers(t.lanes, t.lanes_m, t.tm, t.tn4, subgroups) for t, subgroups in found)
+    made = (Registers.of(each) for each in found)
     default = next(made)
     return traits.choices.take("registers", problem, lambda: (default, *made), default)
 

@@ -1,0 +1,51 @@
+"""Convolutions of constant weights run by Winograd's algorithm where this is faster."""
+
+from __future__ import annotations
+
+from purevk.ir import Graph, Value
+from purevk.ir import dims as _dims
+from purevk.ops.conv.arguments import Conv2d
+from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.conv.winograd import NAME as WINOGRAD
+from purevk.ops.conv.winograd import WEIGHT, takes
+from purevk.passes.matmul.block_weights import constants_of
+from purevk.passes.rewrite import Rewriter, changing
+from purevk.tuning import DeviceTraits
+
+
+def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
+    """Replaces convolutions with a window of 3 x 3. Their weights are transformed once, at load."""
+    constant, written = constants_of(graph), changing(graph.nodes)
+    chosen = {
+        node
+        for node in graph.nodes
+        if node.op == CONVOLUTION
+        and node.tensor("weight") in constant
+        and not written & set(node.inputs)
+        and takes(Conv2d.of(node), node.result.type, traits)
+    }
+    if not chosen:
+        return graph
+    rewriter = Rewriter(graph)
+    weights: dict[Value, Value] = {}
+    for node in graph.nodes:
+        current = rewriter.current(node)
+        rewriter.source = node.source
+        if node not in chosen:
+            rewriter.keep(current)
+            continue
+        conv = Conv2d.of(current)
+        if conv.weight not in weights:
+            weights[conv.weight] = rewriter.emit(WEIGHT, conv.weight)
+        made = rewriter.emit(
+            WINOGRAD,
+            conv.x,
+            weights[conv.weight],
+            conv.bias,
+            conv.window.padding,
+            _dims.specialize(node.result.type.dims[1]),
+            conv.epilogue,
+            conv.extras,
+        )
+        rewriter.replace(node, made)
+    return rewriter.finish()
