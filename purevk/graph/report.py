@@ -92,7 +92,7 @@ def call_buffers(plan: Plan, unified: bool, max_arena: int | None = None) -> Cal
     Args:
         plan, unified, max_arena: as for `memory_data`.
     """
-    resident = set(resident_weights(plan)) | set(plan.assignment.graph.states)
+    resident = {*resident_weights(plan), *plan.assignment.graph.states, *plan.checks}
     uploads = dict.fromkeys(
         value for values in plan.uploads for value in values if value not in resident
     )

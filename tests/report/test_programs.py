@@ -87,6 +87,23 @@ def test_memory_is_that_of_the_program(context: Context) -> None:
             }
 
 
+def test_memory_without_notes_of_indices(context: Context) -> None:
+    """Kernels tell of wrong indices in a buffer of the host."""
+    torch = pytest.importorskip("torch")
+
+    class Taken(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, index: Any) -> Any:
+            return x[index + 1] * 2
+
+    given = torch.randn(9, 4), torch.tensor([0, 5, 3])
+    with purevk.compile(Taken(), given, context=context) as program:
+        executable = program.method("forward").executable
+        assert executable.plan.checks
+        (method,) = contents_of(program.report_html())["methods"]
+        memory = {key: method["memory"][key] for key in vars(program.memory)}
+        assert memory == vars(program.memory)
+
+
 def test_states_are_as_before(context: Context) -> None:
     with purevk.load(DATA / "counter.pte", context=context) as program:
         inputs = [np.ones([int(s) for s in each.sizes], each.dtype) for each in program.inputs]

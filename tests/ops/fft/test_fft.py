@@ -103,7 +103,7 @@ def test_kernels_of_a_gpu(monkeypatch):
     """Radices up to 16, several rows in a workgroup, and columns, of which one part after the other
     goes through shared memory."""
     shared = context()
-    traits = dataclasses.replace(shared.traits, profile=default.DEFAULT)
+    traits = dataclasses.replace(shared.traits, profile=default.DEFAULT, max_shared_memory=32768)
     monkeypatch.setattr(shared, "traits", traits)
     assert choice.choose(traits, 512, 4, 1 << 16, True).halves
     agrees([(fft.fft, numbers(7, 256)), (fft.fft2, numbers(1, 512, 20))])
