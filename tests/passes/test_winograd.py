@@ -173,6 +173,10 @@ def convolution(channels, columns, side, batch=1, dtype=DType.float32):
         ((256, 256, 1), False),  # a block of 4 pixels makes one
         ((64, 64, 3), False),
         ((64, 64, 2048, 8), False),  # too much memory
+        ((64, 64, 224, 2), True),
+        ((64, 64, 224, 4), False),  # more than a binding
+        ((1024, 1024, 14), True),
+        ((1536, 1536, 14), False),  # a weight of more than a binding
         ((64, 64, 56, 1, DType.float16), False),
     ],
     ids=str,

@@ -32,7 +32,7 @@ PANEL = 32  # output channels whose weights are in one piece
 PRODUCTS = 16
 _BLOCK = 2  # rows and columns of outputs that are made together
 _WORKGROUP = 64
-_MOST_BYTES = 1 << 28  # of the transformed input
+_MOST_BYTES = 1 << 28  # of the transformed input, and of the weight
 _GAIN = 0.8  # part of the time of the other kernel for which a larger weight is worth it
 
 
@@ -53,8 +53,10 @@ def takes(conv: Conv2d, result: TensorType, traits: DeviceTraits) -> bool:
     channels, columns = (_dims.specialize(size) for size in weight.dims[2:])
     if not gcd4(channels, columns) or traits.too_long(PRODUCTS * channels // 4):
         return False
-    image = _input_type(result, channels)
-    return _dims.upper(image.nbytes) <= _MOST_BYTES and _is_faster(conv, result, image, traits)
+    image, most = _input_type(result, channels), min(_MOST_BYTES, traits.max_storage_range)
+    if max(_dims.upper(image.nbytes), _dims.upper(_weight_shape(weight).nbytes)) > most:
+        return False
+    return _is_faster(conv, result, image, traits)
 
 
 def _is_faster(conv: Conv2d, result: TensorType, image: TensorType, traits: DeviceTraits) -> bool:
