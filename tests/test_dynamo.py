@@ -240,13 +240,20 @@ def test_operators_that_may_fail() -> None:
     singular = torch.zeros(4, 4)
     with pytest.raises(RuntimeError, match="singular"):
         solve(singular, b)
-    try:
-        torch.compile(solve, backend="aot_eager")(singular, b)
-    except RuntimeError:
+    if _backends_check():
         with pytest.raises(RuntimeError, match="singular"):
             compiled(singular, b)
-    else:  # older versions of torch drop the check before a backend sees the graph
+    else:
         assert all(part.isnan().any() or part.isinf().any() for part in compiled(singular, b)[:2])
+
+
+def _backends_check() -> bool:
+    """Whether torch tells backends to check factorizations. Older versions drop the check before."""
+    try:
+        torch.compile(torch.linalg.inv, backend="aot_eager")(torch.zeros(4, 4))
+    except RuntimeError:
+        return True
+    return False
 
 
 def test_a_sum_of_sizes() -> None:
@@ -384,6 +391,8 @@ def test_errors_of_a_call_are_those_of_eager_torch(forgotten: None) -> None:
     def invert(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.inv(x)
 
+    if not _backends_check():
+        pytest.skip("this torch drops the check")
     compiled = torch.compile(invert, backend="purevk", options=FALLBACK)
     before = set(_programs())
     with warnings.catch_warnings():
