@@ -59,7 +59,7 @@ def tiles_by_cost(
     products: int = 1,
     outputs: int = 1,
 ) -> tuple[RatedTile, ...]:
-    """The tiles for `batches` matmuls [m, k] x [k, n] the fastest first.
+    """The tiles for `batches` matmuls [m, k] x [k, n], the fastest first.
 
     Args:
         costs, tiles: those of the device's profile.
