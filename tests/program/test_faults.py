@@ -117,9 +117,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     return found
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for kernels that no other process writes to."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("PUREVK_COMPILE_THREADS", "1")  # so that calls always have one order
+def stand_in(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> Iterator[Any]:
+    # So that calls always have one order, and their number depends neither on time nor on others.
+    monkeypatch.setenv("PUREVK_COMPILE_THREADS", "1")
+    monkeypatch.setenv("PUREVK_POLL", "0")
+    monkeypatch.setenv("PUREVK_CACHE_DIR", str(cache))
     monkeypatch.setenv("PUREVK_VERIFY", "0")
     gc.collect()
     gc.freeze()  # what is there is no garbage of these tests, and takes long to look through

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import purevk
-from purevk.graph.context import default_context
-from tests.ops.harness import Case, aten, check, host_nodes, program_of, tensor
+from tests.ops.harness import Case, aten, check, context, host_nodes, program_of, tensor
 from tests.ops.quantized.harness import kernels_of
 
 pytestmark = pytest.mark.device
@@ -197,7 +196,7 @@ def test_batches_of_any_size():
 
 
 def test_large_matrices_are_on_the_cpu():
-    if default_context().device.kind != "cpu":
+    if context().traits.profile.has_fast_shared_memory:
         pytest.skip("a GPU takes them itself")
     for fn, a in (
         (torch.linalg.svdvals, tensor(40, 33)),
