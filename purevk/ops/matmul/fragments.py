@@ -199,26 +199,36 @@ def _rows_shape(x: TensorType) -> TensorType:
     return blocks_type(x.dtype, *x.dims)
 
 
+def _copy(
+    lowering: Lowering,
+    template: str,
+    x: Operand,
+    out: Operand,
+    sizes: dict[str, Size],
+    each: int,
+    macros: dict[str, str | int],
+) -> None:
+    """Appends the dispatch of a copy into the order of fragments, whose invocations make `each`
+    elements. `sizes`: the parameters of the template but for offsets."""
+    params = {**sizes, "offset_in": x.offset, "offset_out": out.offset}
+    local = lowering.traits.profile.workgroup_size
+    lowering.dispatch(
+        template,
+        {"in": (x, "r"), "out": (out, "w")},
+        macros=macros,
+        params=params,
+        specialize=lowering.fixed(params),
+        constants={"local_size_x": local},
+        grid=lowering.linear_grid(out.type.numel // each, local),
+    )
+
+
 def _rows_lower(lowering: Lowering, node: Node) -> None:
     x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
     if x.strides[1] != 1 or not gcd4(x.strides[0], x.offset):
         x = dense(lowering, x)
-    params: dict[str, Size] = {
-        "M": x.dims[0],
-        "K": x.dims[1],
-        "ld": x.strides[0],
-        "offset_in": x.offset,
-        "offset_out": out.offset,
-    }
-    local = lowering.traits.profile.workgroup_size
-    lowering.dispatch(
-        "matmul/row_blocks.comp",
-        {"in": (x, "r"), "out": (out, "w")},
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
-        grid=lowering.linear_grid(out.type.numel // 8, local),
-    )
+    sizes = {"M": x.dims[0], "K": x.dims[1], "ld": x.strides[0]}
+    _copy(lowering, "matmul/row_blocks.comp", x, out, sizes, 8, {})
 
 
 # The rows of a matrix in the order of fragments, as a left operand.
@@ -237,23 +247,9 @@ def _columns_lower(lowering: Lowering, node: Node) -> None:
     dense_terms = x.strides[0] == 1 and bool(gcd4(x.strides[1], x.offset))
     if not dense_terms and (x.strides[1] != 1 or not gcd4(x.strides[0], x.offset)):
         x = dense(lowering, x)
-    params: dict[str, Size] = {
-        "K": x.dims[0],
-        "N": x.dims[1],
-        "ld": x.strides[1 if dense_terms else 0],
-        "offset_in": x.offset,
-        "offset_out": out.offset,
-    }
-    local = lowering.traits.profile.workgroup_size
-    lowering.dispatch(
-        "matmul/column_blocks.comp",
-        {"in": (x, "r"), "out": (out, "w")},
-        macros={"DENSE_TERMS": int(dense_terms)},
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
-        grid=lowering.linear_grid(out.type.numel // 16, local),
-    )
+    sizes = {"K": x.dims[0], "N": x.dims[1], "ld": x.strides[1 if dense_terms else 0]}
+    macros: dict[str, str | int] = {"DENSE_TERMS": int(dense_terms)}
+    _copy(lowering, "matmul/column_blocks.comp", x, out, sizes, 16, macros)
 
 
 # The columns of a matrix [terms, columns] in the order of fragments, as a right operand. Both sizes are

@@ -15,12 +15,14 @@ from purevk.tuning import DeviceTraits
 
 def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces convolutions with a window of 3 x 3. Their weights are transformed once, at load."""
+    convolutions = [node for node in graph.nodes if node.op == CONVOLUTION]
+    if not convolutions or traits.profile.has_fast_shared_memory:
+        return graph
     constant, written = constants_of(graph), changing(graph.nodes)
     chosen = {
         node
-        for node in graph.nodes
-        if node.op == CONVOLUTION
-        and node.tensor("weight") in constant
+        for node in convolutions
+        if node.tensor("weight") in constant
         and not written & set(node.inputs)
         and takes(Conv2d.of(node), node.result.type, traits)
     }
