@@ -1,5 +1,5 @@
-"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results; and bundles of
-SPIR-V in one file.
+"""What purevk keeps on disk: SPIR-V, the drivers' pipeline caches, tuning results, plans of lowered
+methods; and bundles of SPIR-V in one file.
 
 A key is computed in Python from the sources and settings, so a warm start never loads the compiler.
 Nothing here fails because of the disk: a damaged entry is a miss, and a folder that cannot be
@@ -252,6 +252,23 @@ class Cache:
             self._other[digest] = payload
         self._entries.write("tuning", digest, packed)
 
+    # -- plans of lowered methods
+
+    def get_plan(self, question: str) -> bytes | None:
+        """The plan kept for a question, as `put_plan` was given it; None if there is none."""
+        entry = self._entries.read("plan", text_hash(question))
+        return None if entry is None else entry[1]
+
+    def put_plan(self, question: str, payload: bytes, device_key: str, name: str) -> None:
+        """Keeps a plan. `question` has all that it depends on; the rest is for lists."""
+        digest = text_hash(question)
+        meta = {"question": question, "device": device_key, "name": name}
+        self._entries.write("plan", digest, pack(digest, payload, meta))
+
+    def drop_plan(self, question: str) -> None:
+        """Forgets a plan that cannot be read."""
+        self._entries.drop_damaged("plan", text_hash(question))
+
     # -- bundles
 
     def export_bundle(
@@ -355,8 +372,8 @@ class Cache:
     def export_entries(
         self, path: str | os.PathLike[str], entries: Iterable[EntryInfo] | None = None
     ) -> int:
-        """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches stay: a driver
-        runs them, and nobody can verify them. Gives back how many entries it has.
+        """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches and
+        plans stay: nobody can verify them. Gives back how many entries it has.
 
         Args:
             entries: those of `entries()`, if the caller has them.
@@ -367,7 +384,7 @@ class Cache:
         packed = {
             (entry.kind, entry.digest): data
             for entry in (self.entries() if entries is None else entries)
-            if not entry.problem and entry.kind != "pipeline"
+            if not entry.problem and entry.kind in ("spirv", "tuning")
             if (data := self._entries.read_raw(entry.path)) is not None
         }
         write_bundle(path, packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,6 +60,9 @@ class DType(enum.Enum):
         self.itemsize = row.itemsize
         self.numpy: np.dtype = np.dtype(row.numpy or f"u{row.itemsize}")
         self.glsl, self.acc = row.glsl, row.acc
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return dtype_named, (self.name,)
 
     @property
     def is_float(self) -> bool_:
@@ -144,3 +147,8 @@ _FROM_TORCH: dict[object, DType | None] = {}  # filled when they are asked for
 _FROM_NUMPY = {
     np.dtype(member.value.numpy): member for member in DType if member.value.numpy is not None
 }
+
+
+def dtype_named(name: str) -> DType:
+    """The dtype of a name of torch, such as "float32"."""
+    return DType[name]

@@ -9,7 +9,7 @@ compiles gets all operators, because they are the caller's own."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from purevk import pure_operators
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import TensorType, Value
-from purevk.ops.executors import Executor, find_executor, is_allowed
+
+if TYPE_CHECKING:
+    from purevk.ops.executors import Executor
 
 Arrays = Mapping[Value, np.ndarray]
 
@@ -58,6 +60,8 @@ def run(
         FallbackError: torch is missing, does not know the operator, or refuses the arguments. A file
             may not run the operator. Or the results are not those that the graph expects.
     """
+    from purevk.ops.executors import find_executor  # with it all operators are imported
+
     executor = find_executor(name)
     made = (
         _execute(executor, args, arrays, source)
@@ -141,6 +145,8 @@ def _call(
     trusted: bool,
     reason: str,
 ) -> list[Any]:
+    from purevk.ops.executors import is_allowed
+
     operator, names = _operator(name, len(args), source, reason)
     if not trusted and not is_allowed(name):
         _refuse_impure(name, operator, source)

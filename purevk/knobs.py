@@ -222,6 +222,13 @@ RECORDINGS = Knob(
     16,
     "Number of recorded command buffers to keep per segment. Each input signature needs one.",
 )
+KEEP_PLANS = Knob(
+    "PUREVK_KEEP_PLANS",
+    _flag,
+    True,
+    "1 keeps the plans of .pte and .pvk files in the on-disk cache, so that later loads need not lower"
+    " them. 0 lowers at each load.",
+)
 TUNED = Knob(
     "PUREVK_TUNED",
     _flag,
@@ -269,6 +276,12 @@ MESA_SHADER_CACHE_DISABLE = Knob(
 ALL: tuple[Knob, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Knob)
 )
+
+
+def set_here() -> dict[str, str]:
+    """The variables of purevk's own that are set, with their texts."""
+    own = [knob.name for knob in ALL if knob.name.startswith("PUREVK_")]
+    return {name: os.environ[name] for name in own if name in os.environ}
 
 
 _OTHERS = ("PUREVK_TEST_", "PUREVK_REPOSITORY")  # what tests and builds of purevk read

@@ -42,7 +42,7 @@ from purevk.ir import GuardLog  # noqa: E402
 from purevk.lower.lowering import KernelSpec  # noqa: E402
 from purevk.passes.pipeline import optimize  # noqa: E402
 from purevk.report.lowered import lower  # noqa: E402
-from purevk.schedule.plan import make_plan  # noqa: E402
+from purevk.schedule.planning import make_plan  # noqa: E402
 from purevk.tuning import DeviceTraits  # noqa: E402
 
 MANIFESTS = Path("/usr/share/vulkan/icd.d")

@@ -88,7 +88,7 @@ def exported_program(built: Any) -> Any:
 
 def hosts(method: Any) -> Counter[str]:
     """The nodes of a method that run on the CPU, by name."""
-    from purevk.ops.registry import HOST
+    from purevk.ir.host import HOST
 
     made: Counter[str] = Counter()
     for step in method.executable.plan.steps:

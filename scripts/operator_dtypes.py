@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
+from purevk.ir.host import HOST  # noqa: E402
 from purevk.ops import registry  # noqa: E402
-from purevk.ops.registry import HOST  # noqa: E402
 from purevk.passes.pipeline import optimize  # noqa: E402
 from tests.ops.harness import Case, build, context  # noqa: E402
 from tests.ops.samples import DTYPES as SAMPLED  # noqa: E402

@@ -14,7 +14,7 @@ from purevk.graph.memory import DeviceStore
 from purevk.ir import Arg, Dim, Graph, GuardLog, Node, Size, Symbol, Value, map_values
 from purevk.ir import dims as _dims
 from purevk.passes.pipeline import optimize
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 
 States = dict[Value, bytes]
 

@@ -16,7 +16,7 @@ from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, check_output, count, duration, size
 from purevk.errors import FileFormatError, GraphError, PurevkError
-from purevk.frontends.files import ModelFile, open_file
+from purevk.frontends.files import FileSource, ModelFile, open_file
 from purevk.frontends.importer import InputSizes
 from purevk.graph.context import Context
 from purevk.graph.first_dispatch import dispatch_each
@@ -24,7 +24,10 @@ from purevk.graph.fragments import trial_of
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
 from purevk.program.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
+from purevk.program.kept import Keeper
+from purevk.program.leaves import Leaves
 from purevk.report import lowered
+from purevk.schedule.plan import Lowered
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -159,10 +162,21 @@ class _Method:
 
 def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any) -> _Method:
     """Lowers a method for its exported bounds, and for the sizes that this does not serve."""
-    first = lowered.lower(program, name, context.traits)
+    leaves = Leaves()
+    keeper = Keeper.of(context, FileSource(program, name), leaves)
+
+    def lower(sizes: InputSizes | None = None) -> Lowered:
+        made = lowered.lower(program, name, context.traits, sizes, leaves)
+        if keeper is not None:
+            question = keeper.question(name, sizes, None, len(program.methods) > 1)
+            if question is not None:
+                keeper.keep(question, name, made)
+        return made
+
+    first = lower()
     kernels = dict.fromkeys(first.plan.kernels)
     others = uncovered_sizes(first.graph, first.guards)
-    wide: list[lowered.Lowered] = []
+    wide: list[Lowered] = []
     tried: list[InputSizes] = []
     left, done = 0, 1
     for number, env in enumerate(others.sizes):
@@ -177,7 +191,7 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
                 left += 1
                 break
             try:
-                made = lowered.lower(program, name, context.traits, sizes)
+                made = lower(sizes)
             except (FileFormatError, GraphError):
                 continue  # a call of its own sizes raises InputError
             finally:

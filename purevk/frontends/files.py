@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from purevk import pte
 from purevk.errors import InputError
 from purevk.frontends import saved
-from purevk.frontends.bounds import with_position_limits
-from purevk.frontends.checked import check_results
 from purevk.frontends.foreign import is_exported, refuse_foreign
-from purevk.frontends.importer import InputSizes
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
 
 if TYPE_CHECKING:
+    from purevk.frontends.importer import InputSizes
     from purevk.frontends.torch.archive import ExportedFile
 
 
@@ -37,6 +35,11 @@ class FileSource:
 
     def __call__(self, sizes: InputSizes | None) -> Graph:
         return self.file.graph(self.method, sizes)
+
+    @property
+    def files(self) -> tuple[memoryview, ...] | None:
+        """See `ModelFile.files`."""
+        return self.file.files
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """The boundary around what is done with the graphs, see `reading`."""
@@ -72,12 +75,32 @@ class ModelFile:
     def methods(self) -> tuple[str, ...]:
         return tuple(self.content.methods)
 
+    @property
+    def files(self) -> tuple[memoryview, ...] | None:
+        """The bytes of the file and of its data files, from which its graphs follow; None of a .pt2
+        file, whose graphs torch makes too."""
+        if isinstance(self.content, saved.SavedProgram):
+            return (self.content.source.view,)
+        if not isinstance(self.content, pte.Program):
+            return None
+        return tuple(
+            source.view
+            for source in (
+                self.content.source,
+                *(file.source for file in self.content.data_files),
+            )
+        )
+
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for the file's bounds or for the sizes of a call.
 
         Raises:
             UnsupportedProgramError, FileFormatError: as `purevk.load` does.
         """
+        # All operators come with these, and a program whose plan is kept needs none of them.
+        from purevk.frontends.bounds import with_position_limits
+        from purevk.frontends.checked import check_results
+
         where = f"{self.label}, method {method}"
         with reading(where):
             if isinstance(self.content, pte.Program):

@@ -34,6 +34,7 @@ from purevk.ir import (
 )
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected
+from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.builder import NameSource
 
@@ -293,7 +294,7 @@ class Importer:
         elif definition is not None and self._takes_number(definition, full):
             reason = "an argument is a number that an operator gives"
         if reason:
-            self.nodes.append(Node(registry.HOST, (name, reason, full), results, source))
+            self.nodes.append(Node(HOST, (name, reason, full), results, source))
         else:
             self.nodes.append(Node(name, full, results, source, op))
         self.types.define_symbols(results)

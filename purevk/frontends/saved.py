@@ -7,21 +7,23 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from purevk.errors import FileFormatError
-from purevk.frontends.importer import InputSizes
 from purevk.frontends.reading import check_depth, reading
-from purevk.frontends.respecialize import ReadGraph
-from purevk.ir import Graph, GuardLog
+from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
 from purevk.whole_file import replace_file
+
+if TYPE_CHECKING:
+    from purevk.frontends.importer import InputSizes
+    from purevk.frontends.respecialize import ReadGraph
 
 MAGIC = b"PUREVK\r\n"  # transfers in text mode change these bytes
 VERSION = 2  # 2 has constraints, ranges and signatures
@@ -76,6 +78,8 @@ class _Writer:
     def write(
         self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
     ) -> None:
+        from purevk.frontends.respecialize import ReadGraph
+
         self.stream.write(bytes(ALIGNMENT))
         graphs = {}
         for method, source in methods.items():
@@ -139,17 +143,18 @@ class SavedProgram:
         ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
-        self._methods: dict[str, ReadGraph] = {}
+        self._read: dict[str, tuple[Graph, Sequence[Guard], Sequence[Guard]]] = {}
+        self._methods: dict[str, ReadGraph] = {}  # those that were asked for
         for name, data in content["methods"].items():
             where = f"{source.name}, method {name}"
             with reading(where):
                 graph, guards, kept = GraphReader(self._tensor).method(data)
                 verify(graph, "reading it")
-                self._methods[name] = ReadGraph(graph, guards, self.name, kept)
+                self._read[name] = graph, guards, kept
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(self._methods)
+        return tuple(self._read)
 
     @property
     def tensor_bytes(self) -> int:
@@ -183,11 +188,17 @@ class SavedProgram:
         Raises:
             FileFormatError: the graph does not hold for these sizes.
         """
+        if method not in self._methods:
+            from purevk.frontends.respecialize import ReadGraph  # with it, all operators
+
+            graph, guards, kept = self._read[method]
+            self._methods[method] = ReadGraph(graph, guards, self.name, kept)
         return self._methods[method](sizes)
 
     def close(self) -> None:
         """Closes the file once nobody uses its tensors."""
         self._methods.clear()
+        self._read.clear()
         self.source.close()
 
     def __enter__(self) -> SavedProgram:

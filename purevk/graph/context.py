@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
 from purevk.errors import InputError, ShaderCompilerError
-from purevk.graph.fragments import fragment_order
+from purevk.graph.fragments import FragmentOrder
 from purevk.graph.kernels import KernelStore
 from purevk.graph.tuned import measured_choices
 from purevk.lower.lowering import TEXEL_FORMATS
@@ -77,7 +77,7 @@ class Context:
         self.kernels = KernelStore(device, self.cache, self.traits)
         self.traits = dataclasses.replace(self.traits, choices=measured_choices(self.kernels))
         if self.traits.coopmat_columns and knobs.FRAGMENTS():
-            order = fragment_order(self.kernels)
+            order = FragmentOrder(self.kernels)
             self.traits = dataclasses.replace(self.traits, fragment_order=order)
         self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
         # The device in another API, by the number that it has there; None if it is another device.

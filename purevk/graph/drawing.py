@@ -10,11 +10,11 @@ from typing import Any
 
 from purevk.ir import Graph, Node, Value, values_in
 from purevk.ir import dims as _dims
+from purevk.ir.host import HOST
 from purevk.ir.printer import to_text
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
-from purevk.ops.registry import HOST
 from purevk.schedule.plan import Plan
 
 _TITLES = {

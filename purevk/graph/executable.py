@@ -23,7 +23,7 @@ from purevk.graph.memory import DeviceStore
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
-from purevk.ops.registry import SEED
+from purevk.ir.host import SEED
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 
@@ -49,17 +48,23 @@ def trial_of(spec: KernelSpec) -> KernelSpec | None:
     return None if dtype is None else spec_of(dtype, int(macros.get("FRAGMENT_N", columns)))
 
 
-def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
-    """A function that tries a fragment when it is first called, by the dtype of the operands and the
-    columns of the sums, 8 or 16. The device must have it. The cache keeps the answers for the driver.
-    The function keeps no reference to the device.
-    """
-    held: weakref.ref[KernelStore] = weakref.ref(kernels)
-    answers: dict[tuple[DType, int], bool] = {}
+class FragmentOrder:
+    """Tries a fragment when it is first asked, by the dtype of the operands and the columns of the
+    sums, 8 or 16. The device must have it. The cache keeps the answers for the driver. It keeps no
+    reference to the device.
 
-    def ask(dtype: DType, columns: int) -> bool:
-        store, wanted = held(), (dtype, columns)
-        if wanted not in answers and store is not None:
+    Attributes:
+        settled: False once a fragment could not be tried, which counts as no and is not cached.
+    """
+
+    def __init__(self, kernels: KernelStore) -> None:
+        self._kernels: weakref.ref[KernelStore] = weakref.ref(kernels)
+        self._answers: dict[tuple[DType, int], bool] = {}
+        self.settled = True
+
+    def __call__(self, dtype: DType, columns: int) -> bool:
+        store, wanted = self._kernels(), (dtype, columns)
+        if wanted not in self._answers and store is not None:
             answer = f"{TEMPLATE} {dtype.name} {columns}, both operands"
             kept = store.cache.get_tuning(store.device_key, answer)
             if kept is None:
@@ -70,13 +75,12 @@ def fragment_order(kernels: KernelStore) -> Callable[[DType, int], bool]:
                 except KernelNotCachedError:
                     raise
                 except (DeviceError, ShaderCompilerError):
+                    self.settled = False
                     return False  # not cached: another driver or compiler may work
                 kept = bool(np.array_equal(made, expected_product(dtype, columns)))
                 store.cache.put_tuning(store.device_key, answer, kept)
-            answers[wanted] = bool(kept)
-        return answers.get(wanted, False)
-
-    return ask
+            self._answers[wanted] = bool(kept)
+        return self._answers.get(wanted, False)
 
 
 def expected_product(dtype: DType = DType.float16, columns: int = 8) -> np.ndarray:

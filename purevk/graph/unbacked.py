@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from purevk.errors import InputError
 from purevk.ir import Graph, Guard, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.ir.host import HOST
 from purevk.lower.lowering import Requirement
-from purevk.ops import registry
-from purevk.ops.registry import HOST
 
 if TYPE_CHECKING:
     from purevk.schedule.plan import Plan
@@ -107,8 +106,15 @@ class UnbackedSymbols:
         if any(each.may_replan for each in inner):
             last = len(self.plan.steps)
         self.may_replan = last >= 0 or any(stage.guards for stage in self.stages.values())
+        self.unsafe = self._written(last) if last >= 0 else ()
+        self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
+
+    def _written(self, last: int) -> tuple[Value, ...]:
+        """The storages that steps up to `last` write in place."""
+        from purevk.ops import registry  # few plans need it, and it imports all operators
+
         storages = self.plan.assignment.storages
-        self.unsafe = tuple(
+        return tuple(
             dict.fromkeys(
                 storages.get(value, value)
                 for step in self.plan.steps[: last + 1]
@@ -116,7 +122,6 @@ class UnbackedSymbols:
                 for value in (registry.mutated(node) if node.op != HOST else ())
             )
         )
-        self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
 
     def check(self, stage: Stage, env: Mapping[Symbol, int], graph: Graph) -> None:
         """Raises `InputError` or `Replan` for the first rule that does not hold."""

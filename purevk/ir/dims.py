@@ -18,6 +18,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from purevk.ir.expected import expected
 
@@ -130,6 +131,9 @@ class Dim:
         self._terms = terms
         self._hash = hash(terms)
         self._range: tuple[int, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Dim, (self._terms,)  # a hash of names is another one in each process
 
     @staticmethod
     def of(symbol: Symbol) -> Dim:

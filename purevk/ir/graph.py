@@ -5,6 +5,7 @@ Everything here is frozen; a pass builds a new `Graph`. Values and nodes are com
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import operator
 import re
@@ -82,6 +83,23 @@ def map_values(arg: Arg, function: Callable[[Value], Arg]) -> Arg:
     return arg
 
 
+_reads: contextvars.ContextVar[ReadLog | None] = contextvars.ContextVar("reads", default=None)
+
+
+class ReadLog:
+    """Collects, while entered, the bytes of every constant whose elements are read."""
+
+    def __init__(self) -> None:
+        self.data: list[memoryview] = []
+
+    def __enter__(self) -> ReadLog:
+        self._token = _reads.set(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _reads.reset(self._token)
+
+
 @dataclass(frozen=True, eq=False)
 class Constant:
     """Bytes of a tensor, dense and row-major, usually a view of the mapped file.
@@ -94,7 +112,8 @@ class Constant:
     known: bool = True
 
     def array(self, type: TensorType) -> np.ndarray:
-        """The bytes as a numpy array (bfloat16 as uint16), without a copy.
+        """The bytes as a numpy array (bfloat16 as uint16), without a copy. What is decided by
+        elements depends on them: the innermost `ReadLog` notes it.
 
         Raises:
             UnsupportedProgramError: they are not there.
@@ -105,6 +124,9 @@ class Constant:
                 why="it is on the meta device",
                 next="load the model's weights",
             )
+        log = _reads.get()
+        if log is not None:
+            log.data.append(self.data)
         return np.frombuffer(self.data, dtype=type.dtype.numpy).reshape(type.dims)
 
     @classmethod

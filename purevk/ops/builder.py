@@ -9,6 +9,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
+from purevk.ir.host import SEED
 from purevk.ops import registry
 from purevk.tuning import DeviceTraits
 
@@ -55,7 +56,7 @@ class Builder(ABC):
         all random operators of the generator."""
         if generator not in self._seeds:
             value = Value(self.names.fresh("seed"), TensorType(DType.int32, (2,)))
-            self.nodes.append(Node(registry.SEED, (generator,), (value,), self.source))
+            self.nodes.append(Node(SEED, (generator,), (value,), self.source))
             self._seeds[generator] = value
         return self._seeds[generator]
 

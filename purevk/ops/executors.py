@@ -109,6 +109,11 @@ def disallow_operator(name: str) -> None:
     _allowed.discard(full_name(name).rpartition(".")[0])
 
 
+def any_known() -> bool:
+    """Whether there is any registered CPU function, or any operator that the user allows."""
+    return bool(_executors or _allowed)
+
+
 def is_allowed(name: str) -> bool:
     """Whether the user allows files to run an operator, by its full name."""
     return name.rpartition(".")[0] in _allowed

@@ -29,6 +29,7 @@ from purevk.tuning import DeviceTraits
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
 _own: dict[str, tuple[str, ...]] = {}  # operators registered here, with the dtypes that they take
+_withdrawn: set[str] = set()  # purevk's own operators that were taken away
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,15 @@ def unregister(name: str) -> None:
     definition = registry.find(full_name(name))
     if definition is not None:
         registry.unregister(definition.name)
-        _own.pop(definition.name, None)
+        if definition.name in _own:
+            del _own[definition.name]
+        else:
+            _withdrawn.add(definition.name)
+
+
+def any_changed() -> bool:
+    """Whether the user has registered an operator for the device, or taken one away."""
+    return bool(_own or _withdrawn)
 
 
 def _register(definition: Operator, dtypes: tuple[str, ...], replace: bool) -> None:

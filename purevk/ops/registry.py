@@ -240,24 +240,9 @@ class UnknownSizes(ShapeError):
         return UnknownSizes, (self.what, self.types)
 
 
-HOST = "purevk.host"  # the operator of nodes that the CPU runs; it has a schema, but no definition
-SEED = "purevk.seed"  # draws a seed at each run; the host runs it, and it has no definition
 _definitions: dict[str, Operator] = {}
 _in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
 _canonical: dict[str, str] = {}
-
-
-def _host(name: str, reason: str, args: tuple[Arg, ...]) -> None:
-    """The schema of `HOST`: the operator and its arguments, and why the device does not run it."""
-
-
-def _seed(generator: int) -> None:
-    """The schema of `SEED`: the number of a generator, see `purevk.generators`. The result is an
-    int32[2]: the seed's lower and upper 32 bits."""
-
-
-schema.declare(HOST, _host)
-schema.declare(SEED, _seed)
 
 
 def register(definition: Operator) -> Operator:

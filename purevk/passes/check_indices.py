@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
+from purevk.ir.index_range import IndexRange
 from purevk.ops.attention.flex import NAME as FLEX
 from purevk.ops.attention.flex import composed
 from purevk.ops.index.check import NAME as CHECK
@@ -83,18 +84,6 @@ _SAME_ELEMENTS = {
         "view.default",
     )
 }
-
-
-@dataclass(frozen=True)
-class IndexRange:
-    """The indices that an operator takes: from `lowest` to `below`, without it, once they are of
-    `dtype`. Sizes that vary are known at a call."""
-
-    lowest: Size
-    below: Size
-    dtype: DType
-    op: str
-    source: str
 
 
 class _Inputs:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
+from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.complex.split import Pairs, Parts, Split, is_complex, rule_of
 from purevk.passes.rewrite import Rewriter
@@ -57,7 +58,7 @@ class _Splitter:
         if not is_complex(node):
             self.rewriter.keep(node)
             return
-        rule = None if node.op == registry.HOST or node.graphs else rule_of(node)
+        rule = None if node.op == HOST or node.graphs else rule_of(node)
         if rule is None:
             self.rewriter.keep(replace(node, args=tuple(self._whole(arg) for arg in node.args)))
             return

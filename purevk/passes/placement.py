@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node
+from purevk.ir.host import HOST, SEED
 from purevk.ops import registry
 from purevk.ops.complex.split import NoKernelError, is_complex, rule_of
 from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
-from purevk.ops.registry import HOST, SEED
 from purevk.passes.complex import split_complex
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.rewrite import Rewriter

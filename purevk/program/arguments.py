@@ -15,8 +15,8 @@ from purevk.errors import InputError, SignatureError, SizeConstraintError
 from purevk.fallback import to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ir.index_range import IndexRange
 from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
-from purevk.passes.check_indices import IndexRange
 from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
 from purevk.program.host_memory import HostMemory
 

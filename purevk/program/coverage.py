@@ -8,12 +8,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from purevk.frontends.importer import InputSizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
 from purevk.ir.dims import Bound
+
+if TYPE_CHECKING:
+    from purevk.frontends.importer import InputSizes
 
 MAX_COMBINATIONS = 1 << 14
 """Combinations of sizes to try the guards on. Of more, a part is tried."""

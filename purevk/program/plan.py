@@ -17,7 +17,8 @@ from purevk.ir import Graph, Guard, GuardLog
 from purevk.passes.pipeline import optimize
 from purevk.program.arguments import describe_inputs
 from purevk.report.words import size_text
-from purevk.schedule.plan import Plan, make_plan
+from purevk.schedule.plan import Plan
+from purevk.schedule.planning import make_plan
 
 
 class PlannedProgram:

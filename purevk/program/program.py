@@ -11,23 +11,26 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context
-from purevk.graph.drawing import GraphDrawing
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
-from purevk.ir import Graph, Label, Value, map_leaves
+from purevk.ir import Graph, Value
 from purevk.program.host_memory import HostMemory
+from purevk.program.leaves import Leaves
 from purevk.program.method import Method
 from purevk.program.specs import ArgumentSpec
 from purevk.program.state import StateMapping
 from purevk.program.submissions import Submissions
 from purevk.program.variant import GraphSource
+
+if TYPE_CHECKING:
+    from purevk.graph.drawing import GraphDrawing
 
 _log = logging.getLogger("purevk")
 
@@ -60,6 +63,8 @@ class Program:
         weights, states: what is on the device between calls.
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
+        leaves: the constants and states that lowerings share. shares_weights: whether graphs may be
+            of several methods, see `Graph`.
         host_memory: for copies of the inputs of submitted calls.
         seconds: what loading took, by phase.
         origin: a function, and the arguments with which it makes the program again.
@@ -98,13 +103,10 @@ class Program:
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
         self.executables: weakref.WeakSet[Executable] = weakref.WeakSet()
-        self._leaves: dict[Any, Value] = {}
-        # The bytes of constants: as long as they live, no other constant has their address.
-        self._constants: dict[Any, memoryview] = {}
+        self.leaves = Leaves()
         # The graphs of torch.compile come one after the other.
-        self._shares_weights = bounds == "open" or len(sources) > 1
+        self.shares_weights = bounds == "open" or len(sources) > 1
         self._reloading = False
-        self._names: set[str] = set()
         self._closed = False
         self.origin: tuple[Callable[..., Program], tuple[Any, ...]] | None = None
         self._submissions: Submissions | None = None
@@ -173,8 +175,7 @@ class Program:
                 method.close()
             self.weights.close()
             self.weights = DeviceStore(self.context.device, "weights")
-            self._leaves = {key: leaf for key, leaf in self._leaves.items() if key[0] == "state"}
-            self._constants.clear()
+            self.leaves.forget_constants()
             for method in self.methods.values():
                 method.restart()
             self._reloading = False
@@ -269,6 +270,8 @@ class Program:
     def graph(self, method: str = "forward") -> GraphDrawing:
         """The optimized graph of a method: print it, or take its `to_json()`, `to_mermaid()` or
         `data()`."""
+        from purevk.graph.drawing import GraphDrawing
+
         self.check_open()
         return GraphDrawing(self.method(method).executable.plan)
 
@@ -355,38 +358,8 @@ class Program:
     def share_leaves(self, method: str, graph: Graph) -> Graph:
         """The graph with constants and states that an earlier lowering had replaced by the same
         values, so that weights are on the device once and state is one."""
-        mapping: dict[Value, Value] = {}
-        for inner in graph.nested():
-            self._share(method, inner, mapping, graph.labels)
-        shared = map_leaves(graph, mapping.__getitem__)
-        return replace(shared, shares_weights=graph.shares_weights or self._shares_weights)
-
-    def _share(
-        self, method: str, graph: Graph, mapping: dict[Value, Value], labels: Mapping[Value, Label]
-    ) -> None:
-        for value, constant in graph.constants.items():
-            key: Any
-            address = (
-                np.frombuffer(constant.data, np.uint8).ctypes.data if len(constant.data) else 0
-            )
-            key = ("constant", address, len(constant.data), value.type.dtype, value.type.dims)
-            mapping[value] = self._leaf(key, value)
-            self._constants.setdefault(key, constant.data)
-        for value in graph.states:
-            label = labels.get(value) or Label(value.name)
-            key = ("state", label.key or (method, label.name), value.type.dtype, value.type.dims)
-            mapping.setdefault(value, self._leaf(key, value))
-
-    def _leaf(self, key: Any, value: Value) -> Value:
-        """The leaf of a key; a new one has a name that no other of the program has."""
-        if key not in self._leaves:
-            name, count = value.name, 0
-            while name in self._names:
-                count += 1
-                name = f"{value.name}_{count}"
-            self._names.add(name)
-            self._leaves[key] = value if name == value.name else Value(name, value.type)
-        return self._leaves[key]
+        shared = self.leaves.share(method, graph)
+        return replace(shared, shares_weights=graph.shares_weights or self.shares_weights)
 
     def release_unused(self) -> None:
         """Releases constants that no lowering reads any more."""
@@ -399,10 +372,7 @@ class Program:
             ]
             constants = {value for plan in plans for value in plan.graph.constants}
             self.weights.keep(constants.union(*(plan.once_kept for plan in plans)))
-            for key, leaf in list(self._leaves.items()):
-                if key[0] == "constant" and leaf not in constants:
-                    # Another constant may get this address as soon as the bytes are released.
-                    del self._leaves[key], self._constants[key]
+            self.leaves.forget_constants(constants)
 
     # -- lifetime ---------------------------------------------------------------------------------
     def check_open(self) -> None:

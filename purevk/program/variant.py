@@ -27,12 +27,20 @@ from purevk.errors import (
 from purevk.graph.executable import Executable
 from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
-from purevk.ir import Bound, Dim, FixedInput, Graph, Guard, GuardLog, Size, Symbol, Value
+from purevk.ir import (
+    Bound,
+    Dim,
+    FixedInput,
+    Graph,
+    GuardLog,
+    ReadLog,
+    Size,
+    Symbol,
+    Value,
+)
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.expected import Expected, expecting
-from purevk.passes.check_indices import ranges_of_inputs
-from purevk.passes.pipeline import optimize
 from purevk.program.arguments import (
     InputReader,
     check_indices,
@@ -40,8 +48,9 @@ from purevk.program.arguments import (
     describe_inputs,
 )
 from purevk.program.coverage import wider_sizes
+from purevk.program.kept import Keeper
 from purevk.program.ranges import refused_sizes
-from purevk.schedule.plan import make_plan
+from purevk.schedule.plan import Lowered
 
 if TYPE_CHECKING:
     from purevk.checking.walk import Counts
@@ -106,17 +115,17 @@ class Specialization:
 
     def __init__(
         self,
-        graph: Graph,
-        guards: Sequence[Guard],
+        lowered: Lowered,
         executable: Executable,
-        imported: Graph,
         sizes: Sizes | None = None,
         expected: Mapping[str, Expected] | None = None,
         lenient: bool = False,
         exported: Graph | None = None,
     ) -> None:
-        self.graph, self.guards, self.executable = graph, tuple(guards), executable
-        self.imported = imported
+        graph = lowered.graph
+        self.graph, self.executable = graph, executable
+        self.guards = (*lowered.guards, *graph.constraints)
+        self.imported = lowered.imported
         self.counts: Counts | None = None
         self.sizes, self.expected = sizes, dict(expected or {})
         self.preferred: Specialization | None = None
@@ -137,7 +146,7 @@ class Specialization:
         ]
         self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
         self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
-        self._indices = ranges_of_inputs(imported)
+        self._indices = lowered.indices
         self._known: dict[tuple[int, ...], bool] = {}
         executable.watch(self.guards)
 
@@ -255,23 +264,11 @@ class Variant:
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
     ) -> Specialization:
         program = self.program
-        with GuardLog() as log, expecting(expected or {}):
-            start = time.perf_counter()
-            imported = program.share_leaves(self.name, self.source(sizes))
-            program.add_seconds("import", start)
-            if program.bounds == "strict":
-                self._refuse_guesses(imported)
-            with _naming_lines(imported):
-                start = time.perf_counter()
-                graph = optimize(imported, program.context.traits)
-                program.add_seconds("passes", start)
-                start = time.perf_counter()
-                plan = make_plan(graph, program.context.traits)
-                program.add_seconds("lower", start)
+        lowered = self._kept(sizes, expected)
         try:
             executable = Executable(
                 program.context,
-                plan,
+                lowered.plan,
                 program.weights,
                 program.states,
                 program.progress,
@@ -287,11 +284,8 @@ class Variant:
         program.executables.add(executable)
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
-        guards = [*log.guards, *graph.constraints]
-        exported = self.specializations[0].graph if self.specializations else graph
-        made = Specialization(
-            graph, guards, executable, imported, sizes, expected, self.lenient, exported
-        )
+        exported = self.specializations[0].graph if self.specializations else lowered.graph
+        made = Specialization(lowered, executable, sizes, expected, self.lenient, exported)
         made.used = self.calls
         self.specializations.append(made)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
@@ -302,6 +296,53 @@ class Variant:
             oldest.executable.close()
             program.release_unused()
         return made
+
+    def _kept(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Lowered:
+        """The method, lowered: as the cache has it, or anew."""
+        program = self.program
+        keeper = Keeper.of(program.context, self.source, program.leaves)
+        start = time.perf_counter()
+        question = (
+            None
+            if keeper is None
+            else keeper.question(self.name, sizes, expected, program.shares_weights)
+        )
+        if keeper is None or question is None:
+            return self._lowered(sizes, expected)
+        found = keeper.find(question)
+        program.add_seconds("plan", start)
+        if found is None:
+            found = self._lowered(sizes, expected)
+            start = time.perf_counter()
+            keeper.keep(question, self.name, found)
+            program.add_seconds("plan", start)
+        elif program.bounds == "strict":
+            self._refuse_guesses(found.imported)
+        return found
+
+    def _lowered(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Lowered:
+        """The method, lowered anew."""
+        # All operators come with these, and a program whose plan is kept needs none of them.
+        from purevk.passes.check_indices import ranges_of_inputs
+        from purevk.passes.pipeline import optimize
+        from purevk.schedule.planning import make_plan
+
+        program = self.program
+        with GuardLog() as log, ReadLog() as reads, expecting(expected or {}):
+            start = time.perf_counter()
+            imported = program.share_leaves(self.name, self.source(sizes))
+            program.add_seconds("import", start)
+            if program.bounds == "strict":
+                self._refuse_guesses(imported)
+            with _naming_lines(imported):
+                start = time.perf_counter()
+                graph = optimize(imported, program.context.traits)
+                program.add_seconds("passes", start)
+                start = time.perf_counter()
+                plan = make_plan(graph, program.context.traits)
+                program.add_seconds("lower", start)
+        indices = ranges_of_inputs(imported)
+        return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
 
     def _refuse_guesses(self, graph: Graph) -> None:
         for symbol in graph.symbols:

@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from purevk.frontends.files import ModelFile
 from purevk.frontends.importer import InputSizes
-from purevk.ir import Graph, Guard, GuardLog, Node, Value
+from purevk.ir import Graph, GuardLog, Node, ReadLog, Value
 from purevk.ir import dims as _dims
+from purevk.passes.check_indices import ranges_of_inputs
 from purevk.passes.pipeline import optimize
+from purevk.program.leaves import Leaves
 from purevk.program.specs import ArgumentSpec
-from purevk.schedule.plan import Plan, make_plan
+from purevk.schedule.plan import Lowered, Plan
+from purevk.schedule.planning import make_plan
 from purevk.tuning import DeviceTraits
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A method: the graph of the front end, the optimized graph, the execution plan, and the guards
-    of the sizes. Calls that break a guard are lowered again."""
-
-    imported: Graph
-    graph: Graph
-    plan: Plan
-    guards: tuple[Guard, ...]
-
-
 def lower(
-    program: ModelFile, method: str, traits: DeviceTraits, sizes: InputSizes | None = None
+    program: ModelFile,
+    method: str,
+    traits: DeviceTraits,
+    sizes: InputSizes | None = None,
+    leaves: Leaves | None = None,
 ) -> Lowered:
     """Lowers a method of an open file, for its exported bounds or for the sizes of a call. Needs no
     device.
 
+    Args:
+        leaves: the constants and states that lowerings of the program share, if they do.
+
     Raises:
         UnsupportedProgramError, FileFormatError: as `purevk.load` does.
     """
-    with GuardLog() as log:
+    with GuardLog() as log, ReadLog() as reads:
         imported = program.graph(method, sizes)
+        if leaves is not None:
+            imported = leaves.share(method, imported)
         graph = optimize(imported, traits)
         plan = make_plan(graph, traits)
-    return Lowered(imported, graph, plan, tuple(log.guards))
+    indices = ranges_of_inputs(imported)
+    return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
 
 
 # -- inputs and outputs --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from purevk.ir import Arg, Dim, Graph, Node, Value
+from purevk.ir.host import HOST
 from purevk.ops import registry
 
 
@@ -47,7 +48,7 @@ def split_constant(
             and not definition.mutates
             and not definition.transient
             and node.results
-            and node.op != registry.HOST
+            and node.op != HOST
             and all(value.type.is_static for value in node.results)
             and not _symbolic(node.args)
         )

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from purevk.ir import Graph, Node, Symbol, Value
+from purevk.ir.host import HOST, SEED
 from purevk.ops import registry
-from purevk.ops.registry import HOST, SEED
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Nodes that run together. `nodes` is one node where the host steps in: for the CPU, control
-    flow, or a seed."""
-
-    on_device: bool
-    nodes: tuple[Node, ...]
-
-    @property
-    def runs_on(self) -> str:
-        """ "gpu", "cpu" (an operator that the device cannot run), or "host" (control flow, a
-        seed)."""
-        return "gpu" if self.on_device else "cpu" if self.nodes[0].op == HOST else "host"
+from purevk.schedule.plan import Segment
 
 
 def on_host(node: Node) -> bool:
     """Whether the host runs a node, or decides what runs."""
-    return node.op in (HOST, SEED) or registry.is_control(node)
+    return node.op in (HOST, SEED) or bool(node.graphs)
 
 
 def segments(

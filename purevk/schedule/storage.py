@@ -3,40 +3,18 @@ have an order of dims in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from purevk.errors import GraphError
-from purevk.ir import Dim, Graph, Layout, Node, Value, values_in
+from purevk.ir import Graph, Layout, Node, Value, values_in
+from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.complex.views import INTERLEAVE, pair_type, part_layout
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 from purevk.ops.image_layout import LayoutQuery
-from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
+from purevk.schedule.plan import StorageAssignment
 from purevk.tuning import DeviceTraits
-
-
-@dataclass(frozen=True)
-class StorageAssignment:
-    """A graph with a storage and a layout for each value.
-
-    Attributes:
-        graph: without view nodes; copies are nodes.
-        storages: the value whose bytes hold each value; those missing hold their own.
-        layouts: the layout of each value in its storage; those missing are dense and row-major.
-    """
-
-    graph: Graph
-    storages: Mapping[Value, Value]
-    layouts: Mapping[Value, Layout]
-
-    def is_fixed(self, value: Value) -> bool:
-        """Whether the sizes of a value, and where it lies in its storage, are the same at every
-        call. A slice at a position of the call has an offset of its own."""
-        layout = self.layouts.get(value)
-        numbers = () if layout is None else (layout.offset, *layout.strides)
-        return value.type.is_static and not any(isinstance(each, Dim) for each in numbers)
 
 
 def assign_storage(graph: Graph, traits: DeviceTraits | None = None) -> StorageAssignment:

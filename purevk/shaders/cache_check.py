@@ -19,8 +19,8 @@ class EntryInfo:
     """An entry of a cache folder.
 
     Attributes:
-        kind: "spirv", "pipeline" (the driver's cache) or "tuning".
-        name: the template; the name of a tuning result.
+        kind: "spirv", "pipeline" (the driver's cache), "tuning" or "plan" (a lowered method).
+        name: the template; the name of a tuning result, or of a method.
         nbytes, used: of the file; the time of its last use, in seconds since 1970.
         device: what a pipeline cache or tuning result belongs to.
         compiler: what made the SPIR-V.
@@ -54,6 +54,10 @@ def entry_problem(kind: str, digest: str, meta: Mapping[str, Any], payload: byte
         if not isinstance(device, str) or text_hash(device) != digest:
             return "the device is not that of its name"
         return "" if pipeline_header_fits(payload, None, None, None) else "no pipeline cache"
+    if kind == "plan":
+        question = meta.get("question")
+        is_its_own = isinstance(question, str) and text_hash(question) == digest
+        return "" if is_its_own else "the question is not that of its name"
     if text_hash(json.dumps([device, name])) != digest:
         return "the device is not that of its name"
     try:

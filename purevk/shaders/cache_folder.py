@@ -17,7 +17,7 @@ from purevk.shaders.cache_entry import SUFFIX, unpack
 from purevk.whole_file import TEMPORARY, is_stale, remove, replacing
 
 _log = logging.getLogger("purevk.cache")
-_KINDS = ("spirv", "pipeline", "tuning")
+_KINDS = ("spirv", "pipeline", "tuning", "plan")
 
 
 class EntryFolder:

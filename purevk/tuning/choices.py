@@ -46,12 +46,17 @@ class Choices:
             candidates: gives all kernels that are right, the best first as far as it is known.
             default: the choice of the cost model.
         """
-        if self._answers is None:
-            self._answers = self._read()
-        answer = self._answers.get(question(kind, problem)) if self._answers else None
+        answer = self.answers.get(question(kind, problem)) if self.answers else None
         if answer is None:
             return default
         return next((each for each in candidates() if str(each) == answer), default)
+
+    @property
+    def answers(self) -> Answers:
+        """All answers, by question."""
+        if self._answers is None:
+            self._answers = self._read()
+        return self._answers
 
     def begin(self, node: object) -> None:
         """Called before a node of a graph is lowered, with None after it."""

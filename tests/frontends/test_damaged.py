@@ -23,7 +23,7 @@ from purevk.graph.context import typical_traits
 from purevk.ir import Graph, Node, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.passes.pipeline import optimize
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 from tests.harness import DATA
 
 X = ["x", "float32", [64]]

@@ -27,7 +27,7 @@ from purevk.frontends.saved import write_program
 from purevk.graph.context import typical_traits
 from purevk.passes.pipeline import optimize
 from purevk.program.specs import ArgumentSpec
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 from purevk.shaders.cache_entry import CacheKey, unpack
 from purevk.shaders.source import CompileJob
 from tests.harness import DATA

@@ -12,9 +12,9 @@ from purevk import fallback
 from purevk.dtypes import DType
 from purevk.ir import Graph, Value
 from purevk.ir import dims as _dims
+from purevk.ir.host import HOST
 from purevk.lower.matrix_core_kernels import Fragments
 from purevk.ops.attention.choice import Coopmat
-from purevk.ops.registry import HOST
 from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Recorder, tensor
 

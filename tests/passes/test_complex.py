@@ -10,7 +10,7 @@ from purevk.passes.complex import split_complex
 from purevk.passes.fuse import fuse_pointwise
 from purevk.passes.pipeline import optimize
 from purevk.passes.placement import assign_hosts
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 from tests.ops.harness import Recorder
 from tests.passes.harness import TRAITS
 

@@ -13,8 +13,8 @@ import torch
 import purevk.ops  # noqa: F401
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, GuardLog, Node, TensorType, Value
+from purevk.ir.host import HOST
 from purevk.ir.verify import verify
-from purevk.ops.registry import HOST
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.fuse import fuse_pointwise, to_programs
 from purevk.passes.pipeline import passes

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value, values_in
+from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.index.scatter import NAME as SCATTER
-from purevk.ops.registry import HOST
 from purevk.passes.rewrite import Rewriter
 
 _SAME_ELEMENTS = ("aten.view.default", "aten.unsqueeze.default", "aten.alias.default")

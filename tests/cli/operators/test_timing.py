@@ -12,7 +12,7 @@ from purevk.graph.limits import DeviceLimits
 from purevk.ir import GuardLog
 from purevk.ops import registry
 from purevk.passes.pipeline import optimize
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 
 
 def test_every_case_has_a_kernel() -> None:

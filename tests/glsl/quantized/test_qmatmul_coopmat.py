@@ -121,7 +121,7 @@ def test_the_answer_is_kept(monkeypatch, tmp_path):
     )
     for _ in range(2):
         store = KernelStore(device(), cache, DeviceTraits(frozenset()))
-        ask = fragments.fragment_order(store)
+        ask = fragments.FragmentOrder(store)
         for dtype, columns in itertools.product(dtypes, (8, 16)):
             assert ask(dtype, columns) and ask(dtype, columns)
     assert len(runs) == 6

@@ -11,7 +11,7 @@ import torch
 from purevk.graph.context import typical_traits
 from purevk.lower.lowering import Dispatch
 from purevk.passes.pipeline import optimize
-from purevk.schedule.plan import make_plan
+from purevk.schedule.planning import make_plan
 from tests.ops.harness import Recorder
 from tests.ops.matmul import test_choice
 

@@ -1,0 +1,403 @@
+"""Plans of lowered methods, kept in the on-disk cache: a later load of the same file runs no pass and
+lowers nothing.
+
+An entry answers a question, which has all that lowering depends on besides the file: purevk's own
+code, the device, what was measured on it, the environment variables, the sizes. The file is compared
+by its bytes. Those of weights are left out, unless a decision was taken from their elements
+(`ReadLog` notes these). So no entry needs a file's name or date, and a model that was trained further
+keeps its plan.
+
+Entries are pickles. Reading one makes objects of the classes of purevk's own graphs and plans, and
+calls nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from purevk import knobs
+from purevk.dtypes import DType
+from purevk.graph.context import Context
+from purevk.ir import TensorType, Value
+from purevk.ir.expected import Expected
+from purevk.program.leaves import ConstantKey, Leaves, StateKey, address_of
+from purevk.schedule.plan import Lowered
+from purevk.tuning import Choices
+
+if TYPE_CHECKING:
+    from purevk.frontends.importer import InputSizes
+
+FORMAT = 1
+_PACKAGE = Path(__file__).parent.parent
+_MOST_BYTES = 8 << 20  # of tensors that are not in the file, in an entry
+_MODULES = ("purevk.ir", "purevk.lower", "purevk.ops", "purevk.schedule")
+_FUNCTIONS = {("purevk.dtypes", "dtype_named"), ("purevk.ir.dims", "Dim")}
+_log = logging.getLogger("purevk")
+# Variables that change neither graphs nor plans, and what differs between machines.
+_WITHOUT_EFFECT = (
+    knobs.ASSERT_CACHED,
+    knobs.CACHE,
+    knobs.CACHE_DIR,
+    knobs.CACHE_MAX_BYTES,
+    knobs.CHECK,
+    knobs.COMPILE_THREADS,
+    knobs.DEVICE,
+    knobs.EAGER_FALLBACK,
+    knobs.KEEP_PLANS,
+    knobs.POLL,
+    knobs.PROGRESS,
+    knobs.RECORDINGS,
+    knobs.SEED,
+    knobs.SHADERC,
+    knobs.TIMEOUT,
+    knobs.VALIDATION,
+    knobs.VISIBLE_DEVICES,
+)
+
+
+class _NotKept(Exception):
+    """Why a plan has no entry."""
+
+
+# What wrong bytes raise while they are read.
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class Keeper:
+    """Finds and keeps the plans of the methods of one file, on one device.
+
+    Args:
+        context: the device.
+        files: the bytes of the file, and of its data files.
+        leaves: of the program.
+    """
+
+    def __init__(self, context: Context, files: Sequence[memoryview], leaves: Leaves) -> None:
+        self.context, self.files, self.leaves = context, files, leaves
+
+    @staticmethod
+    def of(context: Context, source: Any, leaves: Leaves) -> Keeper | None:
+        """What keeps the plans of a source of graphs; None if they are not kept: it is no file, the
+        cache is in memory alone, or what decides about the plans is not known to the cache."""
+        files = getattr(source, "files", None)
+        # To write each graph, or to verify it, means to make it. And whoever tries other kernels
+        # than those that were measured wants to be asked.
+        wanted = knobs.KEEP_PLANS() and not knobs.DUMP() and not knobs.VERIFY()
+        if files is None or not wanted or type(context.traits.choices) is not Choices:
+            return None
+        if not context.cache.persistent or _is_extended() or not _code():
+            return None
+        return Keeper(context, files, leaves)
+
+    def question(
+        self,
+        method: str,
+        sizes: InputSizes | None,
+        expected: Mapping[str, Expected] | None,
+        shares_weights: bool,
+    ) -> str | None:
+        """The question that an entry answers, as JSON; None if what it depends on cannot be told."""
+        variables = knobs.set_here()
+        for knob in _WITHOUT_EFFECT:
+            variables.pop(knob.name, None)
+        try:
+            asked = {
+                "format": FORMAT,
+                "code": _code(),
+                "device": self.context.kernels.device_key,
+                "traits": plain(self.context.traits),
+                "answers": dict(self.context.traits.choices.answers),
+                "variables": variables,
+                "files": [len(file) for file in self.files],
+                "method": method,
+                "sizes": plain(sizes),
+                "expected": plain(expected or {}),
+                "shares_weights": shares_weights,
+            }
+        except TypeError as error:
+            _log.debug("%s: its plan is not kept: %s", method, error)
+            return None
+        return json.dumps(asked, sort_keys=True)
+
+    def find(self, question: str) -> Lowered | None:
+        """The plan that was kept for a question, if the files have the bytes that it was made from."""
+        cache = self.context.cache
+        payload = cache.get_plan(question)
+        if payload is None:
+            return None
+        try:
+            stream = io.BytesIO(payload)
+            head = _Reader(stream, self).load()
+            if _digest(self.files, head.skipped) != head.digest:
+                return None
+            leaves = [self._leaf(each) for each in head.leaves]
+            lowered = _Reader(stream, self, leaves).load()
+        except _UNREADABLE as error:
+            _log.debug("a kept plan cannot be read: %r", error)
+            cache.drop_plan(question)
+            return None
+        if not isinstance(lowered, Lowered):
+            cache.drop_plan(question)
+            return None
+        _load_operators(lowered)
+        return lowered
+
+    def keep(self, question: str, method: str, lowered: Lowered) -> bool:
+        """Keeps a plan of a method; whether it could."""
+        if not getattr(self.context.traits.fragment_order, "settled", True):
+            return False  # it may be known the next time
+        try:
+            payload = self._pack(lowered)
+            self._try(payload)
+        except (_NotKept, *_UNREADABLE, pickle.PicklingError) as error:
+            _log.debug("%s: its plan is not kept: %s", method, error)
+            return False
+        kernels = self.context.kernels
+        self.context.cache.put_plan(question, payload, kernels.device_key, method)
+        return True
+
+    # -- writing ---------------------------------------------------------------------------------
+    def _pack(self, lowered: Lowered) -> bytes:
+        leaves: dict[Value, int] = {}
+        for inner in lowered.imported.nested():
+            for value in (*inner.constants, *inner.states):
+                leaves.setdefault(value, len(leaves))
+        body = io.BytesIO()
+        writer = _Writer(body, self, leaves)
+        writer.dump(dataclasses.replace(lowered, read=()))
+        described = [self._described(value, writer) for value in leaves]
+        places = [self.place(data) for data in lowered.read if len(data)]
+        skipped = _without(writer.ranges, places, len(self.files))
+        head = io.BytesIO()
+        _Writer(head, self, {}).dump(_Head(_digest(self.files, skipped), skipped, described))
+        return head.getvalue() + body.getvalue()
+
+    def _described(self, value: Value, writer: _Writer) -> tuple[Any, ...]:
+        key = self.leaves.key(value)
+        if isinstance(key, StateKey):
+            return value.name, key.dtype, key.dims, key.name
+        if isinstance(key, ConstantKey):
+            place = writer.places.get((key.address, key.nbytes))
+            if place is not None:
+                return value.name, key.dtype, key.dims, None, place
+        raise _NotKept(f"where {value.name} comes from is not known")
+
+    def place(self, data: memoryview) -> tuple[int, int, int] | None:
+        """Which file has bytes, and where: its number, the first byte and how many."""
+        address = address_of(data)
+        for number, file in enumerate(self.files):
+            first = address - address_of(file)
+            if 0 <= first and first + len(data) <= len(file):
+                return number, first, len(data)
+        return None
+
+    def _try(self, payload: bytes) -> None:
+        """Reads an entry, before it is kept."""
+        stream = io.BytesIO(payload)
+        head = _Reader(stream, self).load()
+        _Reader(stream, self, [Value("leaf", None)] * len(head.leaves)).load()  # type: ignore[arg-type]
+
+    # -- reading ---------------------------------------------------------------------------------
+    def _leaf(self, described: tuple[Any, ...]) -> Value:
+        name, dtype, dims, state, *place = described
+        if state is not None:
+            return self.leaves.state(name, StateKey(state, dtype, dims))
+        return self.leaves.constant(name, TensorType(dtype, dims), self.bytes_at(place[0]))
+
+    def bytes_at(self, place: Any) -> memoryview:
+        """The bytes at a place that an entry names."""
+        if isinstance(place, bytes):
+            return memoryview(place)
+        number, first, size = place
+        found: memoryview = self.files[number][first : first + size]
+        return found
+
+
+class _Head(NamedTuple):
+    """What comes before the plan in an entry.
+
+    Attributes:
+        digest: of all bytes of the files that are not skipped.
+        skipped: for each file, (first byte, bytes) of what the plan does not depend on, sorted.
+        leaves: name, dtype, sizes and key of the constants and states.
+    """
+
+    digest: str
+    skipped: list[list[tuple[int, int]]]
+    leaves: list[tuple[Any, ...]]
+
+
+class _Writer(pickle.Pickler):
+    """Writes graphs and plans. Values that methods share are numbers, and tensors in the files are
+    places there.
+
+    Attributes:
+        ranges: (file, first byte, bytes) of the tensors.
+        places: where tensors are, or their bytes, by address and length.
+    """
+
+    def __init__(self, stream: io.BytesIO, keeper: Keeper, leaves: Mapping[Value, int]) -> None:
+        super().__init__(stream, protocol=5)
+        self._keeper, self._leaves = keeper, leaves
+        self._inline = 0
+        self.ranges: list[tuple[int, int, int]] = []
+        self.places: dict[tuple[int, int], Any] = {}
+
+    def persistent_id(self, each: Any) -> Any:
+        kind = type(each)
+        if kind is Value:
+            return self._leaves.get(each)
+        return self._place(each) if kind is memoryview else None
+
+    def _place(self, data: memoryview) -> Any:
+        place: Any = self._keeper.place(data) if len(data) else None
+        if place is not None:
+            self.ranges.append(place)
+        else:
+            self._inline += len(data)
+            if self._inline > _MOST_BYTES:
+                raise _NotKept(f"more than {_MOST_BYTES} bytes of its tensors are not in the file")
+            place = bytes(data)
+        self.places[address_of(data), len(data)] = place
+        return (place,)
+
+
+class _Reader(pickle.Unpickler):
+    """Reads what `_Writer` wrote: objects of purevk's own classes, and nothing else."""
+
+    def __init__(
+        self, stream: io.BytesIO, keeper: Keeper, leaves: Sequence[Value] | None = None
+    ) -> None:
+        super().__init__(stream)
+        self._keeper, self._leaves = keeper, leaves or ()
+
+    def persistent_load(self, number: Any) -> Any:
+        if isinstance(number, int):
+            return self._leaves[number]
+        return self._keeper.bytes_at(number[0])
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == _Head.__name__:
+            return _Head
+        if module.startswith(_MODULES) or (module, name) in _FUNCTIONS:
+            found = super().find_class(module, name)
+            if (module, name) in _FUNCTIONS or (
+                isinstance(found, type)
+                and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
+            ):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
+
+
+def _digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
+    """The SHA-256 of the bytes of files without some ranges, which are sorted."""
+    made = hashlib.sha256()
+    for file, ranges in zip(files, skipped, strict=True):
+        at = 0
+        for first, size in ranges:
+            made.update(file[at:first])
+            at = max(at, first + size)
+        made.update(file[at:])
+        made.update(len(file).to_bytes(8, "little"))
+    return made.hexdigest()
+
+
+def _without(
+    ranges: Iterable[tuple[int, int, int]],
+    read: Iterable[tuple[int, int, int] | None],
+    count: int,
+) -> list[list[tuple[int, int]]]:
+    """For each of `count` files, the ranges that were not read, sorted."""
+    taken = [place for place in read if place is not None]
+    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for number, first, size in sorted(set(ranges)):
+        overlaps = any(
+            other == number and start < first + size and first < start + length
+            for other, start, length in taken
+        )
+        if not overlaps:
+            found[number].append((first, size))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value as plain data for JSON that is the same in each process. Of dataclasses, fields that do
+    not count when they are compared are left out.
+
+    Raises:
+        TypeError: it has no such form.
+    """
+    if isinstance(value, DType):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            each.name: plain(getattr(value, each.name))
+            for each in dataclasses.fields(value)
+            if each.compare
+        }
+    if isinstance(value, Mapping):
+        return sorted([plain(key), plain(each)] for key, each in value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value))
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+def _code() -> str:
+    """Names the code of this purevk: its version, and the sizes and dates of its files. Empty: they
+    are not known, as in an archive."""
+    global _known_code
+    if _known_code is None:
+        from purevk import __version__
+
+        parts = [__version__, ".".join(map(str, sys.version_info[:3]))]
+        for folder, folders, names in os.walk(_PACKAGE):
+            folders[:] = sorted(each for each in folders if not each.startswith(("_", ".")))
+            for name in sorted(names):
+                if name.endswith((".py", ".comp", ".glslh")):
+                    about = os.stat(os.path.join(folder, name))
+                    parts.append(f"{name} {about.st_size} {about.st_mtime_ns}")
+        known = len(parts) > 2
+        _known_code = hashlib.sha256("\n".join(parts).encode()).hexdigest() if known else ""
+    return _known_code
+
+
+_known_code: str | None = None
+
+
+def _is_extended() -> bool:
+    """Whether the user has registered or allowed operators."""
+    executors = sys.modules.get("purevk.ops.executors")
+    extension = sys.modules.get("purevk.ops.extension")
+    return (executors is not None and executors.any_known()) or (
+        extension is not None and extension.any_changed()
+    )
+
+
+def _load_operators(lowered: Lowered) -> None:
+    """Imports the operators if a call reads arguments of nodes by name."""
+    if any(not step.on_device for plan in lowered.plan.nested() for step in plan.steps):
+        import purevk.ops  # noqa: F401

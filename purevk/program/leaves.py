@@ -1,0 +1,101 @@
+"""The constants and states that the methods and the lowerings of a program share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import Graph, Label, Size, Value, map_leaves
+from purevk.ir.types import TensorType
+
+
+class ConstantKey(NamedTuple):
+    """What tells constants apart: where their bytes are on the host, and their type."""
+
+    address: int
+    nbytes: int
+    dtype: DType
+    dims: tuple[Size, ...]
+
+
+class StateKey(NamedTuple):
+    """What tells states apart: the key of their label, or their method and the name there; and their
+    type."""
+
+    name: str | tuple[str, str]
+    dtype: DType
+    dims: tuple[Size, ...]
+
+
+LeafKey: TypeAlias = ConstantKey | StateKey
+
+
+class Leaves:
+    """One value for each constant and each state of a program, so that weights are on the device once
+    and state is one."""
+
+    def __init__(self) -> None:
+        self._values: dict[LeafKey, Value] = {}
+        self._keys: dict[Value, LeafKey] = {}
+        # The bytes of constants: as long as they live, no other constant has their address.
+        self._held: dict[LeafKey, memoryview] = {}
+        self._names: set[str] = set()
+
+    def share(self, method: str, graph: Graph) -> Graph:
+        """The graph of a method with these values in place of its own constants and states."""
+        mapping: dict[Value, Value] = {}
+        for inner in graph.nested():
+            for value, constant in inner.constants.items():
+                mapping[value] = self.constant(value.name, value.type, constant.data)
+            for value in inner.states:
+                if value not in mapping:
+                    mapping[value] = self.state(value.name, _state_key(method, value, graph.labels))
+        return map_leaves(graph, mapping.__getitem__)
+
+    def constant(self, name: str, type: TensorType, data: memoryview) -> Value:
+        """The value of a constant with these bytes. A new one gets the name, or one like it."""
+        key = ConstantKey(address_of(data), len(data), type.dtype, type.dims)
+        self._held.setdefault(key, data)
+        return self._value(key, name, type)
+
+    def state(self, name: str, key: StateKey) -> Value:
+        """The value of a state. A new one gets the name, or one like it."""
+        return self._value(key, name, TensorType(key.dtype, key.dims))
+
+    def key(self, value: Value) -> LeafKey | None:
+        """The key of a value of this program; None: it is no constant and no state of a method as the
+        front end made it."""
+        return self._keys.get(value)
+
+    def _value(self, key: LeafKey, name: str, type: TensorType) -> Value:
+        known = self._values.get(key)
+        if known is not None:
+            return known
+        free, count = name, 0
+        while free in self._names:
+            count += 1
+            free = f"{name}_{count}"
+        self._names.add(free)
+        made = self._values[key] = Value(free, type)
+        self._keys[made] = key
+        return made
+
+    def forget_constants(self, used: Collection[Value] = ()) -> None:
+        """Forgets the constants that are not among `used`. Another one may get the address of one as
+        soon as its bytes are released."""
+        for key, value in list(self._values.items()):
+            if isinstance(key, ConstantKey) and value not in used:
+                del self._values[key], self._keys[value], self._held[key]
+
+
+def address_of(data: memoryview) -> int:
+    """Where bytes are in the memory of this process; 0 for none."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
+
+
+def _state_key(method: str, value: Value, labels: Mapping[Value, Label]) -> StateKey:
+    label = labels.get(value) or Label(value.name)
+    return StateKey(label.key or (method, label.name), value.type.dtype, value.type.dims)
