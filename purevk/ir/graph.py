@@ -22,6 +22,14 @@ from purevk.ir.signature import Signature
 from purevk.ir.types import TensorType, Value
 
 
+class Sealed:
+    """Stands for an argument until someone reads the arguments of its node; see `Node.sealed`."""
+
+    def open(self) -> Arg:
+        """The argument."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
 class Node(Arguments):
     """One application of an operator: `results = op(*args)`.
@@ -38,6 +46,35 @@ class Node(Arguments):
     source: str = ""
     alias: str = ""
 
+    @staticmethod
+    def sealed(
+        op: str,
+        args: tuple[Arg | Sealed, ...],
+        results: tuple[Value, ...],
+        source: str,
+        alias: str,
+        inputs: tuple[Value, ...],
+    ) -> Node:
+        """A node with arguments that take long to make, and are made when they are read. None of its
+        arguments is a graph, and those that are sealed have no tensors.
+
+        Args:
+            inputs: the tensors among the arguments.
+        """
+        node = object.__new__(Node)
+        known = {"op": op, "results": results, "source": source, "alias": alias}
+        node.__dict__.update(known, inputs=inputs, graphs=(), _sealed=args)
+        return node
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what a node does not have: the arguments of a sealed one."""
+        if name != "args" or "_sealed" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        packed = self.__dict__["_sealed"]
+        args = tuple(arg.open() if isinstance(arg, Sealed) else arg for arg in packed)
+        self.__dict__["args"] = args
+        return args
+
     @property
     def result(self) -> Value:
         return self.results[0]
@@ -47,7 +84,7 @@ class Node(Arguments):
         """The tensors among the arguments, in order, also those inside lists."""
         return tuple(values_in(self.args))
 
-    @property
+    @functools.cached_property
     def graphs(self) -> tuple[Graph, ...]:
         """The sub-graphs among the arguments, in order."""
         return tuple(arg for arg in self.args if isinstance(arg, Graph))

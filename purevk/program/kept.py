@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from purevk import knobs
 from purevk.dtypes import DType
 from purevk.graph.context import Context
-from purevk.ir import TensorType, Value
+from purevk.ir import Arg, Node, Sealed, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.program.leaves import ConstantKey, Leaves, StateKey, address_of
 from purevk.schedule.plan import Lowered
@@ -263,6 +263,15 @@ class _Writer(pickle.Pickler):
         self.ranges: list[tuple[int, int, int]] = []
         self.places: dict[tuple[int, int], Any] = {}
 
+    def reducer_override(self, each: Any) -> Any:
+        """Nodes with arguments whose classes come with all operators are read without these."""
+        if type(each) is not Node or each.graphs:
+            return NotImplemented
+        args = tuple(_seal(arg) if _of_operators(arg) else arg for arg in each.args)
+        if all(one is two for one, two in zip(args, each.args)):
+            return NotImplemented
+        return _node, (each.op, args, each.results, each.source, each.alias, each.inputs)
+
     def persistent_id(self, each: Any) -> Any:
         kind = type(each)
         if kind is Value:
@@ -282,8 +291,64 @@ class _Writer(pickle.Pickler):
         return (place,)
 
 
-class _Reader(pickle.Unpickler):
-    """Reads what `_Writer` wrote: objects of purevk's own classes, and nothing else."""
+class _Attribute(Sealed):
+    """An argument of a class of the operators, as it was pickled."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> Any:
+        return _Attribute, (self.data,)
+
+    def open(self) -> Arg:
+        made: Arg = _PlainReader(io.BytesIO(self.data)).load()
+        return made
+
+
+def _node(*parts: Any) -> Node:
+    return Node.sealed(*parts)
+
+
+def _of_operators(arg: Any) -> bool:
+    return type(arg).__module__.startswith("purevk.ops.")
+
+
+def _seal(arg: Any) -> Any:
+    """The argument, sealed; or itself if there are tensors in it."""
+    stream = io.BytesIO()
+    try:
+        _PlainWriter(stream, protocol=5).dump(arg)
+    except _NotKept:
+        return arg
+    _PlainReader(io.BytesIO(stream.getvalue())).load()  # what cannot be read is not kept
+    return _Attribute(stream.getvalue())
+
+
+class _PlainWriter(pickle.Pickler):
+    """Writes what has no tensors."""
+
+    def persistent_id(self, each: Any) -> Any:
+        if isinstance(each, (Value, memoryview)):
+            raise _NotKept("a tensor")
+        return None
+
+
+class _PlainReader(pickle.Unpickler):
+    """Reads objects of the classes that arguments have, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(_MODULES) or (module, name) in _FUNCTIONS:
+            found = super().find_class(module, name)
+            if (module, name) in _FUNCTIONS or (
+                isinstance(found, type)
+                and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
+            ):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
+
+
+class _Reader(_PlainReader):
+    """Reads what `_Writer` wrote."""
 
     def __init__(
         self, stream: io.BytesIO, keeper: Keeper, leaves: Sequence[Value] | None = None
@@ -297,16 +362,11 @@ class _Reader(pickle.Unpickler):
         return self._keeper.bytes_at(number[0])
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _Head.__name__:
-            return _Head
-        if module.startswith(_MODULES) or (module, name) in _FUNCTIONS:
-            found = super().find_class(module, name)
-            if (module, name) in _FUNCTIONS or (
-                isinstance(found, type)
-                and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
-            ):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
+        if module == __name__:
+            own = {"_Head": _Head, "_Attribute": _Attribute, "_node": _node}
+            if name in own:
+                return own[name]
+        return super().find_class(module, name)
 
 
 def _digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -367,8 +427,8 @@ def plain(value: Any) -> Any:
 
 
 def _code() -> str:
-    """Names the code of this purevk: its version, and the sizes and dates of its files. Empty: they
-    are not known, as in an archive."""
+    """Names the code of this purevk: its version, and the sizes and dates of its files, by which
+    Python too tells whether bytecode is that of a file. Empty: they are not known, as in an archive."""
     global _known_code
     if _known_code is None:
         from purevk import __version__
@@ -379,7 +439,7 @@ def _code() -> str:
             for name in sorted(names):
                 if name.endswith((".py", ".comp", ".glslh")):
                     about = os.stat(os.path.join(folder, name))
-                    parts.append(f"{name} {about.st_size} {about.st_mtime_ns}")
+                    parts.append(f"{name} {about.st_size} {int(about.st_mtime)}")
         known = len(parts) > 2
         _known_code = hashlib.sha256("\n".join(parts).encode()).hexdigest() if known else ""
     return _known_code

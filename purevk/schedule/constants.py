@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from purevk.ir import Arg, Dim, Graph, Node, Value
+from purevk.ir import Arg, Dim, Graph, Node, Value, values_in
 from purevk.ir.host import HOST
 from purevk.ops import registry
 
@@ -61,8 +61,9 @@ def split_constant(
         else:
             rest.append(node)
     made = {value for node in once for value in node.results}
-    read = {value for node in rest for value in node.inputs} | graph.output_values()
-    read |= {source.value for source in graph.symbols.values() if source.value is not None}
+    read = [value for node in rest for value in node.inputs]
+    read += values_in(graph.outputs)
+    read += [source.value for source in graph.symbols.values() if source.value is not None]
     kept = tuple(value for value in dict.fromkeys(map(storage_of, read)) if value in made)
     return Split(tuple(once), kept, graph.with_nodes(rest))
 

@@ -1,15 +1,23 @@
-"""Modules as `.pte` files, against the modules themselves."""
+"""Modules as `.pte` files, against the modules themselves; and the files of all releases of
+executorch."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
+import numpy as np
 import torch
 
 import purevk
 from purevk import pte
 from tests.models.export import trace_patterns_once
 from tests.models.messages import quiet
+
+RELEASES = Path(__file__).parents[1] / "data" / "releases"
+FILES = sorted(
+    {str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte")}
+)
 
 
 def tensor(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -51,3 +59,24 @@ def check_file(
             torch.testing.assert_close(program(*call), reference(*call), rtol=1e-4, atol=1e-5)
         if control is not None:
             assert program.report()["control_flow"] == control
+
+
+def samples_of(file: str) -> dict[str, list[tuple[list[np.ndarray], list[np.ndarray]]]]:
+    """(inputs, eager results) of each recorded call, in order, by method."""
+    own, found = RELEASES / f"{file}.npz", {}
+    with np.load(own if own.exists() else RELEASES / "eager" / f"{Path(file).name}.npz") as arrays:
+        for key in arrays.files:
+            method, _, array = key.rpartition(".")
+            kind = "in" if array.startswith("in") else "out"
+            calls, number = (
+                found.setdefault(method or "forward", []),
+                int(array.removeprefix(kind).split("_")[0]),
+            )
+            if number == len(calls):
+                calls.append(([], []))
+            calls[number][kind == "out"].append(arrays[key])
+    return found
+
+
+def data_files(file: str) -> list[Path]:
+    return sorted((RELEASES / file).glob("*.ptd"))

@@ -17,8 +17,8 @@ from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.ir.printer import to_text
 from purevk.ops import registry
 from tests.ops.harness import context
+from tests.program.harness import FILES, RELEASES, data_files, samples_of
 
-RELEASES = Path(__file__).parents[1] / "data" / "releases"
 MADE_WITH = {
     path.parent.name: json.loads(path.read_text())
     for path in sorted(RELEASES.glob("*/made_with.json"))
@@ -29,10 +29,6 @@ SAME = {
     for name, other in made["same_as"].items()
 }
 """Files that a release wrote as another one did, byte for byte."""
-FILES = sorted(
-    {str(path.relative_to(RELEASES).with_suffix("")) for path in RELEASES.glob("*/*.pte")}
-)
-
 # The largest error, as a share of the largest element: sums in another order, or what the name
 # says.
 ROUNDING = 5e-6
@@ -52,27 +48,6 @@ WITHOUT_A_ROW = {
 }  # fmt: skip
 
 _verified: set[str] = set()
-
-
-def samples_of(file: str) -> dict[str, list[tuple[list[np.ndarray], list[np.ndarray]]]]:
-    """(inputs, eager results) of each recorded call, in order, by method."""
-    own, found = RELEASES / f"{file}.npz", {}
-    with np.load(own if own.exists() else RELEASES / "eager" / f"{Path(file).name}.npz") as arrays:
-        for key in arrays.files:
-            method, _, array = key.rpartition(".")
-            kind = "in" if array.startswith("in") else "out"
-            calls, number = (
-                found.setdefault(method or "forward", []),
-                int(array.removeprefix(kind).split("_")[0]),
-            )
-            if number == len(calls):
-                calls.append(([], []))
-            calls[number][kind == "out"].append(arrays[key])
-    return found
-
-
-def data_files(file: str) -> list[Path]:
-    return sorted((RELEASES / file).glob("*.ptd"))
 
 
 def digest(file: str) -> str:
