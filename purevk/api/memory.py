@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from purevk.api.device import Device
 
 BLOCK_SIZE = 64 << 20
+HOST_BLOCK_SIZE = 4 << 20  # of the first block in memory that only the host has
 _MIB = 1 << 20
 
 
@@ -347,6 +348,8 @@ class Allocator:
             if sum(map(len, state.blocks.values())) >= self._limits.max_allocations:
                 tried.append(f"the device allows {self._limits.max_allocations} allocations")
                 return None
+            if not kind.flags & DEVICE_LOCAL:
+                block_size = min(block_size, self._host_block(index, size))
             sizes = (size,) if dedicated else (block_size, max(block_size // 8, size))
             for wanted in sizes:
                 made = self._new_block(index, wanted, dedicated, external)
@@ -358,6 +361,12 @@ class Allocator:
             f"heap {kind.heap} ({heap.size / _MIB:.0f} MiB, {state.reserved[kind.heap] / _MIB:.1f} MiB taken by purevk)"
         )
         return None
+
+    def _host_block(self, index: int, size: int) -> int:
+        """Bytes of the next block of memory of the host, for an allocation. A driver pins its pages,
+        which takes long: so blocks begin small, and double what there is."""
+        taken = sum(block.size for block in self.state.blocks.get(index, ()) if not block.dedicated)
+        return max(HOST_BLOCK_SIZE, taken, 1 << (2 * size - 1).bit_length())
 
     def _new_block(self, index: int, size: int, dedicated: bool, external: bool) -> Block | None:
         state, functions = self.state, self._functions
