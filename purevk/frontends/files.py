@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from purevk import pte
 from purevk.errors import InputError
@@ -37,13 +37,30 @@ class FileSource:
         return self.file.graph(self.method, sizes)
 
     @property
-    def files(self) -> tuple[memoryview, ...] | None:
-        """See `ModelFile.files`."""
-        return self.file.files
+    def parts(self) -> tuple[FilePart, ...] | None:
+        """See `ModelFile.parts`."""
+        return self.file.parts
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """See `ModelFile.digests`."""
+        return self.file.digests
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """The boundary around what is done with the graphs, see `reading`."""
         return reading(f"{self.file.label}, method {self.method}")
+
+
+class FilePart(NamedTuple):
+    """A file that graphs follow from.
+
+    Attributes:
+        view: its bytes.
+        tensors: (first byte, bytes) of what holds nothing but tensors.
+    """
+
+    view: memoryview
+    tensors: list[tuple[int, int]]
 
 
 class ModelFile:
@@ -53,12 +70,14 @@ class ModelFile:
         kind: "pte", "pvk" or "pt2".
         content: what is in the file.
         label: the file's name without its folder, for messages.
+        digests: of parts of the file, by a text that says which. Those who need them keep them here.
     """
 
     def __init__(
         self, content: pte.Program | saved.SavedProgram | ExportedFile, label: str
     ) -> None:
         self.content, self.label = content, label
+        self.digests: dict[str, str] = {}
 
     @property
     def kind(self) -> str:
@@ -76,19 +95,16 @@ class ModelFile:
         return tuple(self.content.methods)
 
     @property
-    def files(self) -> tuple[memoryview, ...] | None:
-        """The bytes of the file and of its data files, from which its graphs follow; None of a .pt2
-        file, whose graphs torch makes too."""
+    def parts(self) -> tuple[FilePart, ...] | None:
+        """The file and its data files; None of a .pt2 file, whose graphs follow from torch too."""
         if isinstance(self.content, saved.SavedProgram):
-            return (self.content.source.view,)
+            return (FilePart(self.content.source.view, self.content.tensor_places),)
         if not isinstance(self.content, pte.Program):
             return None
-        return tuple(
-            source.view
-            for source in (
-                self.content.source,
-                *(file.source for file in self.content.data_files),
-            )
+        program = self.content
+        return (
+            FilePart(program.source.view, program.tensor_places),
+            *(FilePart(file.source.view, file.tensor_places) for file in program.data_files),
         )
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:

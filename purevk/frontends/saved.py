@@ -157,6 +157,11 @@ class SavedProgram:
         return tuple(self._read)
 
     @property
+    def tensor_places(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the tensors."""
+        return sorted((start, size) for start, size, _ in self._tensors)
+
+    @property
     def tensor_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(size for _, size, _ in self._tensors)

@@ -7,8 +7,7 @@ by its bytes. Those of weights are left out, unless a decision was taken from th
 (`ReadLog` notes these). So no entry needs a file's name or date, and a model that was trained further
 keeps its plan.
 
-Entries are pickles. Reading one makes objects of the classes of purevk's own graphs and plans, and
-calls nothing else.
+Entries are pickles, which are read with the classes of purevk's own graphs and plans alone.
 """
 
 from __future__ import annotations
@@ -35,12 +34,15 @@ from purevk.schedule.plan import Lowered
 from purevk.tuning import Choices
 
 if TYPE_CHECKING:
+    from purevk.frontends.files import FilePart
     from purevk.frontends.importer import InputSizes
 
 FORMAT = 1
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MOST_BYTES = 8 << 20  # of tensors that are not in the file, in an entry
-_MODULES = ("purevk.ir", "purevk.lower", "purevk.ops", "purevk.schedule")
+_MOST_COMPARED = 32 << 20  # bytes of files; comparing more takes longer than lowering
+_HEAD = 4096  # first bytes of a file, which tell apart most files of one size
+_MODULES = ("purevk.ir.", "purevk.lower.", "purevk.ops.", "purevk.schedule.")
 _FUNCTIONS = {("purevk.dtypes", "dtype_named"), ("purevk.ir.dims", "Dim")}
 _log = logging.getLogger("purevk")
 # Variables that change neither graphs nor plans, and what differs between machines.
@@ -88,26 +90,35 @@ class Keeper:
 
     Args:
         context: the device.
-        files: the bytes of the file, and of its data files.
+        parts: the file, and its data files.
         leaves: of the program.
+        digests: of parts of the files, as far as they are known.
     """
 
-    def __init__(self, context: Context, files: Sequence[memoryview], leaves: Leaves) -> None:
-        self.context, self.files, self.leaves = context, files, leaves
+    def __init__(
+        self,
+        context: Context,
+        parts: Sequence[FilePart],
+        leaves: Leaves,
+        digests: dict[str, str],
+    ) -> None:
+        self.context, self.parts, self.leaves = context, parts, leaves
+        self.files = [part.view for part in parts]
+        self._digests = digests
 
     @staticmethod
     def of(context: Context, source: Any, leaves: Leaves) -> Keeper | None:
         """What keeps the plans of a source of graphs; None if they are not kept: it is no file, the
         cache is in memory alone, or what decides about the plans is not known to the cache."""
-        files = getattr(source, "files", None)
+        parts = getattr(source, "parts", None)
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
         wanted = knobs.KEEP_PLANS() and not knobs.DUMP() and not knobs.VERIFY()
-        if files is None or not wanted or type(context.traits.choices) is not Choices:
+        if parts is None or not wanted or type(context.traits.choices) is not Choices:
             return None
-        if not context.cache.persistent or _is_extended() or not _code():
+        if context.cache.folder is None or _is_extended() or not CODE:
             return None
-        return Keeper(context, files, leaves)
+        return Keeper(context, parts, leaves, source.digests)
 
     def question(
         self,
@@ -123,12 +134,16 @@ class Keeper:
         try:
             asked = {
                 "format": FORMAT,
-                "code": _code(),
+                "code": CODE,
                 "device": self.context.kernels.device_key,
                 "traits": plain(self.context.traits),
                 "answers": dict(self.context.traits.choices.answers),
                 "variables": variables,
-                "files": [len(file) for file in self.files],
+                # What is decided by fragments follows from the device, if they may be asked for.
+                "fragments": hasattr(self.context.traits.fragment_order, "settled"),
+                "files": [
+                    (len(file), hashlib.sha256(file[:_HEAD]).hexdigest()) for file in self.files
+                ],
                 "method": method,
                 "sizes": plain(sizes),
                 "expected": plain(expected or {}),
@@ -148,7 +163,7 @@ class Keeper:
         try:
             stream = io.BytesIO(payload)
             head = _Reader(stream, self).load()
-            if _digest(self.files, head.skipped) != head.digest:
+            if self._digest(head.skipped) != head.digest:
                 return None
             leaves = [self._leaf(each) for each in head.leaves]
             lowered = _Reader(stream, self, leaves).load()
@@ -166,6 +181,8 @@ class Keeper:
         """Keeps a plan of a method; whether it could."""
         if not getattr(self.context.traits.fragment_order, "settled", True):
             return False  # it may be known the next time
+        if not self.context.cache.persistent or _code_now() != CODE:
+            return False  # purevk was changed on disk, and some of it may be imported already
         try:
             payload = self._pack(lowered)
             self._try(payload)
@@ -187,9 +204,17 @@ class Keeper:
         writer.dump(dataclasses.replace(lowered, read=()))
         described = [self._described(value, writer) for value in leaves]
         places = [self.place(data) for data in lowered.read if len(data)]
-        skipped = _without(writer.ranges, places, len(self.files))
+        skipped = []
+        for number, part in enumerate(self.parts):
+            own = [(first, size) for file, first, size in writer.ranges if file == number]
+            read = [place[1:] for place in places if place is not None and place[0] == number]
+            skipped.append(_without([*own, *part.tensors], read))
+        left_out = sum(size for ranges in skipped for _, size in ranges)
+        compared = sum(map(len, self.files)) - left_out
+        if compared > _MOST_COMPARED:
+            raise _NotKept(f"{compared} bytes of the file would have to be compared")
         head = io.BytesIO()
-        _Writer(head, self, {}).dump(_Head(_digest(self.files, skipped), skipped, described))
+        _Writer(head, self, {}).dump(_Head(self._digest(skipped), skipped, described))
         return head.getvalue() + body.getvalue()
 
     def _described(self, value: Value, writer: _Writer) -> tuple[Any, ...]:
@@ -201,6 +226,13 @@ class Keeper:
             if place is not None:
                 return value.name, key.dtype, key.dims, None, place
         raise _NotKept(f"where {value.name} comes from is not known")
+
+    def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
+        """Of all bytes of the files but the skipped ones."""
+        key = repr(skipped)
+        if key not in self._digests:
+            self._digests[key] = _digest(self.files, skipped)
+        return self._digests[key]
 
     def place(self, data: memoryview) -> tuple[int, int, int] | None:
         """Which file has bytes, and where: its number, the first byte and how many."""
@@ -337,10 +369,13 @@ class _PlainReader(pickle.Unpickler):
     """Reads objects of the classes that arguments have, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_MODULES) or (module, name) in _FUNCTIONS:
+        if (module, name) in _FUNCTIONS:
+            return super().find_class(module, name)
+        if "." not in name and f"{module}.".startswith(_MODULES):
             found = super().find_class(module, name)
-            if (module, name) in _FUNCTIONS or (
+            if (
                 isinstance(found, type)
+                and found.__module__ == module
                 and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
             ):
                 return found
@@ -383,20 +418,23 @@ def _digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, i
 
 
 def _without(
-    ranges: Iterable[tuple[int, int, int]],
-    read: Iterable[tuple[int, int, int] | None],
-    count: int,
-) -> list[list[tuple[int, int]]]:
-    """For each of `count` files, the ranges that were not read, sorted."""
-    taken = [place for place in read if place is not None]
-    found: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for number, first, size in sorted(set(ranges)):
-        overlaps = any(
-            other == number and start < first + size and first < start + length
-            for other, start, length in taken
-        )
-        if not overlaps:
-            found[number].append((first, size))
+    ranges: Iterable[tuple[int, int]], read: Iterable[Sequence[int]]
+) -> list[tuple[int, int]]:
+    """The bytes of ranges, (first byte, bytes), that were not read: as such ranges, sorted and
+    apart."""
+    ends = [(first, 1, 0) for first, size in ranges if size]
+    ends += [(first + size, -1, 0) for first, size in ranges if size]
+    for first, size in read:
+        ends += [(first, 0, 1), (first + size, 0, -1)]
+    found: list[tuple[int, int]] = []
+    inside = taken = start = 0
+    for at, change, change_taken in sorted(ends):
+        if inside and not taken and at > start:
+            if found and sum(found[-1]) == start:
+                found[-1] = (found[-1][0], at - found[-1][0])
+            else:
+                found.append((start, at - start))
+        inside, taken, start = inside + change, taken + change_taken, at
     return found
 
 
@@ -426,26 +464,57 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no plain form")
 
 
-def _code() -> str:
-    """Names the code of this purevk: its version, and the sizes and dates of its files, by which
-    Python too tells whether bytecode is that of a file. Empty: they are not known, as in an archive."""
-    global _known_code
-    if _known_code is None:
-        from purevk import __version__
+def code() -> str:
+    """Names the code of purevk on disk: its version, and the sizes and dates of its files, by which
+    Python too tells whether bytecode is that of a file. What an installer wrote about the files has
+    their hashes. Without it, and where all files have one date, as those of builds that are the same
+    each time, their contents count. Empty: there are no files, as in an archive."""
+    from purevk import __version__
 
-        parts = [__version__, ".".join(map(str, sys.version_info[:3]))]
-        for folder, folders, names in os.walk(_PACKAGE):
-            folders[:] = sorted(each for each in folders if not each.startswith(("_", ".")))
-            for name in sorted(names):
-                if name.endswith((".py", ".comp", ".glslh")):
-                    about = os.stat(os.path.join(folder, name))
-                    parts.append(f"{name} {about.st_size} {int(about.st_mtime)}")
-        known = len(parts) > 2
-        _known_code = hashlib.sha256("\n".join(parts).encode()).hexdigest() if known else ""
-    return _known_code
+    found = [
+        os.path.join(folder, name)
+        for folder, folders, names in os.walk(_PACKAGE)
+        for name in names
+        if name.endswith((".py", ".comp", ".glslh"))
+    ]
+    if not found:
+        return ""
+    found.sort()
+    made = hashlib.sha256(f"{__version__} {sys.version}".encode())
+    dates = set()
+    for path in found:
+        about = os.stat(path)
+        dates.add(int(about.st_mtime))
+        made.update(f"\n{path[len(_PACKAGE) :]} {about.st_size} {int(about.st_mtime)}".encode())
+    records = _records()
+    for record in records:
+        made.update(Path(record).read_bytes())
+    if not records and len(dates) == 1:
+        for path in found:
+            made.update(Path(path).read_bytes())
+    return made.hexdigest()
 
 
-_known_code: str | None = None
+def _records() -> list[str]:
+    """The lists of files, with their hashes, that an installer wrote beside the package."""
+    beside = os.path.dirname(_PACKAGE)
+    return sorted(
+        path
+        for name in os.listdir(beside)
+        if name.startswith("purevk-") and name.endswith(".dist-info")
+        if os.path.isfile(path := os.path.join(beside, name, "RECORD"))
+    )
+
+
+def _code_now() -> str:
+    try:
+        return code()
+    except OSError:  # an archive, or an installer is at work
+        return ""
+
+
+CODE = _code_now()
+"""The code of this process, which is on disk when it is imported."""
 
 
 def _is_extended() -> bool:

@@ -450,6 +450,21 @@ class Program:
             f"named data {constant.named_key!r}",
         )
 
+    @property
+    def tensor_places(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the parts of the file that hold nothing but tensors."""
+        blobs = {
+            delegate.index
+            for plan in self.plans
+            for delegate in plan.delegates
+            if delegate.location is DataLocation.SEGMENT
+        }
+        tables = [items.segment_index for items in self.mutable_data]
+        if self.constants is not None:
+            tables.append(self.constants.segment_index)
+        found = {*self.named.values(), *tables} - blobs
+        return [(self.segments[each].offset, self.segments[each].size) for each in sorted(found)]
+
     def close(self) -> None:
         """Let go of the file and of the data files; slices handed out stay valid."""
         for source in (self.source, *(file.source for file in self.data_files)):

@@ -52,6 +52,11 @@ class DataFile:
         """The file's path."""
         return self.source.name
 
+    @property
+    def tensor_places(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the tensors."""
+        return sorted((entry.offset, entry.size) for entry in self.entries.values())
+
     def data(self, key: str) -> memoryview:
         """The bytes under `key`, which must be one of `entries`."""
         entry = self.entries[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import os
 import pickle
 import subprocess
@@ -22,7 +23,7 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.cli import main
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.files import FileSource, open_file
+from purevk.frontends.files import FilePart, FileSource, open_file
 from purevk.graph.context import Context
 from purevk.ir.printer import to_text
 from purevk.program import kept
@@ -158,7 +159,7 @@ def test_a_kept_plan_is_what_lowering_makes(file: str, context: Context, tmp_pat
             paths[-1].write_bytes(other)
         again = lower(context, paths[0], paths[1:], method)
         assert text(again.lowered) == text(made.lowered)
-        served = again.keeper.find(again.question)
+        served = again.keeper.find(made.question)
         assert served is not None and content(served) == content(again.lowered)
 
 
@@ -243,7 +244,7 @@ def test_any_other_byte_is_compared(context: Context, tmp_path: Path) -> None:
     for at in range(0, len(before), 97):
         after = bytearray(before)
         after[at] ^= 0xFF
-        keeper = Keeper(context, [memoryview(bytes(after))], Leaves())
+        keeper = Keeper(context, [FilePart(memoryview(bytes(after)), [])], Leaves(), {})
         assert (keeper.find(made.question) is not None) == (at in left_out)
 
 
@@ -278,7 +279,7 @@ def test_settings_that_lowering_depends_on_have_plans_of_their_own(
         )
         assert "lower" in phases()
     assert "lower" not in phases()
-    monkeypatch.setattr(kept, "_known_code", "another version")
+    monkeypatch.setattr(kept, "CODE", "another version")
     assert "lower" in phases()
 
 
@@ -292,6 +293,107 @@ def test_who_wants_to_see_passes_gets_them(
     monkeypatch.setenv(name, value[name])
     with purevk.load(path, context=context) as program:
         assert "lower" in program.seconds and "plan" not in program.seconds
+
+
+def test_files_of_one_size_have_plans_of_their_own(context: Context) -> None:
+    paths = [RELEASES / "1.2.0/mlp.pte", RELEASES / "1.2.0/mlp_dynamic.pte"]
+    assert len({path.stat().st_size for path in paths}) == 1
+    for known in (False, True, True):
+        for path in paths:
+            with purevk.load(path, context=context) as program:
+                assert ("lower" not in program.seconds) == known
+
+
+def test_a_folder_that_cannot_be_written_is_read(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = RELEASES / "1.2.0/mlp.pte"
+    purevk.load(path, context=context).close()
+    monkeypatch.setattr(context.cache._entries, "writable", False)
+    with purevk.load(path, context=context) as program:
+        assert "lower" not in program.seconds
+    with purevk.load(RELEASES / "1.2.0/norms.pte", context=context) as program:
+        assert "lower" in program.seconds
+
+
+def test_tensors_of_other_methods_are_not_compared(context: Context, tmp_path: Path) -> None:
+    """Nor those that no method reads, in files that say where tensors are."""
+    torch = pytest.importorskip("torch")
+
+    class Large(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(1 << 15, 1 << 8))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.table.T
+
+    path = tmp_path / "two.pvk"
+    methods = {name: (Large().eval(), (torch.randn(2, 1 << 8),)) for name in ("encode", "decode")}
+    with purevk.compile(methods, context=context) as program:
+        program.save(path)
+    made = lower(context, path, method="encode")
+    assert made.keeper.keep(made.question, "encode", made.lowered)
+    left_out = sum(size for _, size in head_of(made).skipped[0])
+    assert left_out == 2 * 4 << 23 and path.stat().st_size - left_out < 1 << 16
+
+
+def test_ranges() -> None:
+    without = kept._without
+    assert without([], []) == without([(3, 0)], []) == []
+    assert without([(8, 4), (0, 4), (12, 1)], []) == [(0, 4), (8, 5)]
+    assert without([(0, 10), (2, 3), (8, 4)], []) == [(0, 12)]
+    assert without([(0, 10)], [(3, 2), (9, 9)]) == [(0, 3), (5, 4)]
+    assert without([(0, 4), (4, 4)], [(0, 8)]) == []
+    rng = np.random.default_rng(8)
+    for _ in range(200):
+        ranges = [tuple(map(int, rng.integers(0, 20, 2))) for _ in range(rng.integers(0, 6))]
+        read = [tuple(map(int, rng.integers(0, 20, 2))) for _ in range(rng.integers(0, 4))]
+        bytes_of = lambda these: {at for first, size in these for at in range(first, first + size)}  # noqa: E731
+        found = without(ranges, read)
+        assert bytes_of(found) == bytes_of(ranges) - bytes_of(read)
+        assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(found))
+
+
+def test_the_code_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and dates count, and contents where all dates are one, or an installer noted them."""
+    package = tmp_path / "purevk"
+    (package / "ops").mkdir(parents=True)
+    files = [package / "one.py", package / "ops" / "two.comp"]
+    monkeypatch.setattr(kept, "_PACKAGE", str(package))
+    assert kept.code() == ""
+    names = []
+
+    def write(text: str, *dates: int) -> None:
+        for path, date in zip(files, dates):
+            path.write_text(text)
+            os.utime(path, (date, date))
+        names.append(kept.code())
+
+    write("a", 100, 200)
+    write("a", 100, 200)
+    assert names[0] == names[1]
+    write("a", 100, 201)
+    write("ab", 100, 200)
+    write("a", 100, 100)
+    write("b", 100, 100)
+    (tmp_path / "purevk-0.2.0.dist-info").mkdir()
+    record = tmp_path / "purevk-0.2.0.dist-info" / "RECORD"
+    record.write_text("one.py,sha256=1")
+    write("b", 100, 100)
+    record.write_text("one.py,sha256=2")
+    write("b", 100, 100)
+    assert len(set(names)) == len(names) - 1
+
+
+def test_code_that_changes_meanwhile_keeps_nothing(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lower(context, RELEASES / "1.2.0/mlp.pte")
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "code", lambda: "another")
+        assert not made.keeper.keep(made.question, "forward", made.lowered)
+    assert made.keeper.keep(made.question, "forward", made.lowered)
 
 
 def test_registered_operators_turn_plans_off(context: Context) -> None:
@@ -427,6 +529,9 @@ def test_entries_run_no_code(
         pickle.dumps(Hostile()),
         b"cpurevk.program.kept\nos.system\n(S'mkdir hostile'\ntR.",
         b"cpurevk.ir.graph\nmap_leaves\n.",
+        b"\x80\x04\x8c\x0fpurevk.ir.graph\x8c\x14functools._CacheInfo\x93.",
+        b"cpurevk.ir.graph\nLayout\n.",  # of another module
+        b"cpurevk.irrelevant\nGraph\n.",
         b"cpurevk.ops.extension\nregister_kernel\n.",
         b"",
         b"\x80\x05",
