@@ -7,7 +7,8 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
-from purevk.ir import Graph, Guard, GuardLog
+from purevk.ir import Graph, GuardLog
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.pte.source import FileLike, Source
@@ -33,6 +34,7 @@ _HEADER = struct.Struct(
 )  # magic, version, 0, bytes of the file, offset and bytes of the JSON, its checksum
 _CHECK = struct.Struct("<I")  # checksum of the header
 _ZLIB_STEP = 1 << 26
+_MOST_THREADS = 8
 
 
 def is_saved(file: FileLike) -> bool:
@@ -143,18 +145,12 @@ class SavedProgram:
         ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
-        self._read: dict[str, tuple[Graph, Sequence[Guard], Sequence[Guard]]] = {}
+        self._data: dict[str, Any] = dict(content["methods"])
         self._methods: dict[str, ReadGraph] = {}  # those that were asked for
-        for name, data in content["methods"].items():
-            where = f"{source.name}, method {name}"
-            with reading(where):
-                graph, guards, kept = GraphReader(self._tensor).method(data)
-                verify(graph, "reading it")
-                self._read[name] = graph, guards, kept
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(self._read)
+        return tuple(self._data)
 
     @property
     def tensor_places(self) -> list[tuple[int, int]]:
@@ -173,37 +169,44 @@ class SavedProgram:
         return self.source.view[start : start + size]
 
     def check(self) -> None:
-        """Compares every tensor with its checksum. Reads the whole file.
+        """Compares every tensor with its checksum, in several threads. Reads the whole file.
 
         Raises:
             FileFormatError: a tensor is damaged.
         """
-        for number, (start, _, wanted) in enumerate(self._tensors):
-            found = checksum(self._tensor(number))
-            if found != wanted:
-                raise _damaged(
-                    self.source,
-                    f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
-                )
+        threads = min(_MOST_THREADS, os.cpu_count() or 1, self.tensor_bytes // _ZLIB_STEP)
+        with ThreadPoolExecutor(max(threads, 1), "purevk-check") as pool:
+            sums = pool.map(
+                lambda number: checksum(self._tensor(number)), range(len(self._tensors))
+            )
+            for number, (found, (start, _, wanted)) in enumerate(zip(sums, self._tensors)):
+                if found != wanted:
+                    pool.shutdown(cancel_futures=True)
+                    raise _damaged(
+                        self.source,
+                        f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
+                    )
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for its own bounds or for the sizes of a call (see
         `respecialize`).
 
         Raises:
-            FileFormatError: the graph does not hold for these sizes.
+            FileFormatError: the graph is damaged, or does not hold for these sizes.
         """
         if method not in self._methods:
             from purevk.frontends.respecialize import ReadGraph  # with it, all operators
 
-            graph, guards, kept = self._read[method]
-            self._methods[method] = ReadGraph(graph, guards, self.name, kept)
+            with reading(f"{self.source.name}, method {method}"):
+                graph, guards, kept = GraphReader(self._tensor).method(self._data[method])
+                verify(graph, "reading it")
+                self._methods[method] = ReadGraph(graph, guards, self.name, kept)
         return self._methods[method](sizes)
 
     def close(self) -> None:
         """Closes the file once nobody uses its tensors."""
         self._methods.clear()
-        self._read.clear()
+        self._data.clear()
         self.source.close()
 
     def __enter__(self) -> SavedProgram:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from purevk.graph.call_memory import Cut
 from purevk.graph.compute_graph import ComputeGraph
 from purevk.graph.context import Context
-from purevk.graph.memory import DeviceStore
+from purevk.graph.memory import DeviceStore, Staging
 from purevk.ir import Value
 from purevk.lower.lowering import BufferWindow, Dispatch
 from purevk.schedule.plan import Plan
@@ -79,7 +79,8 @@ def run_load_time(context: Context, plan: Plan, weights: DeviceStore) -> None:
         value: plan.sizes[value] for value in plan.once_constants if value not in weights.ranges
     }
     parts = batches(plan.once, sizes, plan.windows, BATCH)
-    raw = DeviceStore(context.device, "constants")
+    staging = Staging(context.device)
+    raw = DeviceStore(context.device, "constants", staging)
     try:
         raw.reserve_in_turn([[(value, sizes[value]) for value in part.constants] for part in parts])
         shared = [value for value in sizes if value not in raw.ranges]
@@ -94,6 +95,7 @@ def run_load_time(context: Context, plan: Plan, weights: DeviceStore) -> None:
             graph.close()
     finally:
         raw.close()
+        staging.close()
 
 
 def _content(plan: Plan, value: Value) -> memoryview:

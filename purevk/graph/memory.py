@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
+
+import numpy as np
 
 from purevk import api
 from purevk.graph.shared import Contents
 from purevk.memory_planner import ALIGNMENT
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
+_PART = 4 << 20  # bytes that are worth a thread of their own
+_THREADS = 4  # that copy: more are not faster
 
 
 class Writer(Protocol):
@@ -30,12 +37,69 @@ class BufferRange:
         self.buffer, self.offset, self.nbytes = buffer, offset, nbytes
 
 
+class Staging:
+    """Memory that the host writes, for copies to memory of the device that it cannot reach. It grows
+    as it has to. A context manager.
+
+    Several threads write what is large: one alone is slower than the bus.
+    """
+
+    def __init__(self, device: api.Device) -> None:
+        self._device = device
+        self._buffer: api.Buffer | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def buffer(self, nbytes: int) -> api.Buffer:
+        """A buffer of at least so many bytes. An earlier one is destroyed if it is smaller; nothing
+        reads it then."""
+        if self._buffer is not None and self._buffer.nbytes < nbytes:
+            self._buffer.destroy()
+            self._buffer = None
+        if self._buffer is None:
+            self._buffer = api.Buffer(
+                self._device, nbytes, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
+            )
+        return self._buffer
+
+    def write(self, at: int, data: memoryview) -> None:
+        """Copies bytes to byte `at` of the buffer."""
+        buffer, count = self._buffer, min(_THREADS, os.cpu_count() or 1, len(data) // _PART)
+        assert buffer is not None
+        if count < 2:
+            buffer.write(at, data)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, "purevk-staging")
+        target = np.frombuffer(buffer.view(at, len(data)), np.uint8)
+        source = np.frombuffer(data, np.uint8)
+        ends = [len(data) * number // count for number in range(count + 1)]
+        spans = [slice(first, last) for first, last in itertools.pairwise(ends)]
+        # numpy lets other threads run while it copies.
+        list(self._pool.map(lambda span: np.copyto(target[span], source[span]), spans))
+        buffer.flush()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        if self._buffer is not None:
+            self._buffer.destroy()
+            self._buffer = None
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 class DeviceStore:
     """Tensors in device memory, several per buffer, until the store is closed.
 
     Args:
         device: its device.
         label: names the buffers in validation messages.
+        staging: what to copy through; None: memory of its own for each upload.
 
     Attributes:
         ranges: where each tensor is.
@@ -43,8 +107,9 @@ class DeviceStore:
             tensor, it waits for all of these.
     """
 
-    def __init__(self, device: api.Device, label: str) -> None:
+    def __init__(self, device: api.Device, label: str, staging: Staging | None = None) -> None:
         self.device, self.label = device, label
+        self._staging = staging
         self.ranges: dict[object, BufferRange] = {}
         self.contents = Contents()
         self.writers: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -148,10 +213,8 @@ class DeviceStore:
             _CHUNK, max(span.nbytes for span, _ in work) + sum(span.nbytes for span, _ in work)
         )
         with contextlib.ExitStack() as stack:
-            staging = api.Buffer(
-                self.device, size, api.MemoryKind.UPLOAD, api.Usage.TRANSFER_SRC, label="staging"
-            )
-            stack.callback(staging.destroy)
+            staging = self._staging or stack.enter_context(Staging(self.device))
+            buffer = staging.buffer(size)
             commands = _commands(self.device, stack, "upload")
             pieces = list(_pieces(work, size))
             while pieces:
@@ -166,7 +229,7 @@ class DeviceStore:
                         commands.fill_buffer(span.buffer, span.offset + start, -(-nbytes // 4) * 4)
                     else:
                         staging.write(at, data[start : start + nbytes])
-                        commands.copy_buffer(staging, span.buffer, nbytes, at, span.offset + start)
+                        commands.copy_buffer(buffer, span.buffer, nbytes, at, span.offset + start)
                 commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
                 commands.end()
                 self.device.queue.run(commands)

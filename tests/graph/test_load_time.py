@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import purevk
 from purevk.dtypes import DType
 from purevk.graph import load_time
+from purevk.graph.context import default_context
 from purevk.graph.load_time import Batch, batches
-from purevk.graph.memory import DeviceStore
+from purevk.graph.memory import DeviceStore, Staging
 from purevk.ir import TensorType, Value
 from purevk.lower.lowering import Binding, BufferWindow, Dispatch, KernelSpec
 
@@ -90,6 +92,7 @@ import re, sys
 from pathlib import Path
 import purevk
 from purevk.graph import load_time
+from purevk.graph.context import default_context
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
@@ -121,3 +124,18 @@ def test_the_host_keeps_no_copy_of_the_weights(tmp_path: Path) -> None:
     peak, weights = map(int, done.stdout.split())
     assert weights >= 12 * 4 * 1024 * 1024
     assert peak < 2.5 * weights
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("nbytes", [0, 5, (8 << 20) - 1, (8 << 20) + 3, (13 << 20) + 1])
+def test_threads_write_all_bytes(nbytes: int) -> None:
+    """Of a buffer that grows, at an odd place."""
+    data = np.random.default_rng(nbytes).bytes(nbytes)
+    with Staging(default_context().device) as staging:
+        small = staging.buffer(64)
+        assert staging.buffer(32) is small
+        buffer = staging.buffer(nbytes + 64)
+        buffer.write(0, bytes(nbytes + 64))
+        staging.write(7, memoryview(data))
+        assert buffer.read(7, nbytes) == data
+        assert not any(buffer.read(0, 7)) and not any(buffer.read(nbytes + 7, 57))

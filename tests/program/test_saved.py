@@ -360,7 +360,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_description_that_makes_no_graph(linear: Path, change: str) -> None:
     with pytest.raises(FileFormatError):
-        saved.read_program(_with_description(linear.read_bytes(), CHANGES[change]), check=False)
+        purevk.load(_with_description(linear.read_bytes(), CHANGES[change]), check=False)
 
 
 def test_unchecked_tensors(linear: Path) -> None:
