@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -65,16 +65,14 @@ class DataLocation(enum.IntEnum):
     SEGMENT = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """The address of a tensor: `offset` bytes into arena `memory_id` (1 is the first)."""
 
     memory_id: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor of a plan.
 
     `sizes` are upper bounds if `dynamism` is BOUNDED. `dim_order` lists the dims from the outermost
@@ -137,22 +135,19 @@ class Tensor:
         return self.has_data and self.allocation is None
 
 
-@dataclass(frozen=True, slots=True)
-class BoxedIntList:
+class BoxedIntList(NamedTuple):
     """Integers of a plan, each given as the index of the value that holds it at run time."""
 
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorList:
+class TensorList(NamedTuple):
     """Tensors, each given as the index of its value."""
 
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OptionalTensorList:
+class OptionalTensorList(NamedTuple):
     """Tensors or None, each given as the index of its value; -1 is None."""
 
     items: tuple[int, ...]
@@ -173,8 +168,7 @@ EValue = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(NamedTuple):
     """An operator of the plan, such as `aten::add` with overload `out`."""
 
     name: str
@@ -184,32 +178,28 @@ class Operator:
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
+class KernelCall(NamedTuple):
     """Run operator `op_index` on the values `args`; the last args are its outputs."""
 
     op_index: int
     args: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DelegateCall:
+class DelegateCall(NamedTuple):
     """Run delegate `delegate_index`; `args` are its inputs in its own order, then its outputs."""
 
     delegate_index: int
     args: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MoveCall:
+class MoveCall(NamedTuple):
     """Value `target` becomes value `source`."""
 
     source: int
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class JumpFalse:
+class JumpFalse(NamedTuple):
     """Go to instruction `destination` of the same chain if value `condition` is false (for a
     tensor: any element)."""
 
@@ -217,8 +207,7 @@ class JumpFalse:
     destination: int
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(NamedTuple):
     """The tensor `value` is not needed any more."""
 
     value: int
@@ -227,8 +216,7 @@ class Free:
 Instruction = KernelCall | DelegateCall | MoveCall | JumpFalse | Free
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of the stack trace of an instruction."""
 
     filename: str
@@ -237,8 +225,7 @@ class Frame:
     context: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Instructions that run in order. `inputs` and `outputs` are empty in practice: see the
     plan's."""
 
@@ -248,8 +235,7 @@ class Chain:
     stacktrace: tuple[tuple[Frame, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CompileSpec:
+class CompileSpec(NamedTuple):
     """An option that a delegate was compiled with; what `value` means depends on `key`."""
 
     key: str
@@ -266,8 +252,7 @@ class Delegate:
     compile_specs: tuple[CompileSpec, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaDevice:
+class ArenaDevice(NamedTuple):
     """The device that an arena is meant for; arenas without a row are the CPU's."""
 
     arena: int
@@ -275,8 +260,7 @@ class ArenaDevice:
     device_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
+class ExecutionPlan(NamedTuple):
     """One method. All indices refer to `values`, `operators`, `delegates` of the same plan and are
     in range.
 
@@ -298,8 +282,7 @@ class ExecutionPlan:
     output_structure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A part of the file after the flatbuffer: absolute `offset` and `size` in bytes, inside the
     file."""
 
@@ -307,8 +290,7 @@ class Segment:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Subsegments:
+class Subsegments(NamedTuple):
     """Data items in one segment: `offsets[i]` is where item i starts. Item 0 is reserved; sizes are
     not stored."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from purevk.errors import FileFormatError
 from purevk.pte.flatbuffer import Many, One, Reader, Schema, Text, i8, i32, numbers, u8, u32, u64
@@ -20,8 +21,7 @@ _NAMED = Schema("NamedData", key=Text(), segment_index=u32(), tensor_layout=One(
 _ROOT = Schema("FlatTensor", version=u32(), segments=Many(_SEGMENT), named_data=Many(_NAMED))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
+class TensorLayout(NamedTuple):
     """What tensor an entry holds: ExecuTorch's scalar type code, sizes, and dims from outermost to
     innermost."""
 
@@ -30,8 +30,7 @@ class TensorLayout:
     dim_order: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DataEntry:
+class DataEntry(NamedTuple):
     """One key of a data file: absolute `offset` and `size` in bytes; `layout` is None for a
     backend's blob."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_RANK = 64  # dims of a tensor; more is taken for damage (ExecuTorch itself stops at 16)
 
@@ -12,50 +13,43 @@ class Null:
     """None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Int:
+class Int(NamedTuple):
     """An integer."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bool:
+class Bool(NamedTuple):
     """True or False."""
 
     value: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Double:
+class Double(NamedTuple):
     """A floating-point number."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class String:
+class String(NamedTuple):
     """A string."""
 
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class IntList:
+class IntList(NamedTuple):
     """Integers, in a Vulkan graph. A plan has `program.BoxedIntList` instead."""
 
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DoubleList:
+class DoubleList(NamedTuple):
     """Floating-point numbers."""
 
     items: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BoolList:
+class BoolList(NamedTuple):
     """Bools."""
 
     items: tuple[bool, ...]

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
@@ -109,8 +110,7 @@ _GRAPH = Schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class VkTensor:
+class VkTensor(NamedTuple):
     """A tensor of a Vulkan graph.
 
     `datatype` and `staging_datatype` are VkDataType codes (127: not set); `dims` are upper bounds.
@@ -144,15 +144,13 @@ class VkTensor:
         return self.constant_id >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class ValueList:
+class ValueList(NamedTuple):
     """Values, each given by its index, which is smaller than this one's if it is a list itself."""
 
     items: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SymInt:
+class SymInt(NamedTuple):
     """An integer that is known at run time; `value` is its first value."""
 
     value: int
@@ -173,8 +171,7 @@ VkValue = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCall:
+class OperatorCall(NamedTuple):
     """One operator; `args` are indices of values, the last one is the output. `node_id` is the
     debug handle."""
 
@@ -183,8 +180,7 @@ class OperatorCall:
     args: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VkConstant:
+class VkConstant(NamedTuple):
     """Where a constant's `length` bytes are: at `offset` of the graph's region, or under
     `named_key` of the program."""
 
