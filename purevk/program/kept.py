@@ -471,27 +471,28 @@ def code() -> str:
     each time, their contents count. Empty: there are no files, as in an archive."""
     from purevk import __version__
 
-    found = [
-        os.path.join(folder, name)
-        for folder, folders, names in os.walk(_PACKAGE)
-        for name in names
-        if name.endswith((".py", ".comp", ".glslh"))
-    ]
+    found: list[tuple[str, int, int]] = []  # path within the package, size, date
+    folders = [""]
+    while folders:
+        inside = folders.pop()
+        with os.scandir(f"{_PACKAGE}{inside}") as entries:
+            for entry in entries:
+                if entry.name.endswith((".py", ".comp", ".glslh")):
+                    about = entry.stat()
+                    path = f"{inside}/{entry.name}"
+                    found.append((path, about.st_size, int(about.st_mtime)))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(f"{inside}/{entry.name}")
     if not found:
         return ""
     found.sort()
-    made = hashlib.sha256(f"{__version__} {sys.version}".encode())
-    dates = set()
-    for path in found:
-        about = os.stat(path)
-        dates.add(int(about.st_mtime))
-        made.update(f"\n{path[len(_PACKAGE) :]} {about.st_size} {int(about.st_mtime)}".encode())
+    made = hashlib.sha256(repr((__version__, sys.version, found)).encode())
     records = _records()
     for record in records:
         made.update(Path(record).read_bytes())
-    if not records and len(dates) == 1:
-        for path in found:
-            made.update(Path(path).read_bytes())
+    if not records and len({date for _, _, date in found}) == 1:
+        for path, _, _ in found:
+            made.update(Path(f"{_PACKAGE}{path}").read_bytes())
     return made.hexdigest()
 
 

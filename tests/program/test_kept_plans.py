@@ -588,7 +588,9 @@ def test_other_processes_find_them(tmp_path: Path) -> None:
         **os.environ,
         "PUREVK_VERIFY": "0",
         "PUREVK_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     results = []
     for seed in ("1", "2", "3"):
