@@ -214,16 +214,19 @@ class ComputeGraph:
         tables = self._tables[number]
         if not tables.params:
             return
-        words = _words(tables.buffered.evaluate(env))
-        start = 0
-        buffers = set()
-        for dispatch in tables.params:
-            span, count = self._params[dispatch], len(self.dispatches[dispatch].push)
-            span.buffer.view(span.offset, 4 * count)[:] = words[start : start + count].tobytes()
-            start += count
-            buffers.add(span.buffer)
-        for buffer in buffers:
-            buffer.flush()
+        buffer = self._params[tables.params[0]].buffer
+        words = memoryview(buffer.view()).cast("i")
+        if not tables.filled:  # those that are the same at each call
+            for place, word in zip(tables.places, _words(tables.buffered.evaluate(env)).tolist()):
+                words[place] = word
+            tables.filled = True
+        else:
+            values, places = tables.buffered.values(env), tables.places
+            if not _LEAST <= min(values, default=0) <= max(values, default=0) <= -_LEAST - 1:
+                _words(np.array(values, np.int64))  # raises
+            for index, which in tables.buffered.varying:
+                words[places[index]] = values[which]
+        buffer.flush()
 
     def _record(
         self,
@@ -340,6 +343,9 @@ class ComputeGraph:
         self.memory.close()
 
 
+_LEAST = -(2**31)  # of the numbers of 32 bits
+
+
 class _Tables:
     """The expressions that are evaluated to record a segment, or to run it again.
 
@@ -347,7 +353,9 @@ class _Tables:
         pushed, grids, buffered: words of push constants, grids (three per dispatch), words of
             parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
-        params: numbers of the dispatches whose parameters are in buffers.
+        params: numbers of the dispatches whose parameters are in a buffer.
+        places: where its words are, counted in words.
+        filled: whether they have been written.
         symbols: what a recording depends on, sorted by name.
     """
 
@@ -365,6 +373,12 @@ class _Tables:
         self.buffered = SizeTable(
             size for number in self.params for size in graph.dispatches[number].push
         )
+        self.places = [
+            graph._params[number].offset // 4 + at
+            for number in self.params
+            for at in range(len(graph.dispatches[number].push))
+        ]
+        self.filled = False
         found = {*self.pushed.symbols, *self.grids.symbols}
         for value in cut.downloads:
             if value in graph.memory.copies:

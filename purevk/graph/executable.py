@@ -80,6 +80,7 @@ class Executable:
         self.observation: Observation | None = None
         self.closed = False
         self._graph: ComputeGraph | None = None
+        self._given_up = False  # whether the last call did not come to its end
         self._external: dict[ExternalDevice, ExternalCalls] = {}
         self._control: dict[Node, ControlStep] = {}
         try:
@@ -273,7 +274,9 @@ class Executable:
     ) -> list[Any]:
         plan, compute, memory = self.plan, self.graph, self.graph.memory
         compute.settle()
-        memory.take_note()  # of a call that was given up
+        if self._given_up:
+            memory.take_note()  # of that call
+        self._given_up = True
         graph = plan.assignment.graph
         host: dict[Value, np.ndarray] = dict(inputs)
         stages = self._unbacked.stages
@@ -311,6 +314,7 @@ class Executable:
                 self._check_note(memory)
         if meanwhile is not None:
             meanwhile()
+        self._given_up = False
         return [
             self._output(output, host, env, None if targets is None else targets[number])
             for number, output in enumerate(graph.outputs)

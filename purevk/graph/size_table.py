@@ -16,6 +16,7 @@ class SizeTable:
 
     Attributes:
         symbols: what the sizes depend on, sorted by name.
+        varying: (index of the size, number of its expression) of those that are no integers.
     """
 
     def __init__(self, sizes: Iterable[Size]) -> None:
@@ -33,6 +34,7 @@ class SizeTable:
             numbers.append(size)
         self._fixed = np.array(numbers, np.int64)
         self._at, self._which = np.array(at, np.intp), np.array(which, np.intp)
+        self.varying = list(zip(at, which))
         found = set().union(*map(_dims.symbols, self._expressions)) if self._expressions else set()
         self.symbols: tuple[Symbol, ...] = tuple(sorted(found, key=lambda symbol: symbol.name))
 
@@ -40,6 +42,9 @@ class SizeTable:
         """The sizes as int64, for the values of the symbols in `env`."""
         numbers: np.ndarray = self._fixed.copy()
         if self._expressions:
-            values = np.array([_dims.evaluate(size, env) for size in self._expressions], np.int64)
-            numbers[self._at] = values[self._which]
+            numbers[self._at] = np.array(self.values(env), np.int64)[self._which]
         return numbers
+
+    def values(self, env: Mapping[Symbol, int]) -> list[int]:
+        """The values of the expressions, by number."""
+        return [_dims.evaluate(size, env) for size in self._expressions]

@@ -71,7 +71,9 @@ class UnbackedSymbols:
                 stage.symbols.append((symbol, source))
             if symbol.upper < _dims.UNBOUNDED and (inner or not symbol.is_size):
                 stage.bounded.append(symbol)
-        for rule in plan.requirements:
+        # Layers ask for the same: a call compares once.
+        rules = {(repr(rule.left), repr(rule.right)): rule for rule in reversed(plan.requirements)}
+        for rule in reversed(rules.values()):
             self._stage(_dims.symbols(rule.left) | _dims.symbols(rule.right)).rules.append(rule)
         for check in graph.checks:
             self._stage(check[0].symbols).checks.append(check)

@@ -378,7 +378,10 @@ def check_indices(
         for taken in takers:
             # As the model converts them: large numbers wrap.
             indices = array.astype(taken.dtype.numpy, copy=False)
-            least, greatest = int(indices.min()), int(indices.max())
+            if indices.size == 1:  # a position: the general way takes microseconds
+                least = greatest = int(indices.item())
+            else:
+                least, greatest = int(indices.min()), int(indices.max())
             lowest, below = _dims.evaluate(taken.lowest, env), _dims.evaluate(taken.below, env)
             if least >= lowest and greatest < below:
                 continue
