@@ -56,10 +56,12 @@ class FilePart(NamedTuple):
 
     Attributes:
         view: its bytes.
-        tensors: (first byte, bytes) of what holds nothing but tensors.
+        structure: (first byte, bytes) of what graphs are read from.
+        tensors: the same of tensors, as the file states them. A file that lies may state anything.
     """
 
     view: memoryview
+    structure: list[tuple[int, int]]
     tensors: list[tuple[int, int]]
 
 
@@ -98,14 +100,10 @@ class ModelFile:
     def parts(self) -> tuple[FilePart, ...] | None:
         """The file and its data files; None of a .pt2 file, whose graphs follow from torch too."""
         if isinstance(self.content, saved.SavedProgram):
-            return (FilePart(self.content.source.view, self.content.tensor_places),)
+            return (_part(self.content),)
         if not isinstance(self.content, pte.Program):
             return None
-        program = self.content
-        return (
-            FilePart(program.source.view, program.tensor_places),
-            *(FilePart(file.source.view, file.tensor_places) for file in program.data_files),
-        )
+        return (_part(self.content), *map(_part, self.content.data_files))
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for the file's bounds or for the sizes of a call.
@@ -138,6 +136,10 @@ class ModelFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _part(content: pte.Program | pte.DataFile | saved.SavedProgram) -> FilePart:
+    return FilePart(content.source.view, content.structure, content.tensor_ranges)
 
 
 def open_file(

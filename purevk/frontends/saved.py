@@ -145,15 +145,18 @@ class SavedProgram:
         ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
-        self._data: dict[str, Any] = dict(content["methods"])
+        self.methods = tuple(map(str, content["methods"]))
+        self._data: dict[str, Any] = dict(content["methods"])  # of those that nobody asked for
         self._methods: dict[str, ReadGraph] = {}  # those that were asked for
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        return tuple(self._data)
+    def structure(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the header and the description."""
+        start, length = _HEADER.unpack_from(self.source.view)[4:6]
+        return [(0, _HEADER.size + _CHECK.size), (start, length)]
 
     @property
-    def tensor_places(self) -> list[tuple[int, int]]:
+    def tensor_ranges(self) -> list[tuple[int, int]]:
         """(first byte, bytes) of the tensors."""
         return sorted((start, size) for start, size, _ in self._tensors)
 
@@ -175,17 +178,19 @@ class SavedProgram:
             FileFormatError: a tensor is damaged.
         """
         threads = min(_MOST_THREADS, os.cpu_count() or 1, self.tensor_bytes // _ZLIB_STEP)
-        with ThreadPoolExecutor(max(threads, 1), "purevk-check") as pool:
-            sums = pool.map(
-                lambda number: checksum(self._tensor(number)), range(len(self._tensors))
-            )
-            for number, (found, (start, _, wanted)) in enumerate(zip(sums, self._tensors)):
-                if found != wanted:
-                    pool.shutdown(cancel_futures=True)
-                    raise _damaged(
-                        self.source,
-                        f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
-                    )
+        numbers = range(len(self._tensors))
+        of_tensor = lambda number: checksum(self._tensor(number))  # noqa: E731
+        try:
+            with ThreadPoolExecutor(max(threads, 1), "purevk-check") as pool:
+                sums = list((pool.map if threads > 1 else map)(of_tensor, numbers))
+        except RuntimeError:  # the interpreter is about to end, and starts no more threads
+            sums = list(map(of_tensor, numbers))
+        for number, (found, (start, _, wanted)) in enumerate(zip(sums, self._tensors)):
+            if found != wanted:
+                raise _damaged(
+                    self.source,
+                    f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
+                )
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for its own bounds or for the sizes of a call (see
@@ -201,6 +206,7 @@ class SavedProgram:
                 graph, guards, kept = GraphReader(self._tensor).method(self._data[method])
                 verify(graph, "reading it")
                 self._methods[method] = ReadGraph(graph, guards, self.name, kept)
+            del self._data[method]
         return self._methods[method](sizes)
 
     def close(self) -> None:

@@ -217,15 +217,15 @@ class ComputeGraph:
         buffer = self._params[tables.params[0]].buffer
         words = memoryview(buffer.view()).cast("i")
         if not tables.filled:  # those that are the same at each call
-            for place, word in zip(tables.places, _words(tables.buffered.evaluate(env)).tolist()):
-                words[place] = word
+            for offset, word in zip(tables.offsets, _words(tables.buffered.evaluate(env)).tolist()):
+                words[offset] = word
             tables.filled = True
         else:
-            values, places = tables.buffered.values(env), tables.places
+            values, offsets = tables.buffered.values(env), tables.offsets
             if not _LEAST <= min(values, default=0) <= max(values, default=0) <= -_LEAST - 1:
                 _words(np.array(values, np.int64))  # raises
             for index, which in tables.buffered.varying:
-                words[places[index]] = values[which]
+                words[offsets[index]] = values[which]
         buffer.flush()
 
     def _record(
@@ -317,6 +317,7 @@ class ComputeGraph:
             return [float(median) for median in np.median(np.array(times), axis=0)]
         finally:
             queries.destroy()
+            self.memory.take_note()  # indices that no call had
 
     def time_runs(self, number: int, env: Mapping[Symbol, int], runs: int) -> list[float]:
         """Nanoseconds that the device takes for each of several runs of a segment, one after the
@@ -331,6 +332,7 @@ class ComputeGraph:
             return [float(each) for each in np.diff(queries.read())]
         finally:
             queries.destroy()
+            self.memory.take_note()
 
     def close(self) -> None:
         """Destroys everything of this graph."""
@@ -354,7 +356,7 @@ class _Tables:
             parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
         params: numbers of the dispatches whose parameters are in a buffer.
-        places: where its words are, counted in words.
+        offsets: of its words in the buffer, counted in words.
         filled: whether they have been written.
         symbols: what a recording depends on, sorted by name.
     """
@@ -373,7 +375,7 @@ class _Tables:
         self.buffered = SizeTable(
             size for number in self.params for size in graph.dispatches[number].push
         )
-        self.places = [
+        self.offsets = [
             graph._params[number].offset // 4 + at
             for number in self.params
             for at in range(len(graph.dispatches[number].push))

@@ -74,8 +74,11 @@ class Staging:
         source = np.frombuffer(data, np.uint8)
         ends = [len(data) * number // count for number in range(count + 1)]
         spans = [slice(first, last) for first, last in itertools.pairwise(ends)]
-        # numpy lets other threads run while it copies.
-        list(self._pool.map(lambda span: np.copyto(target[span], source[span]), spans))
+        copy = lambda span: np.copyto(target[span], source[span])  # noqa: E731
+        try:  # numpy lets other threads run while it copies
+            list(self._pool.map(copy, spans))
+        except RuntimeError:  # the interpreter is about to end, and starts no more threads
+            list(map(copy, spans))
         buffer.flush()
 
     def close(self) -> None:

@@ -72,8 +72,10 @@ class UnbackedSymbols:
             if symbol.upper < _dims.UNBOUNDED and (inner or not symbol.is_size):
                 stage.bounded.append(symbol)
         # Layers ask for the same: a call compares once.
-        rules = {(repr(rule.left), repr(rule.right)): rule for rule in reversed(plan.requirements)}
-        for rule in reversed(rules.values()):
+        rules: dict[tuple[str, str], Requirement] = {}
+        for rule in plan.requirements:
+            rules.setdefault((repr(rule.left), repr(rule.right)), rule)
+        for rule in rules.values():
             self._stage(_dims.symbols(rule.left) | _dims.symbols(rule.right)).rules.append(rule)
         for check in graph.checks:
             self._stage(check[0].symbols).checks.append(check)

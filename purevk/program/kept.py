@@ -4,8 +4,8 @@ lowers nothing.
 An entry answers a question, which has all that lowering depends on besides the file: purevk's own
 code, the device, what was measured on it, the environment variables, the sizes. The file is compared
 by its bytes. Those of weights are left out, unless a decision was taken from their elements
-(`ReadLog` notes these). So no entry needs a file's name or date, and a model that was trained further
-keeps its plan.
+(`ReadLog` notes these), or graphs are read from these bytes too. So no entry needs a file's name or
+date, and a model that was trained further keeps its plan.
 
 Entries are pickles, which are read with the classes of purevk's own graphs and plans alone.
 """
@@ -203,12 +203,12 @@ class Keeper:
         writer = _Writer(body, self, leaves)
         writer.dump(dataclasses.replace(lowered, read=()))
         described = [self._described(value, writer) for value in leaves]
-        places = [self.place(data) for data in lowered.read if len(data)]
+        spans = [self.span_of(data) for data in lowered.read if len(data)]
         skipped = []
         for number, part in enumerate(self.parts):
             own = [(first, size) for file, first, size in writer.ranges if file == number]
-            read = [place[1:] for place in places if place is not None and place[0] == number]
-            skipped.append(_without([*own, *part.tensors], read))
+            read = [span[1:] for span in spans if span is not None and span[0] == number]
+            skipped.append(_without([*own, *part.tensors], [*read, *part.structure]))
         left_out = sum(size for ranges in skipped for _, size in ranges)
         compared = sum(map(len, self.files)) - left_out
         if compared > _MOST_COMPARED:
@@ -222,9 +222,9 @@ class Keeper:
         if isinstance(key, StateKey):
             return value.name, key.dtype, key.dims, key.name
         if isinstance(key, ConstantKey):
-            place = writer.places.get((key.address, key.nbytes))
-            if place is not None:
-                return value.name, key.dtype, key.dims, None, place
+            span = writer.spans.get((key.address, key.nbytes))
+            if span is not None:
+                return value.name, key.dtype, key.dims, None, span
         raise _NotKept(f"where {value.name} comes from is not known")
 
     def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -234,7 +234,7 @@ class Keeper:
             self._digests[key] = _digest(self.files, skipped)
         return self._digests[key]
 
-    def place(self, data: memoryview) -> tuple[int, int, int] | None:
+    def span_of(self, data: memoryview) -> tuple[int, int, int] | None:
         """Which file has bytes, and where: its number, the first byte and how many."""
         address = address_of(data)
         for number, file in enumerate(self.files):
@@ -251,16 +251,16 @@ class Keeper:
 
     # -- reading ---------------------------------------------------------------------------------
     def _leaf(self, described: tuple[Any, ...]) -> Value:
-        name, dtype, dims, state, *place = described
+        name, dtype, dims, state, *span = described
         if state is not None:
             return self.leaves.state(name, StateKey(state, dtype, dims))
-        return self.leaves.constant(name, TensorType(dtype, dims), self.bytes_at(place[0]))
+        return self.leaves.constant(name, TensorType(dtype, dims), self.bytes_of(span[0]))
 
-    def bytes_at(self, place: Any) -> memoryview:
-        """The bytes at a place that an entry names."""
-        if isinstance(place, bytes):
-            return memoryview(place)
-        number, first, size = place
+    def bytes_of(self, span: Any) -> memoryview:
+        """The bytes that an entry names."""
+        if isinstance(span, bytes):
+            return memoryview(span)
+        number, first, size = span
         found: memoryview = self.files[number][first : first + size]
         return found
 
@@ -280,12 +280,12 @@ class _Head(NamedTuple):
 
 
 class _Writer(pickle.Pickler):
-    """Writes graphs and plans. Values that methods share are numbers, and tensors in the files are
-    places there.
+    """Writes graphs and plans. Values that methods share are numbers, and tensors in the files
+    are ranges of these.
 
     Attributes:
         ranges: (file, first byte, bytes) of the tensors.
-        places: where tensors are, or their bytes, by address and length.
+        spans: where tensors are, or their bytes, by address and length.
     """
 
     def __init__(self, stream: io.BytesIO, keeper: Keeper, leaves: Mapping[Value, int]) -> None:
@@ -293,7 +293,7 @@ class _Writer(pickle.Pickler):
         self._keeper, self._leaves = keeper, leaves
         self._inline = 0
         self.ranges: list[tuple[int, int, int]] = []
-        self.places: dict[tuple[int, int], Any] = {}
+        self.spans: dict[tuple[int, int], Any] = {}
 
     def reducer_override(self, each: Any) -> Any:
         """Nodes with arguments whose classes come with all operators are read without these."""
@@ -308,19 +308,19 @@ class _Writer(pickle.Pickler):
         kind = type(each)
         if kind is Value:
             return self._leaves.get(each)
-        return self._place(each) if kind is memoryview else None
+        return self._span(each) if kind is memoryview else None
 
-    def _place(self, data: memoryview) -> Any:
-        place: Any = self._keeper.place(data) if len(data) else None
-        if place is not None:
-            self.ranges.append(place)
+    def _span(self, data: memoryview) -> Any:
+        span: Any = self._keeper.span_of(data) if len(data) else None
+        if span is not None:
+            self.ranges.append(span)
         else:
             self._inline += len(data)
             if self._inline > _MOST_BYTES:
                 raise _NotKept(f"more than {_MOST_BYTES} bytes of its tensors are not in the file")
-            place = bytes(data)
-        self.places[address_of(data), len(data)] = place
-        return (place,)
+            span = bytes(data)
+        self.spans[address_of(data), len(data)] = span
+        return (span,)
 
 
 class _Attribute(Sealed):
@@ -394,7 +394,7 @@ class _Reader(_PlainReader):
     def persistent_load(self, number: Any) -> Any:
         if isinstance(number, int):
             return self._leaves[number]
-        return self._keeper.bytes_at(number[0])
+        return self._keeper.bytes_of(number[0])
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__:

@@ -63,8 +63,8 @@ class Program:
         weights, states: what is on the device between calls.
         in_flight: submitted calls that may be unfinished at a time; what it is at the first
             `submit` counts.
-        leaves: the constants and states that lowerings share. shares_weights: whether graphs may be
-            of several methods, see `Graph`.
+        leaves: the constants and states that lowerings share.
+        shares_weights: whether graphs may be of several methods, see `Graph`.
         host_memory: for copies of the inputs of submitted calls.
         seconds: what loading took, by phase.
         origin: a function, and the arguments with which it makes the program again.

@@ -1,4 +1,4 @@
-"""Reader of ExecuTorch files: bytes -> plain frozen dataclasses. Needs neither Vulkan nor torch.
+"""Reader of ExecuTorch files: bytes -> plain immutable types. Needs neither Vulkan nor torch.
 
     program = read_program("model.pte", data_files=["weights.ptd"])
     print(describe(program))

@@ -73,6 +73,7 @@ def _read(source: Source, data_files: tuple[DataFile, ...]) -> Program:
         _check_segment(row, segments)
         named.setdefault(row["key"], row["segment_index"])
     return Program(
+        table_size=table_size,
         version=root["version"],
         plans=tuple(read_plan(row, len(segments), len(inline)) for row in root["execution_plan"]),
         segments=segments,

@@ -15,7 +15,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.pte.ptd import DataFile
 from purevk.pte.source import Source
 from purevk.pte.values import Bool, BoolList, Double, DoubleList, Int, Null, String
-from purevk.pte.vkgraph import VkGraph, read_vulkan_graph
+from purevk.pte.vkgraph import VkGraph, graph_ranges, read_vulkan_graph
 
 VULKAN_BACKEND = "VulkanBackend"
 
@@ -313,6 +313,7 @@ class Program:
     mutable_data: tuple[Subsegments, ...]
     named: Mapping[str, int]  # key -> index of the segment
     source: Source = field(repr=False)
+    table_size: int  # bytes of the flatbuffer, with which the file begins
     data_files: tuple[DataFile, ...] = ()
     inline_constants: tuple[memoryview, ...] = field(
         default=(), repr=False
@@ -433,19 +434,26 @@ class Program:
         )
 
     @property
-    def tensor_places(self) -> list[tuple[int, int]]:
-        """(first byte, bytes) of the parts of the file that hold nothing but tensors."""
-        blobs = {
-            delegate.index
-            for plan in self.plans
-            for delegate in plan.delegates
-            if delegate.location is DataLocation.SEGMENT
-        }
+    def tensor_ranges(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the segments that are there for tensors."""
         tables = [items.segment_index for items in self.mutable_data]
         if self.constants is not None:
             tables.append(self.constants.segment_index)
-        found = {*self.named.values(), *tables} - blobs
-        return [(self.segments[each].offset, self.segments[each].size) for each in sorted(found)]
+        found = sorted({*self.named.values(), *tables})
+        return [(self.segments[each].offset, self.segments[each].size) for each in found]
+
+    @property
+    def structure(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of all that is no tensor: the flatbuffer, and of the blobs of delegates
+        the headers and graphs. Tensors of a file that lies may be there too."""
+        found = [(0, self.table_size)]
+        for plan in self.plans:
+            for delegate in plan.delegates:
+                if delegate.location is DataLocation.SEGMENT:
+                    segment = self.segments[delegate.index]
+                    parts = graph_ranges(self.delegate_data(delegate))
+                    found += [(segment.offset + first, size) for first, size in parts]
+        return found
 
     def close(self) -> None:
         """Let go of the file and of the data files; slices handed out stay valid."""

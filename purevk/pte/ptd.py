@@ -45,6 +45,7 @@ class DataFile:
 
     entries: Mapping[str, DataEntry]
     source: Source = field(repr=False)
+    table_size: int  # bytes of the table of contents
 
     @property
     def name(self) -> str:
@@ -52,7 +53,12 @@ class DataFile:
         return self.source.name
 
     @property
-    def tensor_places(self) -> list[tuple[int, int]]:
+    def structure(self) -> list[tuple[int, int]]:
+        """(first byte, bytes) of the table of contents, with which the file begins."""
+        return [(0, self.table_size)]
+
+    @property
+    def tensor_ranges(self) -> list[tuple[int, int]]:
         """(first byte, bytes) of the tensors."""
         return sorted((entry.offset, entry.size) for entry in self.entries.values())
 
@@ -123,4 +129,4 @@ def _read(source: Source) -> DataFile:
                 layout["scalar_type"], sizes, layout["dim_order"] or tuple(range(len(sizes)))
             )
         entries.setdefault(row["key"], DataEntry(offset, size, described))
-    return DataFile(entries, source)
+    return DataFile(entries, source, len(table))

@@ -205,6 +205,16 @@ class VkGraph:
     region: memoryview = field(repr=False)
 
 
+def graph_ranges(blob: memoryview) -> list[tuple[int, int]]:
+    """(first byte, bytes) of a blob's header and its graph; of a blob that is no Vulkan graph, or a
+    damaged one, all bytes."""
+    if len(blob) >= _HEADER.size and bytes(blob[4:8]) == b"VH00":
+        _, length, start, size, _, _ = _HEADER.unpack_from(blob)
+        if length >= _HEADER.size and start + size <= len(blob):
+            return [(0, _HEADER.size), (start, size)]
+    return [(0, len(blob))]
+
+
 def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph:
     """Read the blob of a Vulkan delegate; `where` names it in errors.
 

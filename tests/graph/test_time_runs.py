@@ -7,6 +7,7 @@ import pytest
 
 import purevk
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.report.timings import time_call
 
 pytestmark = pytest.mark.device
 torch = pytest.importorskip("torch")
@@ -33,3 +34,28 @@ def test_runs_are_timed_and_calls_stay_right() -> None:
             found[rows] = float(np.median(times))
             torch.testing.assert_close(program.forward(given), before, rtol=0, atol=0)
         assert found[600] > 1.3 * found[16]  # 1400 times the work, which a GPU does at once
+
+
+class Position(torch.nn.Module):
+    """Each call reads the next element."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("table", torch.arange(10.0) + 1)
+
+    def forward(self, x):
+        found = self.table[self.position] + x
+        self.position.add_(1)
+        return found
+
+
+def test_indices_of_timed_runs_are_no_errors_of_the_next_call() -> None:
+    x = torch.zeros(1)
+    with purevk.compile(Position(), (x,)) as program:
+        time_call(program.method("forward").executable, [x.numpy()], runs=20)
+        program.reset_state()
+        assert [program.forward(x).item() for _ in range(3)] == [1, 2, 3]
+        program.method("forward").executable.graph.time_runs(0, {}, 20)
+        program.reset_state()
+        assert program.forward(x).item() == 1

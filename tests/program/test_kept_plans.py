@@ -222,10 +222,10 @@ def test_other_elements_that_decided_something_are_lowered_anew(
     )
     made = lower(context, RELEASES / f"{file}.pte", data_files(file))
     assert made.keeper.keep(made.question, "forward", made.lowered)
-    place = made.keeper.place(made.lowered.read[0])
-    assert place is not None and place[0] == 0
+    span = made.keeper.span_of(made.lowered.read[0])
+    assert span is not None and span[0] == 0
     changed = bytearray(made.keeper.files[0])
-    changed[place[1]] ^= 1
+    changed[span[1]] ^= 1
     path = tmp_path / "changed.pte"
     path.write_bytes(changed)
     other = open_file(path, data_files(file), check=False)
@@ -244,7 +244,7 @@ def test_any_other_byte_is_compared(context: Context, tmp_path: Path) -> None:
     for at in range(0, len(before), 97):
         after = bytearray(before)
         after[at] ^= 0xFF
-        keeper = Keeper(context, [FilePart(memoryview(bytes(after)), [])], Leaves(), {})
+        keeper = Keeper(context, [FilePart(memoryview(bytes(after)), [], [])], Leaves(), {})
         assert (keeper.find(made.question) is not None) == (at in left_out)
 
 
@@ -394,6 +394,33 @@ def test_code_that_changes_meanwhile_keeps_nothing(
         patch.setattr(kept, "code", lambda: "another")
         assert not made.keeper.keep(made.question, "forward", made.lowered)
     assert made.keeper.keep(made.question, "forward", made.lowered)
+
+
+@pytest.mark.parametrize("kind", ["pte", "pte with a blob", "ptd", "pvk"])
+def test_what_graphs_are_read_from_is_compared(kind: str, context: Context, tmp_path: Path) -> None:
+    """Also of a file that states that all of it is tensors."""
+    file = {"pte with a blob": "1.0.1/vulkan_w8", "ptd": "1.5.1/external"}.get(kind, "1.2.0/mlp")
+    path, data = RELEASES / f"{file}.pte", data_files(file)
+    if kind == "pvk":
+        with purevk.load(path, context=context) as program:
+            path = tmp_path / "mlp.pvk"
+            program.save(path)
+    made = lower(context, path, data)
+    keeper = made.keeper
+    keeper.parts = [part._replace(tensors=[(0, len(part.view))]) for part in keeper.parts]
+    assert keeper.keep(made.question, "forward", made.lowered)
+    number = len(keeper.parts) - 1 if kind == "ptd" else 0
+    assert data or kind != "ptd"
+    structure = keeper.parts[number].structure
+    assert structure and sum(size for _, size in structure) > 100
+    compared = {at for first, size in structure for at in range(first, first + size)}
+    for at in sorted(compared)[:: max(len(compared) // 50, 1)]:
+        parts = list(keeper.parts)
+        after = bytearray(parts[number].view)
+        after[at] ^= 0xFF
+        parts[number] = parts[number]._replace(view=memoryview(bytes(after)))
+        assert Keeper(context, parts, Leaves(), {}).find(made.question) is None
+    assert Keeper(context, keeper.parts, Leaves(), {}).find(made.question) is not None
 
 
 def test_registered_operators_turn_plans_off(context: Context) -> None:

@@ -369,3 +369,19 @@ def test_unchecked_tensors(linear: Path) -> None:
     with pytest.raises(FileFormatError, match="checksum"):
         purevk.load(bytes(data))
     purevk.load(bytes(data), check=False).close()
+
+
+def test_loading_while_the_interpreter_ends(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No threads start any more then; checksums are compared all the same."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(saved, "_ZLIB_STEP", 1)
+    monkeypatch.setattr(saved.ThreadPoolExecutor, "map", refuse)
+    monkeypatch.setattr(saved.os, "cpu_count", lambda: 4)
+    saved.read_program(linear).close()
+    data = bytearray(linear.read_bytes())
+    data[64] ^= 1
+    with pytest.raises(FileFormatError, match="checksum|damaged"):
+        saved.read_program(bytes(data))

@@ -106,7 +106,8 @@ class _Structure:
             self._refuse(last)
         counter, step, target = add
         left, length, done = compare
-        if self.plan.values[step] != V.Int(1) or counter != target:
+        one = self.plan.values[step]
+        if not isinstance(one, V.Int) or one.value != 1 or counter != target:
             self._refuse(last)
         if left != counter or done != jump.condition:
             self._refuse(last)
