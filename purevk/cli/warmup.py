@@ -170,7 +170,7 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
         if keeper is not None:
             question = keeper.question(name, sizes, None, len(program.methods) > 1)
             if question is not None:
-                keeper.keep(question, name, made)
+                keeper.keep(question, made)
         return made
 
     first = lower()

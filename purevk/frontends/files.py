@@ -37,6 +37,11 @@ class FileSource:
         return self.file.graph(self.method, sizes)
 
     @property
+    def label(self) -> str:
+        """The name of the file, and the method."""
+        return f"{self.file.label}, {self.method}"
+
+    @property
     def parts(self) -> tuple[FilePart, ...] | None:
         """See `ModelFile.parts`."""
         return self.file.parts

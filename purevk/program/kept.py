@@ -93,6 +93,7 @@ class Keeper:
         parts: the file, and its data files.
         leaves: of the program.
         digests: of parts of the files, as far as they are known.
+        label: the file and the method, for lists of entries.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class Keeper:
         parts: Sequence[FilePart],
         leaves: Leaves,
         digests: dict[str, str],
+        label: str = "",
     ) -> None:
-        self.context, self.parts, self.leaves = context, parts, leaves
+        self.context, self.parts, self.leaves, self.label = context, parts, leaves, label
         self.files = [part.view for part in parts]
         self._digests = digests
 
@@ -118,7 +120,7 @@ class Keeper:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:
             return None
-        return Keeper(context, parts, leaves, source.digests)
+        return Keeper(context, parts, leaves, source.digests, source.label)
 
     def question(
         self,
@@ -177,8 +179,8 @@ class Keeper:
         _load_operators(lowered)
         return lowered
 
-    def keep(self, question: str, method: str, lowered: Lowered) -> bool:
-        """Keeps a plan of a method; whether it could."""
+    def keep(self, question: str, lowered: Lowered) -> bool:
+        """Keeps a plan; whether it could."""
         if not getattr(self.context.traits.fragment_order, "settled", True):
             return False  # it may be known the next time
         if not self.context.cache.persistent or _code_now() != CODE:
@@ -187,10 +189,10 @@ class Keeper:
             payload = self._pack(lowered)
             self._try(payload)
         except (_NotKept, *_UNREADABLE, pickle.PicklingError) as error:
-            _log.debug("%s: its plan is not kept: %s", method, error)
+            _log.debug("%s: its plan is not kept: %s", self.label, error)
             return False
         kernels = self.context.kernels
-        self.context.cache.put_plan(question, payload, kernels.device_key, method)
+        self.context.cache.put_plan(question, payload, kernels.device_key, self.label)
         return True
 
     # -- writing ---------------------------------------------------------------------------------

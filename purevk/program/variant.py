@@ -314,7 +314,7 @@ class Variant:
         if found is None:
             found = self._lowered(sizes, expected)
             start = time.perf_counter()
-            keeper.keep(question, self.name, found)
+            keeper.keep(question, found)
             program.add_seconds("plan", start)
         elif program.bounds == "strict":
             self._refuse_guesses(found.imported)

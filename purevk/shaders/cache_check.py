@@ -20,7 +20,7 @@ class EntryInfo:
 
     Attributes:
         kind: "spirv", "pipeline" (the driver's cache), "tuning" or "plan" (a lowered method).
-        name: the template; the name of a tuning result, or of a method.
+        name: the template; the name of a tuning result; the file and the method of a plan.
         nbytes, used: of the file; the time of its last use, in seconds since 1970.
         device: what a pipeline cache or tuning result belongs to.
         compiler: what made the SPIR-V.

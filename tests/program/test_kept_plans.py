@@ -145,7 +145,7 @@ def test_a_kept_plan_is_what_lowering_makes(file: str, context: Context, tmp_pat
         methods = program.methods
     for method in methods:
         made = lower(context, path, data, method)
-        assert made.keeper.keep(made.question, method, made.lowered)
+        assert made.keeper.keep(made.question, made.lowered)
         found = made.keeper.find(made.question)
         assert found is not None
         assert text(found) == text(made.lowered)
@@ -221,7 +221,7 @@ def test_other_elements_that_decided_something_are_lowered_anew(
         if lower(context, RELEASES / f"{file}.pte", data_files(file)).lowered.read
     )
     made = lower(context, RELEASES / f"{file}.pte", data_files(file))
-    assert made.keeper.keep(made.question, "forward", made.lowered)
+    assert made.keeper.keep(made.question, made.lowered)
     span = made.keeper.span_of(made.lowered.read[0])
     assert span is not None and span[0] == 0
     changed = bytearray(made.keeper.files[0])
@@ -236,7 +236,7 @@ def test_other_elements_that_decided_something_are_lowered_anew(
 
 def test_any_other_byte_is_compared(context: Context, tmp_path: Path) -> None:
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
-    assert made.keeper.keep(made.question, "forward", made.lowered)
+    assert made.keeper.keep(made.question, made.lowered)
     skipped = head_of(made).skipped[0]
     before = bytes(made.keeper.files[0])
     left_out = {at for first, size in skipped for at in range(first, first + size)}
@@ -333,7 +333,7 @@ def test_tensors_of_other_methods_are_not_compared(context: Context, tmp_path: P
     with purevk.compile(methods, context=context) as program:
         program.save(path)
     made = lower(context, path, method="encode")
-    assert made.keeper.keep(made.question, "encode", made.lowered)
+    assert made.keeper.keep(made.question, made.lowered)
     left_out = sum(size for _, size in head_of(made).skipped[0])
     assert left_out == 2 * 4 << 23 and path.stat().st_size - left_out < 1 << 16
 
@@ -392,8 +392,8 @@ def test_code_that_changes_meanwhile_keeps_nothing(
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
     with monkeypatch.context() as patch:
         patch.setattr(kept, "code", lambda: "another")
-        assert not made.keeper.keep(made.question, "forward", made.lowered)
-    assert made.keeper.keep(made.question, "forward", made.lowered)
+        assert not made.keeper.keep(made.question, made.lowered)
+    assert made.keeper.keep(made.question, made.lowered)
 
 
 @pytest.mark.parametrize("kind", ["pte", "pte with a blob", "ptd", "pvk"])
@@ -408,7 +408,7 @@ def test_what_graphs_are_read_from_is_compared(kind: str, context: Context, tmp_
     made = lower(context, path, data)
     keeper = made.keeper
     keeper.parts = [part._replace(tensors=[(0, len(part.view))]) for part in keeper.parts]
-    assert keeper.keep(made.question, "forward", made.lowered)
+    assert keeper.keep(made.question, made.lowered)
     number = len(keeper.parts) - 1 if kind == "ptd" else 0
     assert data or kind != "ptd"
     structure = keeper.parts[number].structure
@@ -573,7 +573,7 @@ def test_damaged_entries_are_misses(context: Context) -> None:
     path = RELEASES / "1.2.0/mlp.pte"
     purevk.load(path, context=context).close()
     (entry,) = [each for each in context.cache.entries() if each.kind == "plan"]
-    assert entry.name == "forward" and not entry.problem
+    assert entry.name == "mlp.pte, forward" and not entry.problem
     whole = entry.path.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:-1] + b"x", b""):
         entry.path.write_bytes(damaged)
@@ -587,7 +587,7 @@ def test_what_cannot_be_read_is_not_kept(context: Context) -> None:
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
     first = made.lowered.plan.once[0] if made.lowered.plan.once else made.lowered.plan.dispatches[0]
     object.__setattr__(first, "label", np.float32)  # a class that is no part of a plan
-    assert not made.keeper.keep(made.question, "forward", made.lowered)
+    assert not made.keeper.keep(made.question, made.lowered)
     assert context.cache.get_plan(made.question) is None
 
 
