@@ -29,7 +29,7 @@ from purevk.tuning import DeviceTraits
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
 _own: dict[str, tuple[str, ...]] = {}  # operators registered here, with the dtypes that they take
-_withdrawn: set[str] = set()  # purevk's own operators that were taken away
+_withdrawn: dict[str, Operator] = {}  # purevk's own operators that were taken away
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,15 @@ def unregister(name: str) -> None:
         if definition.name in _own:
             del _own[definition.name]
         else:
-            _withdrawn.add(definition.name)
+            _withdrawn[definition.name] = definition
 
 
 def any_changed() -> bool:
-    """Whether the user has registered an operator for the device, or taken one away."""
-    return bool(_own or _withdrawn)
+    """Whether operators for the device are others than purevk's own: the user has registered one, or
+    taken one away."""
+    return any(registry.find(name) is not None for name in _own) or any(
+        registry.find(name) is not definition for name, definition in _withdrawn.items()
+    )
 
 
 def _register(definition: Operator, dtypes: tuple[str, ...], replace: bool) -> None:

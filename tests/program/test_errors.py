@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,10 @@ def test_jumps_that_no_exporter_writes() -> None:
                 for destination in (at, 0) if at else (at,):
                     instructions = (
                         *chain.instructions[:at],
-                        replace(call, destination=destination),
+                        call._replace(destination=destination),
                         *chain.instructions[at + 1 :],
                     )
-                    changed = replace(plan, chains=(replace(chain, instructions=instructions),))
+                    changed = plan._replace(chains=(chain._replace(instructions=instructions),))
                     raised = refused(
                         UnsupportedProgramError,
                         lambda changed=changed: structure(changed, "branch.pte"),

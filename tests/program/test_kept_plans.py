@@ -26,6 +26,7 @@ from purevk.errors import UnsupportedProgramError
 from purevk.frontends.files import FilePart, FileSource, open_file
 from purevk.graph.context import Context
 from purevk.ir.printer import to_text
+from purevk.ops import executors, extension, registry
 from purevk.program import kept
 from purevk.program.kept import Keeper
 from purevk.program.leaves import Leaves
@@ -44,8 +45,16 @@ RUN = [
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
-    """The device of the tests, with a cache for plans of its own."""
+    """The device of the tests, with a cache for plans of its own, and without what other tests have
+    registered."""
     monkeypatch.setenv("PUREVK_VERIFY", "0")
+    for module, name, empty in (
+        (executors, "_executors", {}),
+        (executors, "_allowed", set()),
+        (extension, "_own", {}),
+        (extension, "_withdrawn", {}),
+    ):
+        monkeypatch.setattr(module, name, empty)
     found = shared_context()
     monkeypatch.setattr(found, "cache", Cache(tmp_path / "plans"))
     yield found
@@ -438,6 +447,17 @@ def test_registered_operators_turn_plans_off(context: Context) -> None:
             assert "lower" in program.seconds
     finally:
         purevk.ops.unregister("mylib.kept")
+    relu = registry.find("aten.relu.default")
+    assert relu is not None
+    purevk.ops.register_pointwise("aten.relu", "x", replace=True)
+    try:
+        assert extension.any_changed()
+        purevk.ops.unregister("aten.relu")
+        assert extension.any_changed()
+        with purevk.load(RELEASES / "1.2.0/norms.pte", context=context) as program:
+            assert "lower" in program.seconds
+    finally:
+        registry.register(relu)
     with purevk.load(path, context=context) as program:
         assert "lower" not in program.seconds
 
@@ -635,11 +655,12 @@ def test_other_processes_find_them(tmp_path: Path) -> None:
         assert made == results[0][1]
 
 
-def test_warmup_keeps_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUREVK_VERIFY", "0")
+def test_warmup_keeps_plans(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path / "cache"))
     path = RELEASES / "1.2.0/mlp_dynamic.pte"
     assert main(["warmup", str(path)]) == 0
-    with Context(api.open_device(), Cache(tmp_path / "cache")) as context:
-        with purevk.load(path, context=context) as program:
+    with Context(api.open_device(), Cache(tmp_path / "cache")) as other:
+        with purevk.load(path, context=other) as program:
             assert "lower" not in program.seconds

@@ -70,13 +70,13 @@ def test_errors_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.device
 def test_errors_of_passes_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from purevk.program import variant
+    from purevk.passes import pipeline
 
     def refuse(graph: Any, traits: Any) -> Any:
         node = next(node for node in graph.nodes if "cumsum" in node.op)
         raise purevk.GraphError("no", where=node.source)
 
-    monkeypatch.setattr(variant, "optimize", refuse)
+    monkeypatch.setattr(pipeline, "optimize", refuse)
     with pytest.raises(purevk.GraphError) as caught:
         purevk.compile(Model(), (torch.randn(2, 3),))
     assert caught.value.where.startswith("cumsum (")
