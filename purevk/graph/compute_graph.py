@@ -356,8 +356,8 @@ class _Tables:
             parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
         params: numbers of the dispatches whose parameters are in a buffer.
-        offsets: of its words in the buffer, counted in words.
-        filled: whether they have been written.
+        offsets: of its words in the buffer, in words.
+        filled: whether all of them have been written once.
         symbols: what a recording depends on, sorted by name.
     """
 
