@@ -23,9 +23,9 @@ from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.fragments import trial_of
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
-from purevk.program.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
-from purevk.program.kept import Keeper
+from purevk.program.kept.keeper import Keeper
 from purevk.program.leaves import Leaves
+from purevk.program.variants.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
 from purevk.report import lowered
 from purevk.schedule.plan import Lowered
 

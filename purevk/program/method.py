@@ -20,7 +20,8 @@ from purevk.ir.signature import same_literal
 from purevk.program.arguments import Given, describe_inputs, read_outputs, write_back
 from purevk.program.cuda import external_calls
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
-from purevk.program.variant import Choice, GraphSource, Sizes, Specialization, Variant
+from purevk.program.variants.specialization import Sizes, Specialization
+from purevk.program.variants.variant import Choice, GraphSource, Variant
 
 if TYPE_CHECKING:
     from purevk.program.program import Program, WeightWatch

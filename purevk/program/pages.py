@@ -15,7 +15,7 @@ from purevk.graph.executable import Observation
 from purevk.graph.limits import DeviceLimits
 from purevk.graph.unbacked import Replan
 from purevk.ir import Node, Value
-from purevk.program.variant import Specialization
+from purevk.program.variants.specialization import Specialization
 from purevk.progress import Progress
 from purevk.report.contents import DeviceParts, MethodParts, contents
 from purevk.report.page import framed, page, summary_html

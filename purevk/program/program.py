@@ -27,7 +27,7 @@ from purevk.program.method import Method
 from purevk.program.specs import ArgumentSpec
 from purevk.program.state import StateMapping
 from purevk.program.submissions import Submissions
-from purevk.program.variant import GraphSource
+from purevk.program.variants.variant import GraphSource
 
 if TYPE_CHECKING:
     from purevk.graph.drawing import GraphDrawing

@@ -7,14 +7,12 @@ from typing import Any
 
 from purevk.frontends.files import ModelFile
 from purevk.frontends.importer import InputSizes
-from purevk.ir import Graph, GuardLog, Node, ReadLog, Value
+from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
-from purevk.passes.check_indices import ranges_of_inputs
-from purevk.passes.pipeline import optimize
 from purevk.program.leaves import Leaves
 from purevk.program.specs import ArgumentSpec
+from purevk.program.variants.lowering import lower_graph
 from purevk.schedule.plan import Lowered, Plan
-from purevk.schedule.planning import make_plan
 from purevk.tuning import DeviceTraits
 
 
@@ -34,14 +32,12 @@ def lower(
     Raises:
         UnsupportedProgramError, FileFormatError: as `purevk.load` does.
     """
-    with GuardLog() as log, ReadLog() as reads:
-        imported = program.graph(method, sizes)
-        if leaves is not None:
-            imported = leaves.share(method, imported)
-        graph = optimize(imported, traits)
-        plan = make_plan(graph, traits)
-    indices = ranges_of_inputs(imported)
-    return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
+
+    def imported() -> Graph:
+        graph = program.graph(method, sizes)
+        return graph if leaves is None else leaves.share(method, graph)
+
+    return lower_graph(imported, traits)
 
 
 # -- inputs and outputs --------------------------------------------------------------------------

@@ -80,7 +80,7 @@ CIRCLES_OF_TYPES = [
         "purevk.program.pages",
         "purevk.program.program",
         "purevk.program.state",
-        "purevk.program.variant",
+        "purevk.program.variants.variant",
     },
     {
         "purevk.frontends.torch.decompose",

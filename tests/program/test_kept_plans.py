@@ -27,8 +27,9 @@ from purevk.frontends.files import FilePart, FileSource, open_file
 from purevk.graph.context import Context
 from purevk.ir.printer import to_text
 from purevk.ops import executors, extension, registry
-from purevk.program import kept
-from purevk.program.kept import Keeper
+from purevk.program.kept import code, comparison, pickles
+from purevk.program.kept import keeper as keeper_module
+from purevk.program.kept.keeper import Keeper
 from purevk.program.leaves import Leaves
 from purevk.report import lowered
 from purevk.schedule.plan import Lowered
@@ -175,7 +176,7 @@ def test_a_kept_plan_is_what_lowering_makes(file: str, context: Context, tmp_pat
 def head_of(made: Opened) -> Any:
     payload = made.keeper.context.cache.get_plan(made.question)
     assert payload is not None
-    return kept._Reader(io.BytesIO(payload), made.keeper).load()
+    return pickles.Reader(io.BytesIO(payload), made.keeper.bytes_of).load()
 
 
 def test_some_plans_depend_on_elements(context: Context) -> None:
@@ -288,7 +289,7 @@ def test_settings_that_lowering_depends_on_have_plans_of_their_own(
         )
         assert "lower" in phases()
     assert "lower" not in phases()
-    monkeypatch.setattr(kept, "CODE", "another version")
+    monkeypatch.setattr(keeper_module, "CODE", "another version")
     assert "lower" in phases()
 
 
@@ -348,7 +349,7 @@ def test_tensors_of_other_methods_are_not_compared(context: Context, tmp_path: P
 
 
 def test_ranges() -> None:
-    without = kept._without
+    without = comparison.without
     assert without([], []) == without([(3, 0)], []) == []
     assert without([(8, 4), (0, 4), (12, 1)], []) == [(0, 4), (8, 5)]
     assert without([(0, 10), (2, 3), (8, 4)], []) == [(0, 12)]
@@ -369,15 +370,15 @@ def test_the_code_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     package = tmp_path / "purevk"
     (package / "ops").mkdir(parents=True)
     files = [package / "one.py", package / "ops" / "two.comp"]
-    monkeypatch.setattr(kept, "_PACKAGE", str(package))
-    assert kept.code() == ""
+    monkeypatch.setattr(code, "_PACKAGE", str(package))
+    assert code.code() == ""
     names = []
 
     def write(text: str, *dates: int) -> None:
         for path, date in zip(files, dates):
             path.write_text(text)
             os.utime(path, (date, date))
-        names.append(kept.code())
+        names.append(code.code())
 
     write("a", 100, 200)
     write("a", 100, 200)
@@ -400,7 +401,7 @@ def test_code_that_changes_meanwhile_keeps_nothing(
 ) -> None:
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "code", lambda: "another")
+        patch.setattr(code, "code", lambda: "another")
         assert not made.keeper.keep(made.question, made.lowered)
     assert made.keeper.keep(made.question, made.lowered)
 
@@ -574,7 +575,7 @@ def test_entries_run_no_code(
     monkeypatch.chdir(tmp_path)
     for payload in (
         pickle.dumps(Hostile()),
-        b"cpurevk.program.kept\nos.system\n(S'mkdir hostile'\ntR.",
+        b"cpurevk.program.kept.pickles\nos.system\n(S'mkdir hostile'\ntR.",
         b"cpurevk.ir.graph\nmap_leaves\n.",
         b"\x80\x04\x8c\x0fpurevk.ir.graph\x8c\x14functools._CacheInfo\x93.",
         b"cpurevk.ir.graph\nLayout\n.",  # of another module

@@ -27,9 +27,9 @@ from purevk.program.devices.turns import Turns
 from purevk.program.host_memory import HostMemory
 from purevk.program.method import Method, returned
 from purevk.program.program import Program
-from purevk.program.ranges import refused_sizes
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
 from purevk.program.state import StateMapping
+from purevk.program.variants.ranges import refused_sizes
 
 _log = logging.getLogger("purevk")
 _MIB = 1 << 20

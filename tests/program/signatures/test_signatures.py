@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import purevk
-import purevk.program.variant as variant_module
+import purevk.program.variants.variant as variant_module
 from purevk.errors import SizeConstraintError
 from purevk.graph.size_table import SizeTable
 from purevk.ir import Dim, Symbol

@@ -4,11 +4,9 @@ lowerings do not serve."""
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,220 +17,32 @@ from purevk.errors import (
     GraphError,
     InputError,
     KernelNotCachedError,
-    PurevkError,
     SizeConstraintError,
     UnsupportedProgramError,
-    located,
 )
 from purevk.graph.executable import Executable
 from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
-from purevk.ir import (
-    Bound,
-    Dim,
-    FixedInput,
-    Graph,
-    GuardLog,
-    ReadLog,
-    Size,
-    Symbol,
-    Value,
-)
+from purevk.ir import Bound, Dim, Graph, Size, Symbol, Value
 from purevk.ir import dims as _dims
-from purevk.ir.binding import bind_symbols, input_symbols
-from purevk.ir.expected import Expected, expecting
-from purevk.program.arguments import (
-    InputReader,
-    check_indices,
-    describe_given,
-    describe_inputs,
-)
-from purevk.program.coverage import wider_sizes
-from purevk.program.kept import Keeper
-from purevk.program.ranges import refused_sizes
+from purevk.ir.expected import Expected
+from purevk.program.arguments import InputReader, describe_given, describe_inputs
+from purevk.program.kept.keeper import Keeper
+from purevk.program.variants.coverage import wider_sizes
+from purevk.program.variants.lowering import lower_graph, uncollected, with_line
+from purevk.program.variants.ranges import refused_sizes
+from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.schedule.plan import Lowered
 
 if TYPE_CHECKING:
-    from purevk.checking.walk import Counts
     from purevk.program.program import Program
 
-# Sizes of the inputs to lower for, by position: integers are fixed, a `Bound` is a new upper bound
-# of a dynamic size. None stands for the exported bounds.
-Sizes = Sequence["tuple[int | Bound, ...] | None"]
 GraphSource = Callable[["Sizes | None"], Graph]
 # What serves a call, with the values of its symbols.
 Choice: TypeAlias = "tuple[Specialization, dict[Symbol, int]]"
 MAX_SPECIALIZATIONS = 8
 MAX_REPLANS = 16
-MAX_KNOWN = 4096  # combinations of sizes whose answer a specialization remembers
 _log = logging.getLogger("purevk")
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Within this, Python looks for no reference cycles. It would go through all nodes and
-    dispatches again and again while they are made, so that the time for each grows with the graph."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextlib.contextmanager
-def _naming_lines(graph: Graph) -> Iterator[None]:
-    """Errors about a node of the graph say where it stands in the user's code."""
-    try:
-        yield
-    except PurevkError as error:
-        raise _with_line(error, graph) from error.__cause__
-
-
-def _with_line(error: PurevkError, graph: Graph) -> PurevkError:
-    for source in re.split(r"[\s,;()]+", error.where):
-        if source in graph.lines:
-            return located(error, source, graph.lines[source])
-    return error
-
-
-class Specialization:
-    """A graph lowered under guards: it serves calls whose sizes keep them and the symbols' bounds.
-
-    Attributes:
-        sizes, expected: what it was lowered for; see `Variant`.
-        imported: the graph as the front end made it.
-        counts: what PUREVK_CHECK compared at the last call.
-        lenient: whether it may serve sizes outside of the exported ranges.
-        exported: the graph against which the inputs of calls are checked before.
-        tensors: the inputs that are tensors, with their positions.
-        preferred: the one for the same sizes that served the last call which this one turned out
-            not to serve.
-        used: when it served a call, as a count of calls.
-    """
-
-    def __init__(
-        self,
-        lowered: Lowered,
-        executable: Executable,
-        sizes: Sizes | None = None,
-        expected: Mapping[str, Expected] | None = None,
-        lenient: bool = False,
-        exported: Graph | None = None,
-    ) -> None:
-        graph = lowered.graph
-        self.graph, self.executable = graph, executable
-        self.guards = (*lowered.guards, *graph.constraints)
-        self.imported = lowered.imported
-        self.counts: Counts | None = None
-        self.sizes, self.expected = sizes, dict(expected or {})
-        self.preferred: Specialization | None = None
-        self.tensors = [
-            (position, value)
-            for position, value in enumerate(graph.inputs)
-            if isinstance(value, Value)
-        ]
-        self._fixed_sizes, self._fixed_integers = _fixed_here(graph, exported or graph)
-        self._fixes_more = bool(self._fixed_sizes or self._fixed_integers)
-        self._symbols = input_symbols(graph)
-        self._sizes = [symbol for symbol, _, _ in self._symbols if symbol.is_size]
-        self.used = 0
-        self._outer = [
-            guard
-            for guard in self.guards
-            if all(s.is_size and not s.unbacked for s in guard.symbols)
-        ]
-        self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
-        self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
-        self._indices = lowered.indices
-        self._known: dict[tuple[int, ...], bool] = {}
-        executable.watch(self.guards)
-
-    def environment(self, arrays: Sequence[Any]) -> dict[Symbol, int]:
-        """The values of the symbols that the inputs of a call bring."""
-        return bind_symbols(self._symbols, arrays)
-
-    def bind(self, arrays: Sequence[Any]) -> dict[Symbol, int] | None:
-        """The values of the symbols, if this lowering serves the inputs; else None."""
-        if self._fixes_more and not self._takes(arrays):
-            return None
-        env = self.environment(arrays)
-        return env if self._serves(env) else None
-
-    def check_indices(self, arrays: Sequence[Any], env: Mapping[Symbol, int], where: str) -> None:
-        """Raises `InputError` if an input on the host is an index that is out of range."""
-        if self._indices:
-            check_indices(self.imported, self._indices, arrays, env, where)
-
-    def _takes(self, arrays: Sequence[Any]) -> bool:
-        """Whether the inputs have the sizes, and the integers the values, that are fixed here."""
-        for position, dim, size in self._fixed_sizes:
-            if arrays[position].shape[dim] != size:
-                return False
-        return all(arrays[position] == number for position, number in self._fixed_integers)
-
-    def above_bounds(self, env: Mapping[Symbol, int]) -> bool:
-        """Whether a size of a call is above what memory was planned for."""
-        return any(symbol.is_size and env[symbol] > symbol.upper for symbol in env)
-
-    def _serves(self, env: Mapping[Symbol, int]) -> bool:
-        """Whether the sizes of a call keep the bounds and the guards."""
-        key = tuple([env[symbol] for symbol in self._sizes])
-        found = self._known.get(key)
-        if found is None:
-            found = all(
-                symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size
-            )
-            found = found and all(
-                _within(self.graph, symbol, env[symbol]) for symbol in self._ranged if symbol in env
-            )
-            found = found and all(guard.holds(env) for guard in self._outer)
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = found
-        if not found or not self._integers:
-            return found
-        return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
-
-    def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
-        """Whether sizes that came about during a call, by the names of their symbols, keep the
-        bounds and the guards too."""
-        inner = {
-            symbol: unbacked[symbol.name]
-            for symbol in self.graph.symbols
-            if symbol.name in unbacked
-        }
-        whole = {**env, **inner}
-        return all(
-            symbol.lower <= value <= symbol.upper for symbol, value in inner.items()
-        ) and all(guard.holds(whole) for guard in self.guards if guard.symbols <= set(whole))
-
-
-def _fixed_here(
-    graph: Graph, exported: Graph
-) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """What a lowering fixes and the exported graph leaves open: sizes as (position of the input,
-    dim, size), and integers as (position, value). The rest was compared when the arguments were
-    read."""
-    sizes: list[tuple[int, int, int]] = []
-    integers: list[tuple[int, int]] = []
-    for position, (value, known) in enumerate(zip(graph.inputs, exported.inputs)):
-        if isinstance(value, Value) and isinstance(known, Value):
-            sizes += [
-                (position, dim, size)
-                for dim, (size, open_size) in enumerate(zip(value.type.dims, known.type.dims))
-                if isinstance(size, int) and not isinstance(open_size, int)
-            ]
-        elif isinstance(value, FixedInput) and not isinstance(known, FixedInput):
-            integers.append((position, value.value))
-    return sizes, integers
-
-
-def _within(graph: Graph, symbol: Symbol, value: int) -> bool:
-    lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
-    return lower <= value and (upper is None or value <= upper)
 
 
 class Variant:
@@ -257,7 +67,7 @@ class Variant:
     ) -> Specialization:
         # Methods share weights, and a call holds the lock of its own method alone.
         reading = getattr(self.source, "reading", contextlib.nullcontext)
-        with self.program.lock, reading(), _uncollected():
+        with self.program.lock, reading(), uncollected():
             return self._lower(sizes, expected)
 
     def _lower(
@@ -322,27 +132,15 @@ class Variant:
 
     def _lowered(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Lowered:
         """The method, lowered anew."""
-        # All operators come with these, and a program whose plan is kept needs none of them.
-        from purevk.passes.check_indices import ranges_of_inputs
-        from purevk.passes.pipeline import optimize
-        from purevk.schedule.planning import make_plan
-
         program = self.program
-        with GuardLog() as log, ReadLog() as reads, expecting(expected or {}):
-            start = time.perf_counter()
-            imported = program.share_leaves(self.name, self.source(sizes))
-            program.add_seconds("import", start)
+
+        def imported() -> Graph:
+            graph = program.share_leaves(self.name, self.source(sizes))
             if program.bounds == "strict":
-                self._refuse_guesses(imported)
-            with _naming_lines(imported):
-                start = time.perf_counter()
-                graph = optimize(imported, program.context.traits)
-                program.add_seconds("passes", start)
-                start = time.perf_counter()
-                plan = make_plan(graph, program.context.traits)
-                program.add_seconds("lower", start)
-        indices = ranges_of_inputs(imported)
-        return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
+                self._refuse_guesses(graph)
+            return graph
+
+        return lower_graph(imported, program.context.traits, expected, program.add_seconds)
 
     def _refuse_guesses(self, graph: Graph) -> None:
         for symbol in graph.symbols:
@@ -472,7 +270,7 @@ class Variant:
         try:
             return self._run(chosen, env, arrays, targets, meanwhile)
         except InputError as error:
-            raise _with_line(error, chosen.imported) from error.__cause__
+            raise with_line(error, chosen.imported) from error.__cause__
 
     def _run(
         self,
@@ -540,7 +338,7 @@ class Variant:
             chosen.check_indices(tensors, env, self.where)
             outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
         except InputError as error:
-            raise _with_line(error, chosen.imported) from error.__cause__
+            raise with_line(error, chosen.imported) from error.__cause__
         self.calls += 1
         chosen.used = self.calls
         return outputs

@@ -6,8 +6,6 @@ code, the device, what was measured on it, the environment variables, the sizes.
 by its bytes. Those of weights are left out, unless a decision was taken from their elements
 (`ReadLog` notes these), or graphs are read from these bytes too. So no entry needs a file's name or
 date, and a model that was trained further keeps its plan.
-
-Entries are pickles, which are read with the classes of purevk's own graphs and plans alone.
 """
 
 from __future__ import annotations
@@ -17,18 +15,19 @@ import hashlib
 import io
 import json
 import logging
-import os
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.dtypes import DType
 from purevk.graph.context import Context
-from purevk.ir import Arg, Node, Sealed, TensorType, Value
+from purevk.ir import TensorType, Value
 from purevk.ir.expected import Expected
+from purevk.program.kept.code import CODE, code_now
+from purevk.program.kept.comparison import digest, without
+from purevk.program.kept.pickles import UNREADABLE, Head, NotKept, Reader, Span, Writer
 from purevk.program.leaves import ConstantKey, Leaves, StateKey, address_of
 from purevk.schedule.plan import Lowered
 from purevk.tuning import Choices
@@ -38,12 +37,8 @@ if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes
 
 FORMAT = 1
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_MOST_BYTES = 8 << 20  # of tensors that are not in the file, in an entry
 _MOST_COMPARED = 32 << 20  # bytes of files; comparing more takes longer than lowering
 _HEAD = 4096  # first bytes of a file, which tell apart most files of one size
-_MODULES = ("purevk.ir.", "purevk.lower.", "purevk.ops.", "purevk.schedule.")
-_FUNCTIONS = {("purevk.dtypes", "dtype_named"), ("purevk.ir.dims", "Dim")}
 _log = logging.getLogger("purevk")
 # Variables that change neither graphs nor plans, and what differs between machines.
 _WITHOUT_EFFECT = (
@@ -64,24 +59,6 @@ _WITHOUT_EFFECT = (
     knobs.TIMEOUT,
     knobs.VALIDATION,
     knobs.VISIBLE_DEVICES,
-)
-
-
-class _NotKept(Exception):
-    """Why a plan has no entry."""
-
-
-# What wrong bytes raise while they are read.
-_UNREADABLE = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
 )
 
 
@@ -164,12 +141,12 @@ class Keeper:
             return None
         try:
             stream = io.BytesIO(payload)
-            head = _Reader(stream, self).load()
+            head = Reader(stream, self.bytes_of).load()
             if self._digest(head.skipped) != head.digest:
                 return None
             leaves = [self._leaf(each) for each in head.leaves]
-            lowered = _Reader(stream, self, leaves).load()
-        except _UNREADABLE as error:
+            lowered = Reader(stream, self.bytes_of, leaves).load()
+        except UNREADABLE as error:
             _log.debug("a kept plan cannot be read: %r", error)
             cache.drop_plan(question)
             return None
@@ -183,12 +160,12 @@ class Keeper:
         """Keeps a plan; whether it could."""
         if not getattr(self.context.traits.fragment_order, "settled", True):
             return False  # it may be known the next time
-        if not self.context.cache.persistent or _code_now() != CODE:
+        if not self.context.cache.persistent or code_now() != CODE:
             return False  # purevk was changed on disk, and some of it may be imported already
         try:
             payload = self._pack(lowered)
             self._try(payload)
-        except (_NotKept, *_UNREADABLE, pickle.PicklingError) as error:
+        except (NotKept, *UNREADABLE, pickle.PicklingError) as error:
             _log.debug("%s: its plan is not kept: %s", self.label, error)
             return False
         kernels = self.context.kernels
@@ -202,7 +179,7 @@ class Keeper:
             for value in (*inner.constants, *inner.states):
                 leaves.setdefault(value, len(leaves))
         body = io.BytesIO()
-        writer = _Writer(body, self, leaves)
+        writer = Writer(body, self.span_of, leaves)
         writer.dump(dataclasses.replace(lowered, read=()))
         described = [self._described(value, writer) for value in leaves]
         spans = [self.span_of(data) for data in lowered.read if len(data)]
@@ -210,16 +187,16 @@ class Keeper:
         for number, part in enumerate(self.parts):
             own = [(first, size) for file, first, size in writer.ranges if file == number]
             read = [span[1:] for span in spans if span is not None and span[0] == number]
-            skipped.append(_without([*own, *part.tensors], [*read, *part.structure]))
+            skipped.append(without([*own, *part.tensors], [*read, *part.structure]))
         left_out = sum(size for ranges in skipped for _, size in ranges)
         compared = sum(map(len, self.files)) - left_out
         if compared > _MOST_COMPARED:
-            raise _NotKept(f"{compared} bytes of the file would have to be compared")
+            raise NotKept(f"{compared} bytes of the file would have to be compared")
         head = io.BytesIO()
-        _Writer(head, self, {}).dump(_Head(self._digest(skipped), skipped, described))
+        Writer(head, self.span_of, {}).dump(Head(self._digest(skipped), skipped, described))
         return head.getvalue() + body.getvalue()
 
-    def _described(self, value: Value, writer: _Writer) -> tuple[Any, ...]:
+    def _described(self, value: Value, writer: Writer) -> tuple[Any, ...]:
         key = self.leaves.key(value)
         if isinstance(key, StateKey):
             return value.name, key.dtype, key.dims, key.name
@@ -227,16 +204,16 @@ class Keeper:
             span = writer.spans.get((key.address, key.nbytes))
             if span is not None:
                 return value.name, key.dtype, key.dims, None, span
-        raise _NotKept(f"where {value.name} comes from is not known")
+        raise NotKept(f"where {value.name} comes from is not known")
 
     def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
         """Of all bytes of the files but the skipped ones."""
         key = repr(skipped)
         if key not in self._digests:
-            self._digests[key] = _digest(self.files, skipped)
+            self._digests[key] = digest(self.files, skipped)
         return self._digests[key]
 
-    def span_of(self, data: memoryview) -> tuple[int, int, int] | None:
+    def span_of(self, data: memoryview) -> Span | None:
         """Which file has bytes, and where: its number, the first byte and how many."""
         address = address_of(data)
         for number, file in enumerate(self.files):
@@ -248,8 +225,8 @@ class Keeper:
     def _try(self, payload: bytes) -> None:
         """Reads an entry, before it is kept."""
         stream = io.BytesIO(payload)
-        head = _Reader(stream, self).load()
-        _Reader(stream, self, [Value("leaf", None)] * len(head.leaves)).load()  # type: ignore[arg-type]
+        head = Reader(stream, self.bytes_of).load()
+        Reader(stream, self.bytes_of, [Value("leaf", None)] * len(head.leaves)).load()  # type: ignore[arg-type]
 
     # -- reading ---------------------------------------------------------------------------------
     def _leaf(self, described: tuple[Any, ...]) -> Value:
@@ -258,186 +235,13 @@ class Keeper:
             return self.leaves.state(name, StateKey(state, dtype, dims))
         return self.leaves.constant(name, TensorType(dtype, dims), self.bytes_of(span[0]))
 
-    def bytes_of(self, span: Any) -> memoryview:
+    def bytes_of(self, span: Span | bytes) -> memoryview:
         """The bytes that an entry names."""
         if isinstance(span, bytes):
             return memoryview(span)
         number, first, size = span
         found: memoryview = self.files[number][first : first + size]
         return found
-
-
-class _Head(NamedTuple):
-    """What comes before the plan in an entry.
-
-    Attributes:
-        digest: of all bytes of the files that are not skipped.
-        skipped: for each file, (first byte, bytes) of what the plan does not depend on, sorted.
-        leaves: name, dtype, sizes and key of the constants and states.
-    """
-
-    digest: str
-    skipped: list[list[tuple[int, int]]]
-    leaves: list[tuple[Any, ...]]
-
-
-class _Writer(pickle.Pickler):
-    """Writes graphs and plans. Values that methods share are numbers, and tensors in the files
-    are ranges of these.
-
-    Attributes:
-        ranges: (file, first byte, bytes) of the tensors.
-        spans: where tensors are, or their bytes, by address and length.
-    """
-
-    def __init__(self, stream: io.BytesIO, keeper: Keeper, leaves: Mapping[Value, int]) -> None:
-        super().__init__(stream, protocol=5)
-        self._keeper, self._leaves = keeper, leaves
-        self._inline = 0
-        self.ranges: list[tuple[int, int, int]] = []
-        self.spans: dict[tuple[int, int], Any] = {}
-
-    def reducer_override(self, each: Any) -> Any:
-        """Nodes with arguments whose classes come with all operators are read without these."""
-        if type(each) is not Node or each.graphs:
-            return NotImplemented
-        args = tuple(_seal(arg) if _of_operators(arg) else arg for arg in each.args)
-        if all(one is two for one, two in zip(args, each.args)):
-            return NotImplemented
-        return _node, (each.op, args, each.results, each.source, each.alias, each.inputs)
-
-    def persistent_id(self, each: Any) -> Any:
-        kind = type(each)
-        if kind is Value:
-            return self._leaves.get(each)
-        return self._span(each) if kind is memoryview else None
-
-    def _span(self, data: memoryview) -> Any:
-        span: Any = self._keeper.span_of(data) if len(data) else None
-        if span is not None:
-            self.ranges.append(span)
-        else:
-            self._inline += len(data)
-            if self._inline > _MOST_BYTES:
-                raise _NotKept(f"more than {_MOST_BYTES} bytes of its tensors are not in the file")
-            span = bytes(data)
-        self.spans[address_of(data), len(data)] = span
-        return (span,)
-
-
-class _Attribute(Sealed):
-    """An argument of a class of the operators, as it was pickled."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __reduce__(self) -> Any:
-        return _Attribute, (self.data,)
-
-    def open(self) -> Arg:
-        made: Arg = _PlainReader(io.BytesIO(self.data)).load()
-        return made
-
-
-def _node(*parts: Any) -> Node:
-    return Node.sealed(*parts)
-
-
-def _of_operators(arg: Any) -> bool:
-    return type(arg).__module__.startswith("purevk.ops.")
-
-
-def _seal(arg: Any) -> Any:
-    """The argument, sealed; or itself if there are tensors in it."""
-    stream = io.BytesIO()
-    try:
-        _PlainWriter(stream, protocol=5).dump(arg)
-    except _NotKept:
-        return arg
-    _PlainReader(io.BytesIO(stream.getvalue())).load()  # what cannot be read is not kept
-    return _Attribute(stream.getvalue())
-
-
-class _PlainWriter(pickle.Pickler):
-    """Writes what has no tensors."""
-
-    def persistent_id(self, each: Any) -> Any:
-        if isinstance(each, (Value, memoryview)):
-            raise _NotKept("a tensor")
-        return None
-
-
-class _PlainReader(pickle.Unpickler):
-    """Reads objects of the classes that arguments have, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _FUNCTIONS:
-            return super().find_class(module, name)
-        if "." not in name and f"{module}.".startswith(_MODULES):
-            found = super().find_class(module, name)
-            if (
-                isinstance(found, type)
-                and found.__module__ == module
-                and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
-            ):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")
-
-
-class _Reader(_PlainReader):
-    """Reads what `_Writer` wrote."""
-
-    def __init__(
-        self, stream: io.BytesIO, keeper: Keeper, leaves: Sequence[Value] | None = None
-    ) -> None:
-        super().__init__(stream)
-        self._keeper, self._leaves = keeper, leaves or ()
-
-    def persistent_load(self, number: Any) -> Any:
-        if isinstance(number, int):
-            return self._leaves[number]
-        return self._keeper.bytes_of(number[0])
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__:
-            own = {"_Head": _Head, "_Attribute": _Attribute, "_node": _node}
-            if name in own:
-                return own[name]
-        return super().find_class(module, name)
-
-
-def _digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
-    """The SHA-256 of the bytes of files without some ranges, which are sorted."""
-    made = hashlib.sha256()
-    for file, ranges in zip(files, skipped, strict=True):
-        at = 0
-        for first, size in ranges:
-            made.update(file[at:first])
-            at = max(at, first + size)
-        made.update(file[at:])
-        made.update(len(file).to_bytes(8, "little"))
-    return made.hexdigest()
-
-
-def _without(
-    ranges: Iterable[tuple[int, int]], read: Iterable[Sequence[int]]
-) -> list[tuple[int, int]]:
-    """The bytes of ranges, (first byte, bytes), that were not read: as such ranges, sorted and
-    apart."""
-    ends = [(first, 1, 0) for first, size in ranges if size]
-    ends += [(first + size, -1, 0) for first, size in ranges if size]
-    for first, size in read:
-        ends += [(first, 0, 1), (first + size, 0, -1)]
-    found: list[tuple[int, int]] = []
-    inside = taken = start = 0
-    for at, change, change_taken in sorted(ends):
-        if inside and not taken and at > start:
-            if found and sum(found[-1]) == start:
-                found[-1] = (found[-1][0], at - found[-1][0])
-            else:
-                found.append((start, at - start))
-        inside, taken, start = inside + change, taken + change_taken, at
-    return found
 
 
 def plain(value: Any) -> Any:
@@ -464,60 +268,6 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} has no plain form")
-
-
-def code() -> str:
-    """Names the code of purevk on disk: its version, and the sizes and dates of its files, by which
-    Python too tells whether bytecode is that of a file. What an installer wrote about the files has
-    their hashes. Without it, and where all files have one date, as those of builds that are the same
-    each time, their contents count. Empty: there are no files, as in an archive."""
-    from purevk import __version__
-
-    found: list[tuple[str, int, int]] = []  # path within the package, size, date
-    folders = [""]
-    while folders:
-        inside = folders.pop()
-        with os.scandir(f"{_PACKAGE}{inside}") as entries:
-            for entry in entries:
-                if entry.name.endswith((".py", ".comp", ".glslh")):
-                    about = entry.stat()
-                    path = f"{inside}/{entry.name}"
-                    found.append((path, about.st_size, int(about.st_mtime)))
-                elif entry.name != "__pycache__" and entry.is_dir():
-                    folders.append(f"{inside}/{entry.name}")
-    if not found:
-        return ""
-    found.sort()
-    made = hashlib.sha256(repr((__version__, sys.version, found)).encode())
-    records = _records()
-    for record in records:
-        made.update(Path(record).read_bytes())
-    if not records and len({date for _, _, date in found}) == 1:
-        for path, _, _ in found:
-            made.update(Path(f"{_PACKAGE}{path}").read_bytes())
-    return made.hexdigest()
-
-
-def _records() -> list[str]:
-    """The lists of files, with their hashes, that an installer wrote beside the package."""
-    beside = os.path.dirname(_PACKAGE)
-    return sorted(
-        path
-        for name in os.listdir(beside)
-        if name.startswith("purevk-") and name.endswith(".dist-info")
-        if os.path.isfile(path := os.path.join(beside, name, "RECORD"))
-    )
-
-
-def _code_now() -> str:
-    try:
-        return code()
-    except OSError:  # an archive, or an installer is at work
-        return ""
-
-
-CODE = _code_now()
-"""The code of this process, which is on disk when it is imported."""
 
 
 def _is_extended() -> bool:

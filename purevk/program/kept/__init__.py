@@ -1,0 +1,1 @@
+"""Plans of lowered methods, kept in the on-disk cache."""

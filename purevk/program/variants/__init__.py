@@ -1,0 +1,1 @@
+"""Exported graphs of methods, lowered for the sizes that calls bring."""
