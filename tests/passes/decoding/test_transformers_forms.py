@@ -40,9 +40,66 @@ def _read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * factor * w + factor
 
 
+def _gemma(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    scaled = wide * torch.pow(wide.pow(2).mean(-1, keepdim=True) + 1e-6, -0.5)
+    return (scaled * (1 + w.float())).type_as(x)
+
+
+def _olmo(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype)
+
+
+def _quotient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3))
+
+
+def _bare(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def _root_over_x(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) / x)
+
+
+def _other_power(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x * (x.pow(2).mean(-1, keepdim=True) + 1e-3) ** 0.5)
+
+
+def _eps_outside(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x / (torch.sqrt(x.pow(2).mean(-1, keepdim=True)) + 0.5))
+
+
+def _rounded_between(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is rounded on purpose stays so: the norm ends before it."""
+    scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return w * scaled.to(torch.bfloat16).float()
+
+
+def _scaled_read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The norm ends before its weight."""
+    scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return w * scaled + scaled.abs()
+
+
 @pytest.mark.parametrize(
     ("function", "dtype", "is_norm"),
     [
+        *(
+            (each, dtype, True)
+            for each in (_gemma, _olmo, _bare)
+            for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        ),
+        (_quotient, torch.float32, True),
+        (_quotient, torch.bfloat16, True),
+        (_short, torch.bfloat16, True),
+        (_scaled_read_twice, torch.float32, True),
+        (_root_over_x, torch.float32, False),
+        (_other_power, torch.float32, False),
+        (_eps_outside, torch.float32, False),
+        (_rounded_between, torch.float32, True),
         (_llama, torch.float16, True),
         (_llama, torch.float32, True),
         (_short, torch.float32, True),
