@@ -1,20 +1,28 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Attention of few queries over many keys, as in decoding with a cache. A workgroup takes one query
-// of one head, and all keys or a part of them; attention_join.comp joins the parts. LANES
-// invocations side by side read a row of K and the same row of V. They read KEYS rows before they
-// use the first, so that many loads are in flight.
+// Attention of few queries over many keys, as in decoding with a cache. A workgroup takes QUERIES
+// queries of HEADS heads that share keys, and all keys or a part of them; attention_join.comp joins the
+// parts. An invocation works on ROWS of these QUERIES * HEADS rows, and reads keys and values once for
+// them. Other rows have other invocations, which go through the keys at about the same time, so that
+// the first cache has what they read. LANES invocations side by side read a row of K and the same row
+// of V. They read KEYS rows before they use the first, so that many loads are in flight.
 //
 // Buffers, parameters and macros: attention_io.glslh. More macros:
-//   LOCAL  local size (128), a multiple of LANES and SG
+//   HEADS, QUERIES  of a workgroup (1); more than 1 only with SG. HEADS divides `group`, and QUERIES S.
+//   ROWS   divides HEADS * QUERIES (1); more than 1 only without SCORED and MASKED
+//   LANES  a power of two (8)
+//   KEYS   (4, or less for wide heads)
+//   LOCAL  local size (128); an equal part for each set of ROWS, a multiple of LANES and SG
 //   SG     the subgroup size, a multiple of LANES: lanes add up by subgroup shuffles; 0: they do so in
 //     shared memory (0)
+//   VEC8_KV  1: k and v are read 8 elements at a time. HEAD_DIM, VALUE_DIM and the strides and offsets
+//     of k and v are multiples of 8, and the elements have 16 bits (0)
 //   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
 //     of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
 //     attention_join.comp
-// Shared memory, bytes: (4 * VALUE_DIM + 8) * LOCAL / SG; without SG
+// Shared memory, bytes: ROWS * (4 * VALUE_DIM + 8) * LOCAL / SG; without SG
 // (4 * VALUE_DIM + 8) * LOCAL / LANES + 4 * KEYS * LOCAL.
-// Grid: (S * splits, Hq, B); splits is 1 without SPLIT
+// Grid: (S / QUERIES * splits, Hq / HEADS, B); splits is 1 without SPLIT
 #include "core/common.glslh"
 #ifndef LOCAL
 #define LOCAL 128
@@ -25,6 +33,23 @@
 #ifndef SPLIT
 #define SPLIT 0
 #endif
+#ifndef HEADS
+#define HEADS 1
+#endif
+#ifndef QUERIES
+#define QUERIES 1
+#endif
+#ifndef ROWS
+#define ROWS 1
+#endif
+#ifndef LANES
+#define LANES 8
+#endif
+#ifndef KEYS
+#define KEYS max(1, min(4, 8 / max(PIECES_K, PIECES_V)))
+#endif
+int current_head;
+#define HEAD_INDEX current_head
 
 #include "attention/attention_io.glslh"
 #undef PARAM_DEFAULT
@@ -37,115 +62,177 @@ WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
 #endif
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
-#define LANES 8
-#define SHARES (LOCAL / LANES)
-const int QUADS_K = (D4 + LANES - 1) / LANES, QUADS_V = (DV4 + LANES - 1) / LANES;
-const int KEYS = max(1, min(4, 8 / max(QUADS_K, QUADS_V)));
+// A piece is what an invocation reads at once: EACH elements, in QUADS vectors of 4.
+#define EACH (4 + 4 * VEC8_KV)
+#define QUADS (1 + VEC8_KV)
+#if VEC8_KV
+#define PIECE uvec4
+#define READ_K(i) buf_k[(i) >> 3]
+#define READ_V(i) buf_v[(i) >> 3]
+#define FLOATS_K(piece, quad) FLOATS_OF_WORDS(T_K, (quad == 0 ? piece.xy : piece.zw))
+#define FLOATS_V(piece, quad) FLOATS_OF_WORDS(T_V, (quad == 0 ? piece.xy : piece.zw))
+#else
+#define PIECE vec4
+#define READ_K(i) READ4_K(i)
+#define READ_V(i) READ4_V(i)
+#define FLOATS_K(piece, quad) (piece)
+#define FLOATS_V(piece, quad) (piece)
+#endif
+#define SETS (HEADS * QUERIES / ROWS)
+// The invocations of a set of rows, and the keys that they work on together.
+#define OWN (LOCAL / SETS)
+#define SHARES (OWN / LANES)
+const int ACROSS_K = HEAD_DIM / EACH, ACROSS_V = VALUE_DIM / EACH;
+const int PIECES_K = (ACROSS_K + LANES - 1) / LANES, PIECES_V = (ACROSS_V + LANES - 1) / LANES;
+const int AHEAD = KEYS;
 
 // What is added up in shared memory in the end: the parts of subgroups, or of shares.
 #if SG
-#define PARTS (LOCAL / SG)
+#define PARTS (OWN / SG)
 #else
 #define PARTS SHARES
-shared float partial_scores[KEYS * LOCAL];
+shared float partial_scores[AHEAD * LOCAL];
 #endif
-shared vec4 sums[PARTS * DV4];
-shared vec2 ends[PARTS];
+shared vec4 sums[HEADS * QUERIES * PARTS * DV4];
+shared vec2 ends[HEADS * QUERIES * PARTS];
 
 void main() {
-    begin_functions();
-    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+    int set = int(gl_LocalInvocationIndex) / OWN, id = int(gl_LocalInvocationIndex) - set * OWN;
+    int first_head = int(gl_WorkGroupID.y) * HEADS, batch = int(gl_WorkGroupID.z);
 #if SPLIT
-    int s = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - s * splits;
+    int first_query = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - first_query * splits;
 #else
-    int s = int(gl_WorkGroupID.x);
+    int first_query = int(gl_WorkGroupID.x);
 #endif
-    ivec2 seen = keys_of(s);
-    int first = seen.x, last = seen.y;
+    first_query *= QUERIES;
+    int head[ROWS], s[ROWS];
+    ivec2 seen[ROWS];
+    int first = T, last = 0;
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        int row = set * ROWS + r;
+        head[r] = current_head = first_head + row % HEADS;
+        s[r] = first_query + row / HEADS;
+        seen[r] = keys_of(s[r]);
+        first = min(first, seen[r].x);
+        last = max(last, seen[r].y);
+    }
+    current_head = head[0];
+    begin_functions();
 #if SPLIT
-    // The parts share the keys that the query may see, by whole steps.
-    int all = splits * KEYS * SHARES, size = (max(last - first, 0) + all - 1) / all * KEYS * SHARES;
+    // The parts share the keys that a query may see, by whole steps.
+    int all = splits * AHEAD * SHARES, size = (max(last - first, 0) + all - 1) / all * AHEAD * SHARES;
     first += part * size;
     last = min(last, first + size);
 #endif
-    int id = int(gl_LocalInvocationIndex), share = id / LANES, lane = id - share * LANES;
-    int base_q = offset_q + batch * q_batch + head * q_head + s * q_row;
-    int base_k = offset_k + batch * k_batch + key_head * k_head + 4 * lane;
-    int base_v = offset_v + batch * v_batch + key_head * v_head + 4 * lane;
-    int base_mask = offset_mask + batch * mask_batch + head * mask_head;
+    int share = id / LANES, lane = id - share * LANES, key_head = first_head / group;
+    int base_k = offset_k + batch * k_batch + key_head * k_head + EACH * lane;
+    int base_v = offset_v + batch * v_batch + key_head * v_head + EACH * lane;
 
-    vec4 q[QUADS_K], acc[QUADS_V];
-    UNROLL for (int j = 0; j < QUADS_K; j++) {
-        int quad = lane + j * LANES;
-        q[j] = quad < D4 ? READ4_Q(base_q + 4 * quad) : vec4(0.0);
+    vec4 q[ROWS * PIECES_K * QUADS], acc[ROWS * PIECES_V * QUADS];
+    int base_mask[ROWS];
+    float highest[ROWS], total[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        int base_q = offset_q + batch * q_batch + head[r] * q_head + s[r] * q_row;
+        UNROLL for (int j = 0; j < PIECES_K; j++) {
+            int piece = lane + j * LANES;
+            UNROLL for (int h = 0; h < QUADS; h++) {
+                q[(r * PIECES_K + j) * QUADS + h] = piece < ACROSS_K ? READ4_Q(base_q + EACH * piece + 4 * h) : vec4(0.0);
+            }
+        }
+        UNROLL for (int j = 0; j < PIECES_V * QUADS; j++) acc[r * PIECES_V * QUADS + j] = vec4(0.0);
+        base_mask[r] = offset_mask + batch * mask_batch + head[r] * mask_head;
+        highest[r] = UNSEEN;
+        total[r] = 0.0;
     }
-    UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] = vec4(0.0);
-    float highest = UNSEEN, total = 0.0;
-    for (int t0 = first; t0 < last; t0 += KEYS * SHARES) {
+    for (int t0 = first; t0 < last; t0 += AHEAD * SHARES) {
 #if BOUNDED
         // A loop of its own, since software devices run through both sides of a branch.
-        while (t0 < last && !may_see(s, 1, t0, KEYS * SHARES)) t0 += KEYS * SHARES;
+        while (t0 < last && !may_see(s[0], 1, t0, AHEAD * SHARES)) t0 += AHEAD * SHARES;
         if (t0 >= last) break;
 #endif
-        vec4 k[KEYS * QUADS_K], v[KEYS * QUADS_V];
-        UNROLL for (int u = 0; u < KEYS; u++) {
+        PIECE k[AHEAD * PIECES_K], v[AHEAD * PIECES_V];
+        UNROLL for (int u = 0; u < AHEAD; u++) {
             int at = base_k + min(t0 + u * SHARES + share, last - 1) * k_row;
-            UNROLL for (int j = 0; j < QUADS_K; j++) {
-                k[u * QUADS_K + j] = lane + j * LANES < D4 ? READ4_K(at + 4 * j * LANES) : vec4(0.0);
+            UNROLL for (int j = 0; j < PIECES_K; j++) {
+                k[u * PIECES_K + j] = lane + j * LANES < ACROSS_K ? READ_K(at + EACH * j * LANES) : PIECE(0);
             }
         }
-        UNROLL for (int u = 0; u < KEYS; u++) {
+        UNROLL for (int u = 0; u < AHEAD; u++) {
             int at = base_v + min(t0 + u * SHARES + share, last - 1) * v_row;
-            UNROLL for (int j = 0; j < QUADS_V; j++) {
-                v[u * QUADS_V + j] = lane + j * LANES < DV4 ? READ4_V(at + 4 * j * LANES) : vec4(0.0);
+            UNROLL for (int j = 0; j < PIECES_V; j++) {
+                v[u * PIECES_V + j] = lane + j * LANES < ACROSS_V ? READ_V(at + EACH * j * LANES) : PIECE(0);
             }
         }
-        float score[KEYS];
-        float top = highest;
-        UNROLL for (int u = 0; u < KEYS; u++) {
-            float partial = 0.0;
-            UNROLL for (int j = 0; j < QUADS_K; j++) partial += dot(q[j], k[u * QUADS_K + j]);
+        float score[ROWS * AHEAD];
+        UNROLL for (int u = 0; u < AHEAD; u++) {
+            float partial[ROWS];
+            UNROLL for (int r = 0; r < ROWS; r++) partial[r] = 0.0;
+            UNROLL for (int j = 0; j < PIECES_K; j++) {
+                UNROLL for (int h = 0; h < QUADS; h++) {
+                    vec4 four = FLOATS_K(k[u * PIECES_K + j], h);
+                    UNROLL for (int r = 0; r < ROWS; r++) partial[r] += dot(q[(r * PIECES_K + j) * QUADS + h], four);
+                }
+            }
 #if SG
-            UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) partial += subgroupShuffleXor(partial, 1u << step);
-            score[u] = partial;
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) partial[r] += subgroupShuffleXor(partial[r], 1u << step);
+                score[r * AHEAD + u] = partial[r];
+            }
         }
 #else
-            partial_scores[u * LOCAL + id] = partial;
+            partial_scores[u * LOCAL + id] = partial[0];
         }
         barrier();
-        UNROLL for (int u = 0; u < KEYS; u++) {
+        UNROLL for (int u = 0; u < AHEAD; u++) {
             score[u] = 0.0;
             UNROLL for (int i = 0; i < LANES; i++) score[u] += partial_scores[u * LOCAL + share * LANES + i];
         }
         barrier();
 #endif
-        UNROLL for (int u = 0; u < KEYS; u++) {
-            int t = t0 + u * SHARES + share;
-            score[u] = t < last ? masked_score(score[u], base_mask, s, t, seen) : UNSEEN;
-            top = max(top, score[u]);
+        float top[ROWS];
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            top[r] = highest[r];
+            current_head = head[r];
+            UNROLL for (int u = 0; u < AHEAD; u++) {
+                int t = t0 + u * SHARES + share;
+                score[r * AHEAD + u] = t < last ? masked_score(score[r * AHEAD + u], base_mask[r], s[r], t, seen[r]) : UNSEEN;
+                top[r] = max(top[r], score[r * AHEAD + u]);
+            }
+            float shrink = weight(highest[r], top[r]);
+            highest[r] = top[r];
+            total[r] *= shrink;
+            UNROLL for (int j = 0; j < PIECES_V * QUADS; j++) acc[r * PIECES_V * QUADS + j] *= shrink;
         }
-        float shrink = weight(highest, top);
-        highest = top;
-        total *= shrink;
-        UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] *= shrink;
-        UNROLL for (int u = 0; u < KEYS; u++) {
-            float p = weight(score[u], top);
-            total += p;
-            UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] += p * v[u * QUADS_V + j];
+        UNROLL for (int u = 0; u < AHEAD; u++) {
+            float p[ROWS];
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                p[r] = weight(score[r * AHEAD + u], top[r]);
+                total[r] += p[r];
+            }
+            UNROLL for (int j = 0; j < PIECES_V; j++) {
+                UNROLL for (int h = 0; h < QUADS; h++) {
+                    vec4 four = FLOATS_V(v[u * PIECES_V + j], h);
+                    UNROLL for (int r = 0; r < ROWS; r++) acc[(r * PIECES_V + j) * QUADS + h] += p[r] * four;
+                }
+            }
         }
     }
 
 #if SG
     // The shares of a subgroup.
-    float most = highest;
-    UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) most = max(most, subgroupShuffleXor(most, uint(LANES) << step));
-    float shrunk = weight(highest, most);
-    highest = most;
-    total *= shrunk;
-    UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] *= shrunk;
-    UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) {
-        total += subgroupShuffleXor(total, uint(LANES) << step);
-        UNROLL for (int j = 0; j < QUADS_V; j++) acc[j] += subgroupShuffleXor(acc[j], uint(LANES) << step);
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        float most = highest[r];
+        UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) most = max(most, subgroupShuffleXor(most, uint(LANES) << step));
+        float shrunk = weight(highest[r], most);
+        highest[r] = most;
+        total[r] *= shrunk;
+        UNROLL for (int j = 0; j < PIECES_V * QUADS; j++) acc[r * PIECES_V * QUADS + j] *= shrunk;
+        UNROLL for (int step = 0; step < LOG2_OF(SG / LANES); step++) {
+            total[r] += subgroupShuffleXor(total[r], uint(LANES) << step);
+            UNROLL for (int j = 0; j < PIECES_V * QUADS; j++) {
+                acc[r * PIECES_V * QUADS + j] += subgroupShuffleXor(acc[r * PIECES_V * QUADS + j], uint(LANES) << step);
+            }
+        }
     }
     int own = id / SG;
     bool stores = id % SG < LANES;
@@ -154,32 +241,39 @@ void main() {
     bool stores = true;
 #endif
     if (stores) {
-        if (lane == 0) ends[own] = vec2(highest, total);
-        UNROLL for (int j = 0; j < QUADS_V; j++) {
-            if (lane + j * LANES < DV4) sums[own * DV4 + lane + j * LANES] = acc[j];
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            int part_of_row = (set * ROWS + r) * PARTS + own;
+            if (lane == 0) ends[part_of_row] = vec2(highest[r], total[r]);
+            UNROLL for (int j = 0; j < PIECES_V; j++) {
+                int piece = lane + j * LANES;
+                UNROLL for (int h = 0; h < QUADS; h++) {
+                    if (piece < ACROSS_V) sums[part_of_row * DV4 + piece * QUADS + h] = acc[(r * PIECES_V + j) * QUADS + h];
+                }
+            }
         }
     }
     barrier();
 
-    // The parts of the workgroup.
-    float top = UNSEEN;
-    for (int i = 0; i < PARTS; i++) top = max(top, ends[i].x);
-    total = 0.0;
-    for (int i = 0; i < PARTS; i++) total += weight(ends[i].x, top) * ends[i].y;
-#if SPLIT
-    int row = ((batch * int(gl_NumWorkGroups.y) + head) * S + s) * splits + part;
-    int at = offset_o / 4 + row * (DV4 + 1);
-    if (id == 0) buf_out[at + DV4] = vec4(top, total, 0.0, 0.0);
-#else
-    int at = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4;
-#endif
-    for (int quad = id; quad < DV4; quad += LOCAL) {
+    // The parts of each row.
+    for (int i = id; i < ROWS * DV4; i += OWN) {
+        int r = i / DV4, quad = i - r * DV4, row = set * ROWS + r, from = row * PARTS;
+        float top = UNSEEN, all_weights = 0.0;
+        for (int p = 0; p < PARTS; p++) top = max(top, ends[from + p].x);
         vec4 sum = vec4(0.0);
-        for (int i = 0; i < PARTS; i++) sum += weight(ends[i].x, top) * sums[i * DV4 + quad];
+        for (int p = 0; p < PARTS; p++) {
+            float scale = weight(ends[from + p].x, top);
+            all_weights += scale * ends[from + p].y;
+            sum += scale * sums[(from + p) * DV4 + quad];
+        }
+        int row_head = first_head + row % HEADS, row_query = first_query + row / HEADS;
 #if SPLIT
+        int made = ((batch * int(gl_NumWorkGroups.y) * HEADS + row_head) * S + row_query) * splits + part;
+        int at = offset_o / 4 + made * (DV4 + 1);
+        if (quad == 0) buf_out[at + DV4] = vec4(top, all_weights, 0.0, 0.0);
         buf_out[at + quad] = sum;
 #else
-        buf_out[at + quad] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : sum / total));
+        int at = (offset_o + batch * o_batch + row_head * o_head + row_query * o_row) / 4;
+        buf_out[at + quad] = QUAD_FROM(T_OUT, (all_weights == 0.0 ? vec4(0.0) : sum / all_weights));
 #endif
     }
 }

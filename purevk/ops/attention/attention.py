@@ -194,6 +194,7 @@ def _choice(traits: DeviceTraits, node: Node) -> Choice:
         half,
         half and q.dtype is DType.bfloat16,
         node.bool("causal") or node.optional_tensor("limits") is not None,
+        _dims.specialize(heads) // _dims.specialize(k.dims[1]),
     )
 
 

@@ -37,6 +37,18 @@ class Attention:
     width: int
     flops: Size
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Of a row of keys, and of values."""
+        return int(self.macros["HEAD_DIM"]), int(self.macros["VALUE_DIM"])
+
+    @property
+    def in_eights(self) -> bool:
+        """Whether keys and values can be read 8 elements at a time."""
+        starts = [self.params[f"{x}_{axis}"] for x in "kv" for axis in ("batch", "head", "row")]
+        starts += [self.params["offset_k"], self.params["offset_v"]]
+        return gcd8(*self.widths, *starts)
+
 
 @dataclass(frozen=True)
 class Simple:
@@ -112,7 +124,7 @@ class Coopmat:
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         groups = _dims.ceil_div(call.queries, 16 * self.fragments * self.subgroups)
-        wide = self._reads_wide(call)
+        wide = self._loads_evenly(8, *call.widths) and call.in_eights
         limited = any(int(call.macros.get(name, 0)) for name in ("CAUSAL", "LIMITS"))
         lowering.dispatch(
             "attention/attention_coopmat.comp",
@@ -135,13 +147,6 @@ class Coopmat:
             subgroup_size=32,
             flops=call.flops,
         )
-
-    def _reads_wide(self, call: Attention) -> bool:
-        """Whether keys and values can be read 8 elements at a time, as many by each invocation."""
-        widths = [int(call.macros[name]) for name in ("HEAD_DIM", "VALUE_DIM")]
-        starts = [call.params[f"{x}_{axis}"] for x in "kv" for axis in ("batch", "head", "row")]
-        starts += [call.params["offset_k"], call.params["offset_v"]]
-        return self._loads_evenly(8, *widths) and gcd8(*widths, *starts)
 
     def _loads_evenly(self, elements: int, *widths: int) -> bool:
         """Whether all invocations load equally many vectors of so many elements in a step."""
@@ -209,16 +214,41 @@ class Coopmat:
 
 @dataclass(frozen=True)
 class Decode:
-    """`attention_decode.comp`: a workgroup takes one query of one head, or one of `splits` parts of
-    its keys. If `subgroup`, the size of subgroups, is given, lanes add up by shuffles."""
+    """`attention_decode.comp`: a workgroup takes `queries` queries of `heads` heads that share keys,
+    and all keys or one of `splits` parts of them. `local` invocations take `rows` of these rows of
+    queries, and `lanes` of them a key; `wide`: 8 elements at a time, if that can be. If `subgroup`,
+    the size of subgroups, is given, lanes add up by shuffles."""
 
     splits: int = 1
     local: int = 128
     subgroup: int | None = None
+    heads: int = 1
+    queries: int = 1
+    rows: int = 1
+    lanes: int = 8
+    wide: bool = False
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         batches, heads, queries = call.batches, call.heads, call.queries
-        macros = {**call.macros, "LOCAL": self.local, "SG": self.subgroup or 0}
+        if self.rows > 1 and (call.macros.get("SCORED") or call.macros.get("MASKED")):
+            # Functions of scores are for one head.
+            replace(self, heads=1, queries=1, rows=1).emit(lowering, call)
+            return
+        plain = all(
+            call.buffers[name][1] == "r" and call.buffers[name][0].dtype.itemsize == 2
+            for name in "kv"
+        )
+        macros = {
+            **call.macros,
+            "LOCAL": self.local * (self.heads * self.queries // self.rows),
+            "SG": self.subgroup or 0,
+            "HEADS": self.heads,
+            "QUERIES": self.queries,
+            "ROWS": self.rows,
+            "LANES": self.lanes,
+            "VEC8_KV": int(self.wide and plain and call.in_eights),
+        }
+        taken = queries // self.queries, heads // self.heads
         if self.splits == 1:
             lowering.dispatch(
                 "attention/attention_decode.comp",
@@ -226,7 +256,7 @@ class Decode:
                 macros=macros,
                 params={**call.params, "splits": 1},
                 specialize=lowering.fixed((*_known(call.params), "splits")),
-                grid=(queries, heads, batches),
+                grid=(*taken, batches),
                 subgroup_size=self.subgroup,
                 flops=call.flops,
             )
@@ -241,7 +271,7 @@ class Decode:
             macros={**macros, "SPLIT": 1, "T_OUT": "float"},
             params=split_params,
             specialize=lowering.fixed(_known(split_params)),
-            grid=(queries * self.splits, heads, batches),
+            grid=(taken[0] * self.splits, taken[1], batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
         )
@@ -265,6 +295,7 @@ class Decode:
 
 Choice = Simple | Tiled | Coopmat | Decode
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
+_SHARED_PART_KEYS = 16  # keys of a part for each row that shares them, at least
 _WIDEST = 256  # columns of a head, up to which one does: measured on an NVIDIA GPU
 
 
@@ -284,18 +315,19 @@ def choose(
     half: bool = False,
     bfloat16: bool = False,
     limited: bool = False,
+    shared: int = 1,
 ) -> Choice:
     """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
     operands are float16, or (`bfloat16`) bfloat16. With `limited`, queries see different numbers of
-    keys."""
+    keys. `shared` heads of queries have the same keys."""
     upper = _dims.upper
     default = _choose(
-        traits, batches, heads, queries, keys, width, value_width, half, bfloat16, limited
+        traits, batches, heads, queries, keys, width, value_width, half, bfloat16, limited, shared
     )
     sizes = (upper(batches), upper(heads), upper(queries), upper(keys))
     return traits.choices.take(
         "attention",
-        (*sizes, width, value_width, half, bfloat16, limited),
+        (*sizes, width, value_width, half, bfloat16, limited, shared),
         lambda: _candidates(traits, default, upper(keys), width, value_width, bfloat16),
         default,
     )
@@ -317,7 +349,8 @@ def _candidates(
         yield from (replace(default, queries=n) for n in range(1, most + 1))
     elif isinstance(default, Decode) and traits.profile.has_fast_shared_memory:
         most = max(keys // 16, 1)
-        yield from (replace(default, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
+        for form in dict.fromkeys((default, replace(default, heads=1, queries=1, rows=1))):
+            yield from (replace(form, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
     elif isinstance(default, Coopmat):
         yield from _coopmats(traits, width, value_width, bfloat16)
     elif isinstance(default, Tiled):
@@ -338,6 +371,7 @@ def _choose(
     half: bool,
     bfloat16: bool,
     limited: bool,
+    shared: int,
 ) -> Choice:
     widest = max(width, value_width)
     few = _dims.upper(queries) <= 4
@@ -359,17 +393,7 @@ def _choose(
     cores = traits.processors
     groups = _dims.upper(batches) * _dims.upper(heads)
     if few:
-        # Workgroups take parts of the keys as long as a multiprocessor has fewer than eight of
-        # them. Few keys are not split, to save a dispatch.
-        groups *= _dims.upper(queries)
-        part = traits.profile.attention_part_keys
-        most = _dims.upper(keys) // part if _dims.upper(keys) > 2 * part else 1
-        splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
-        shuffles = traits.subgroup_size in (8, 16, 32, 64) and traits.has(
-            "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
-        )
-        subgroup = traits.subgroup_size if shuffles else None
-        return Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
+        return _decode(traits, batches, heads, queries, keys, width, value_width, shared)
     if half:
         sizes = (groups, _dims.upper(queries), _dims.upper(keys), width, value_width)
         coopmat = _coopmat(traits, *sizes, bfloat16, limited)
@@ -388,14 +412,68 @@ def _choose(
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
 
 
+def _decode(
+    traits: DeviceTraits,
+    batches: Size,
+    heads: Size,
+    queries: Size,
+    keys: Size,
+    width: int,
+    value_width: int,
+    shared: int,
+) -> Decode:
+    """The kernel for few queries."""
+    upper, cores = _dims.upper, traits.processors
+    groups = upper(batches) * upper(heads) * upper(queries)
+    shuffles = traits.subgroup_size in (8, 16, 32, 64) and traits.has(
+        "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
+    )
+    subgroup = traits.subgroup_size if shuffles else None
+    # Few keys are not split, to save a dispatch.
+    part = traits.profile.attention_part_keys
+    split = upper(keys) > 2 * part
+    # Workgroups take parts of the keys as long as a multiprocessor has fewer than eight of them.
+    most = upper(keys) // part if split else 1
+    splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
+    alone = Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
+    taken = _shared_heads(shared)
+    several = queries if isinstance(queries, int) and taken * queries <= 4 else 1
+    rows = taken * several
+    if subgroup is None or not split or rows == 1:
+        return alone
+    # Rows that have the same keys: measured on an NVIDIA H200, heads of 64, 128 and 256 columns.
+    most = upper(keys) // (_SHARED_PART_KEYS * rows)
+    workgroups = -(-groups // rows)
+    splits = max(min(4 * cores // workgroups, most, 128), 1)
+    lanes = min(8 if width <= 64 else 16 if width <= 128 else 32, subgroup)
+    few_lanes = min(lanes, 16)
+    local = _decode_local(traits, value_width, 128, subgroup, rows)
+    together = Decode(splits, local, subgroup, taken, several, rows, lanes, True)
+    if workgroups * splits > 2 * cores:
+        return together
+    # With few workgroups, each row has invocations of its own.
+    if workgroups * splits >= 0.9 * cores and local * rows <= traits.max_invocations:
+        return replace(together, rows=1, lanes=few_lanes)
+    splits = max(min(8 * cores // groups, most, 128), 1)
+    return replace(alone, splits=splits, lanes=few_lanes, wide=True)
+
+
+def _shared_heads(shared: int) -> int:
+    """How many of the heads that share keys a workgroup takes: up to 4, or up to 8 if that is 3 or
+    more times as many."""
+    few, many = (max(n for n in range(1, most + 1) if shared % n == 0) for most in (4, 8))
+    return many if many >= 3 * few else few
+
+
 def _decode_local(
-    traits: DeviceTraits, value_width: int, most: int, subgroup: int | None = None
+    traits: DeviceTraits, value_width: int, most: int, subgroup: int | None = None, rows: int = 1
 ) -> int:
-    """Invocations of a workgroup of `attention_decode.comp`, whose sums fit into shared memory."""
+    """Invocations for a set of rows in `attention_decode.comp`; a workgroup takes `rows` in all, and
+    their sums fit into shared memory."""
     local, lanes = most, subgroup or _LANES
     while local > lanes:
         scores = 0 if subgroup else 4 * _KEYS * local
-        if local // lanes * (4 * value_width + 8) + scores <= traits.max_shared_memory:
+        if local // lanes * rows * (4 * value_width + 8) + scores <= traits.max_shared_memory:
             break
         local //= 2
     return local

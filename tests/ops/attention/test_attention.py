@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from purevk.graph.devices import default_context
+from purevk.lower.lowering import Lowering
+from purevk.ops.attention import attention
 from purevk.ops.attention.choice import Coopmat, Decode, Tiled, choose
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
@@ -206,3 +210,60 @@ def test_sums_of_decoding_fit_into_shared_memory(controlled, subgroup, shared):
         nbytes = (4 * width + 8) * made.local // lanes
         nbytes += 0 if made.subgroup else 16 * made.local
         assert nbytes <= shared and made.local % lanes == 0 and made.local >= lanes
+
+
+@pytest.mark.parametrize("shared_memory", [16384, 49152])
+@pytest.mark.parametrize("subgroup", [8, 16, 32, 64])
+@pytest.mark.parametrize("invocations", [256, 1024])
+def test_rows_that_share_keys_fit_into_workgroups(invocations, subgroup, shared_memory):
+    """attention_decode.comp takes what its head says, for all heads and queries of a workgroup."""
+    traits = DeviceTraits(
+        frozenset({"subgroup_shuffle", "subgroup_basic", "subgroup_size_control"}),
+        subgroup,
+        16,
+        max_shared_memory=shared_memory,
+        max_invocations=invocations,
+    )
+    found = set()
+    for width, shared, queries, batch in itertools.product(
+        (8, 64, 80, 128, 256), (1, 2, 3, 4, 5, 7, 8, 12), (1, 2, 4), (1, 16)
+    ):
+        for keys in (100, 1000, 9000):
+            made = choose(traits, batch, 2 * shared, queries, keys, width, width, shared=shared)
+            assert isinstance(made, Decode)
+            rows, sets = made.heads * made.queries, made.heads * made.queries // made.rows
+            assert shared % made.heads == 0 and queries % made.queries == 0
+            assert rows % made.rows == 0 and rows <= 8 and made.lanes <= subgroup
+            assert made.local % subgroup == 0 and made.local * sets <= invocations
+            assert made.local // subgroup * rows * (4 * width + 8) <= shared_memory
+            assert 1 <= made.splits <= max(keys // 16, 1)
+            found.add((rows > 1, made.rows > 1))
+    assert found >= {(False, False), (True, True)}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Decode(1, 16, 8, 4, 1, 4, 8, True),
+        Decode(3, 32, 8, 2, 2, 4, 8, True),
+        Decode(1, 16, 8, 4, 2, 1, 4, True),
+        Decode(2, 8, 8, 2, 1, 2, 8),
+        Decode(3, 16, 8, 1, 2, 2, 4, True),
+        Decode(2, 16, 8, 1, 1, 1, 8, True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_queries_that_share_keys(form, dtype, monkeypatch):
+    """Each form of attention_decode.comp: rows in one invocation and in several, parts of the keys,
+    pieces of 4 and 8 elements, widths that leave lanes without work, and limits of keys."""
+    size = default_context().traits.subgroup_size
+    form = replace(form, subgroup=size, local=form.local * max(size // 8, 1))
+    monkeypatch.setattr(attention, "choose", lambda *args, **named: form)
+    monkeypatch.setattr(Lowering, "texel", lambda *args, **named: "")  # as on GPUs
+    q, k, v = unit(2, 4, 2, 72), unit(2, 1, 61, 72, seed=1), unit(2, 1, 61, 40, seed=2)
+    q, k, v = (each.to(dtype) for each in (q, k, v))
+    check(
+        _case(q, k, v, gqa=True),
+        _case(q, k, v, some(2, 1, 2, 61), gqa=True),
+        _case(q, k, v, causal=True, gqa=True),
+    )
