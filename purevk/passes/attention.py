@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Graph, Node, Size, Value
+from purevk.ir import Arg, Graph, Node, Size, TensorType, Value
 from purevk.ops.attention.attention import NAME, head_width_fits
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, each_node, reader_counts
@@ -28,6 +28,12 @@ _RESHAPES = (
     "aten.squeeze.dims",
     "aten.alias.default",
 )
+# Operators that fill a tensor with a number, and the argument that is the number.
+_FILLS = {
+    "aten.full.default": "fill_value",
+    "aten.full_like.default": "fill_value",
+    "aten.scalar_tensor.default": "s",
+}
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
@@ -61,6 +67,8 @@ def guard_softmax(graph: Graph) -> Graph:
             return None
         if matcher.number(blocked.arg("y")) != float("-inf"):
             return None
+        if node.result.type.dims != scores.type.dims:
+            return None  # the 0 has more dims
         return rewriter.emit(
             "purevk.softmax", rewriter.resolve(scores), dim, False, True, node.result.type.dtype
         )
@@ -119,13 +127,11 @@ class _Matcher:
         if not isinstance(arg, Value):
             return None
         node = self.made.get(arg)
-        if node is not None and node.op in ("aten.full_like.default", "aten.full.default"):
-            number = node.scalar("fill_value")
+        if node is not None and node.op in _FILLS:
+            number = node.scalar(_FILLS[node.op])
+            if not arg.type.dtype.is_float:
+                return None  # it holds another number
             return float(number) if isinstance(number, (int, float)) else None
-        if node is not None and node.op == "aten.scalar_tensor.default":
-            number = node.scalar("s")
-            if isinstance(number, (int, float)):
-                return float(number)
         found = static_value(self.graph.constants, arg)
         return None if found is None else float(found)
 
@@ -149,6 +155,8 @@ class _Matcher:
         width, value_width = a.type.dims[-1], values.type.dims[-1]
         if not head_width_fits(width, value_width) or a.type.dtype not in _FLOATS:
             return None
+        if not a.type.dtype is b.type.dtype is values.type.dtype:
+            return None
         a, scale_a = self._unscaled(rewriter, a)
         b, scale_b = self._unscaled(rewriter, b)
         sizes = scores.type.dims
@@ -156,17 +164,19 @@ class _Matcher:
         if len(batch) != 2:
             return None
         queries, keys = sizes[-2], sizes[-1]
-
-        def shaped(value: Value, rows: Size, columns: Size) -> Value:
-            wanted = (*batch, rows, columns)
-            value = rewriter.resolve(value)
-            if value.type.dims == wanted:
-                return value
-            return rewriter.emit("aten.view.default", value, wanted)
-
-        q = shaped(a, queries, width)
-        k = rewriter.emit("aten.permute.default", shaped(b, width, keys), (0, 1, 3, 2))
-        v = shaped(values, keys, value_width)
+        if not _is_view_of(node.tensor("a"), (*batch, queries, keys)):
+            return None  # weights of several heads in one matrix
+        if not _is_view_of(node.result, (*batch, queries, value_width)):
+            return None  # values of more heads
+        wanted_sizes = ((queries, width), (width, keys), (keys, value_width))
+        shaped = [
+            _shaped(rewriter, rewriter.resolve(value), (*batch, *wanted))
+            for value, wanted in zip((a, b, values), wanted_sizes)
+        ]
+        q, k, v = shaped
+        if q is None or k is None or v is None:
+            return None
+        k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
         mask = None if found.mask is None else rewriter.resolve(found.mask)
         scale = found.scale * scale_a * scale_b
         result = rewriter.emit(NAME, q, k, v, mask, scale, False, 0, None)
@@ -210,12 +220,14 @@ class _Matcher:
                 if found is None:
                     return None
                 value, mask = found
-                if mask.type.dtype not in _FLOATS:
+                if mask.type.dtype not in _FLOATS or value.type.dims != sizes:
                     return None
             elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
                 operand, number = node.arg("x"), self.number(node.arg("y"))
                 if number is None or number == 0.0 or not isinstance(operand, Value):
                     return None
+                if operand.type.dims != value.type.dims:
+                    return None  # the number has more dims
                 scale *= number if node.op == "aten.mul.Tensor" else 1.0 / number
                 value = operand
             else:
@@ -269,6 +281,34 @@ class _Matcher:
         if result.type.dtype is not value.type.dtype:
             result = rewriter.emit("aten._to_copy.default", result, value.type.dtype)
         return result, number * inner
+
+
+def _is_view_of(value: Value, dims: tuple[Size, ...]) -> bool:
+    """Whether a tensor has the elements of matrices of these sizes, row by row."""
+    return (
+        value.type.dims[-2:] == dims[-2:]
+        and value.type.numel == TensorType(value.type.dtype, dims).numel
+    )
+
+
+def _shaped(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value | None:
+    """Matrices with 4 dims, of which those before the last two may broadcast; None if they do not
+    have these sizes."""
+    given = value.type.dims
+    if given == dims:
+        return value
+    if given[-2:] != dims[-2:]:
+        return None
+    if _is_view_of(value, dims):
+        return rewriter.emit("aten.view.default", value, dims)
+    given = (*([1] * (4 - len(given))), *given)
+    if not all(
+        (isinstance(size, int) and size == 1) or size == wanted for size, wanted in zip(given, dims)
+    ):
+        return None
+    if given != value.type.dims:
+        value = rewriter.emit("aten.view.default", value, given)
+    return rewriter.emit("aten.expand.default", value, dims)
 
 
 def _is_reshape(node: Node) -> bool:

@@ -117,6 +117,53 @@ def test_a_mask_between_the_matmuls():
     check(Case(capped, (q, k, v, seen)))
 
 
+def test_scores_and_weights_of_other_sizes():
+    """Written out: one head of keys and values that broadcasts, or that all rows of queries are
+    multiplied by as one matrix; masks and values with more batches than the scores."""
+    q, heads = unit(2, 4, 5, 8), (unit(2, 4, 7, 8, seed=1), unit(2, 4, 7, 12, seed=2))
+    one = (unit(2, 7, 8, seed=3), unit(2, 7, 12, seed=4))
+    mask = unit(2, 1, 5, 7, seed=5)
+
+    def plain(q, k, v, m=None):
+        scores = q @ k.transpose(-2, -1) * 0.5
+        return F.softmax(scores if m is None else scores + m, -1) @ v
+
+    def joined(q, k, v):
+        scores = q.reshape(2, 20, 8) @ k.transpose(-2, -1)
+        weights = F.softmax(scores.view(2, 4, 5, 7), -1)
+        return (weights.view(2, 20, 7) @ v).view(2, 4, 5, 12)
+
+    check(
+        Case(plain, (q, *(x[:, None] for x in one))),
+        Case(plain, (q, *(x[:, None] for x in one), mask)),
+        Case(plain, (q, *(x[:1] for x in heads))),
+        Case(plain, (q, heads[0][:1], heads[1][0])),
+        Case(plain, (q[:1], *(x[:1] for x in heads), mask)),
+        Case(plain, (q[:1, :1], heads[0][:1, :1], heads[1], mask[:1])),
+        Case(plain, (q[0], heads[0][0], heads[1])),
+        Case(joined, (q, *one)),
+    )
+
+
+def test_scales_that_are_no_floats():
+    """A tensor of integers or booleans holds another number than it was filled with."""
+    q, k, v = unit(1, 2, 5, 8), unit(1, 2, 7, 8, seed=1), unit(1, 2, 7, 8, seed=2)
+
+    def scaled(q, k, v, dtype, sizes, before):
+        scale = torch.full(sizes, 2.75, dtype=dtype)
+        scores = (q * scale if before else q) @ k.transpose(-2, -1)
+        return F.softmax(scores if before else scores * scale, -1) @ v
+
+    check(
+        [
+            Case(scaled, (q, k, v, dtype, sizes, before))
+            for dtype in (torch.float32, torch.int64, torch.bool)
+            for sizes in ((), (1, 1), (3, 1, 1, 1))
+            for before in (False, True)
+        ]
+    )
+
+
 def test_halves():
     """Heads of whole fragments, which matrix cores take where a device has them: rows and keys that
     fill none, masks, causal."""
