@@ -31,6 +31,8 @@ def fold_batch_norm(graph: Graph) -> Graph:
             return None
         if convolution.op == _CONVOLUTION and convolution.bool("transposed"):
             return None
+        if convolution.tensor("x").type.rank != convolution.tensor("weight").type.rank:
+            return None  # without a batch: the norm takes the channels for it
         constants = (*convolution.inputs[1:], *original.inputs[1:])
         if any(value not in graph.constants for value in constants):
             return None

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import purevk
 from purevk.errors import FileFormatError
 from tests.ops.harness import (
     SINGLE,
@@ -168,6 +169,19 @@ def test_convolution_batch_norm_relu_add_is_one_dispatch():
         with torch.no_grad(), program_of(lambda x, r: block(x, r), (x, r)) as program:
             assert len(dispatches(program)) == 1, dispatches(program)
             torch.testing.assert_close(program.forward(x, r), block(x, r), rtol=1e-5, atol=SINGLE)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_norm_after_a_convolution_without_a_batch(dims):
+    """It takes the channels for the batch, and what follows them for the channels."""
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv1d(3, 8, 3) if dims == 1 else torch.nn.Conv2d(3, 8, 3)
+    norm = torch.nn.BatchNorm1d(8)
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    model, x = torch.nn.Sequential(convolution, norm).eval(), unit(*(3, 10, 10)[: dims + 1])
+    with purevk.compile(model, (x,)) as program, torch.no_grad():
+        torch.testing.assert_close(program.forward(x), model(x), rtol=1e-5, atol=SINGLE)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
