@@ -84,6 +84,11 @@ def _scaled_read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return w * scaled + scaled.abs()
 
 
+def _whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is cut to integers stays so."""
+    return (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)).to(torch.int32) * w
+
+
 @pytest.mark.parametrize(
     ("function", "dtype", "is_norm"),
     [
@@ -109,6 +114,7 @@ def _scaled_read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         (_cube, torch.float32, False),
         (_two_tensors, torch.float32, False),
         (_read_twice, torch.float32, False),
+        (_whole, torch.float32, True),
     ],
 )
 def test_norms(function: Callable[..., torch.Tensor], dtype: torch.dtype, is_norm: bool) -> None:
