@@ -115,6 +115,10 @@ def _size(importer: Importer, position: int, dim: int) -> Size:
     value = importer.inputs[position]
     if isinstance(value, Value):
         size: Size = value.type.dims[dim]
+        # Sizes with equal bounds are one size in the graph. Export may have told them apart.
+        for symbol, source in importer.symbols.items():
+            if source.value is value and source.dim == dim:
+                return Dim.of(symbol)
         return size
     if isinstance(value, Dim):
         return value
