@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 from purevk.ir import Size
@@ -14,8 +15,13 @@ def power_of_two(number: int) -> int:
 
 
 def bits_of(number: float) -> int:
-    """The bits of a float as the signed integer that a parameter holds."""
-    bits: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    """The bits of a float as the signed integer that a parameter holds. A number beyond those of
+    float32 is infinite."""
+    try:
+        packed = struct.pack("<f", number)
+    except OverflowError:
+        packed = struct.pack("<f", math.copysign(math.inf, number))
+    bits: int = struct.unpack("<i", packed)[0]
     return bits
 
 

@@ -3,6 +3,7 @@ torch's guard for rows in which every score is -inf."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -34,6 +35,7 @@ _FILLS = {
     "aten.full_like.default": "fill_value",
     "aten.scalar_tensor.default": "s",
 }
+_LARGEST = 3.4028234663852886e38  # float32
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
@@ -159,6 +161,9 @@ class _Matcher:
             return None
         a, scale_a = self._unscaled(rewriter, a)
         b, scale_b = self._unscaled(rewriter, b)
+        scale = found.scale * scale_a * scale_b
+        if _LARGEST < abs(scale) < math.inf:
+            return None  # each factor is a float32, and the product is none
         sizes = scores.type.dims
         batch = sizes[:-2] if len(sizes) == 4 else (1, *sizes[:-2])
         if len(batch) != 2:
@@ -178,7 +183,6 @@ class _Matcher:
             return None
         k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
         mask = None if found.mask is None else rewriter.resolve(found.mask)
-        scale = found.scale * scale_a * scale_b
         result = rewriter.emit(NAME, q, k, v, mask, scale, False, 0, None)
         wanted = node.result.type
         if result.type.dtype is not wanted.dtype:

@@ -164,6 +164,16 @@ def test_scales_that_are_no_floats():
     )
 
 
+def test_scales_beyond_float32():
+    """Of attention, and of the product of two scales."""
+    q, k, v = unit(1, 2, 5, 8), unit(1, 2, 7, 8, seed=1), unit(1, 2, 7, 8, seed=2)
+    written = lambda q, k, v: F.softmax((q * 1e20) @ (k * 1e20).transpose(2, 3), -1) @ v  # noqa: E731
+    check(
+        Case(written, (q, k, v)),
+        Case(lambda q, k, v: sdpa(q, k, v, scale=1e40), (q, k, v)),
+    )
+
+
 def test_halves():
     """Heads of whole fragments, which matrix cores take where a device has them: rows and keys that
     fill none, masks, causal."""
