@@ -261,6 +261,11 @@ class ExpressionBuilder:
         )
 
 
+def is_zero(number: float, dtype: DType) -> bool:
+    """Whether a number is 0 in the type in which `dtype`, one of floats, is computed."""
+    return abs(number) <= (0.0 if dtype is DType.float64 else 2.0**-150)
+
+
 def literal(value: float | int | bool, dtype: DType) -> str:
     """A number as GLSL of the type in which `dtype` is computed."""
     if dtype is DType.bool:
@@ -284,6 +289,8 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if (not wide and abs(number) > 3.4028235677973366e38) or math.isinf(number):
         infinity = f"uintBitsToFloat({'0x7f800000u' if number > 0 else '0xff800000u'})"
         return f"double({infinity})" if wide else infinity
+    if is_zero(number, dtype):
+        number = math.copysign(0.0, number)
     text = repr(number)
     if "e" not in text and "." not in text:
         text += ".0"

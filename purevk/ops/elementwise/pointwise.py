@@ -22,6 +22,7 @@ from purevk.lower.expression import (
     ExpressionBuilder,
     Term,
     convert,
+    is_zero,
     literal,
     times_zero,
 )
@@ -365,7 +366,12 @@ register(
 
 
 def _scaled(sign: str) -> Callable[..., str]:
-    return lambda alpha, **_: f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
+    def write(alpha: Arg, dtype: DType, **_: object) -> str:
+        if dtype.is_float and isinstance(alpha, (int, float)) and is_zero(alpha, dtype):
+            return f"(x {sign} {times_zero(dtype).replace('$0', 'y')})"
+        return f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
+
+    return write
 
 
 _HALVES = {DType.float16: "float16", DType.bfloat16: "bfloat16"}
@@ -403,7 +409,7 @@ binary(
 
 
 def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
-    if not (dtype.is_float and isinstance(y, (int, float)) and y == 0):
+    if not (dtype.is_float and isinstance(y, (int, float)) and is_zero(y, dtype)):
         return "(x * y)"
     zero = times_zero(dtype).replace("$0", "x")
     return f"(-{zero})" if math.copysign(1.0, y) < 0 else zero

@@ -359,6 +359,9 @@ def test_no_step_is_simplified_for_finite_numbers_alone():
         lambda x: torch.zeros(8) * x,
         lambda x: torch.zeros(8) * torch.zeros(8) * x + 1,
         lambda x: (x * -0.0) + 1,
+        lambda x: x * 1e-46,  # 0 as a float32
+        lambda x: torch.add(torch.ones(8), x, alpha=0),
+        lambda x: torch.sub(torch.ones(8), x, alpha=1e-46),
         lambda x: torch.zeros(8).half() * x.half(),
         lambda x: x / x,
     )
