@@ -344,3 +344,23 @@ def test_constants_are_named_after_parameters(tmp_path: Path) -> None:
 
 def _labels(program: purevk.Program) -> list[str]:
     return [each.label for each in program.methods["forward"].executable.plan.dispatches]
+
+
+def test_states_of_an_lstm_as_torch_2_11_traces_them() -> None:
+    """It notes a dim too many: [layers, 1, batch, width]."""
+
+    class Outputs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.LSTM(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[0]
+
+    module, x = Outputs().eval().requires_grad_(False), torch.randn(3, 2, 4)
+    exported = torch.export.export(module, (x,))
+    (node,) = (node for node in exported.graph.nodes if "lstm" in str(node.target))
+    out, hidden, cell = node.meta["val"]
+    node.meta["val"] = (out, hidden.unsqueeze(1), cell.unsqueeze(1))
+    with purevk.compile(exported) as program:
+        torch.testing.assert_close(program.forward(x), module(x))
