@@ -1,8 +1,9 @@
 """purevk beside what a user of torch would pick on a GPU: `python bench/gpu.py --out FILE.json`.
 
 ResNet-50, ViT-B/16 and BERT with seeded random weights, matmuls, and attention, in half precision,
-bfloat16 and float32; with `--layers`, single layers and operators of many kinds. The figures are
-milliseconds of device time for a call, with inputs and outputs in the memory of the device:
+bfloat16 and float32; with `--layers`, single layers and operators of many kinds; with `--models`,
+models of transformers. The figures are milliseconds of device time for a call, with inputs and
+outputs in the memory of the device:
 
 - purevk: between timestamps of the device, dispatches overlap as in a call;
 - torch: eager, as a CUDA graph, and compiled by `torch.compile` and then captured as a CUDA graph;
@@ -35,6 +36,7 @@ import torch
 
 from bench import torch_cuda
 from bench.layers import layers
+from bench.models import models
 from bench.networks import Sample, Work, works
 from bench.timing import (
     Budget,
@@ -197,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="WORK", help=f"of {', '.join(works())}")
     parser.add_argument("--layers", action="store_true", help="single layers of many kinds instead")
+    parser.add_argument("--models", action="store_true", help="models of transformers instead")
     parser.add_argument("--tiny", action="store_true", help="small ones of the same structure")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32], help="of networks")
     parser.add_argument(
@@ -209,7 +212,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("PUREVK_PROGRESS", "0")
     exact_float32()
-    known = layers(options.tiny) if options.layers else works(options.tiny)
+    sets = {"layers": options.layers, "models": options.models}
+    of = {"layers": layers, "models": models}
+    known = next((of[name] for name, taken in sets.items() if taken), works)(options.tiny)
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(known)}")
     budget, found = Budget(options.budget), machine()

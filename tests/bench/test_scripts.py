@@ -94,6 +94,18 @@ def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "| ViT, batch 2 | float32 |" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("works", ["--layers", "--models"])
+def test_layers_and_models(works: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from bench.gpu import LIMIT, main
+
+    out = tmp_path / "out.json"
+    options = ["--batch", "2", "--seconds", "0", "--settle", "0", "--no-compile"]
+    assert main([works, "--tiny", "--variant", "fp32", *options, "--out", str(out)]) == 0
+    for row in json.loads(out.read_text())["rows"]:
+        assert not row["why"] and row["errors"]["purevk"] < LIMIT["fp32"]
+
+
 def test_gpu_leaves_out_what_does_not_fit_its_budget(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
