@@ -43,11 +43,14 @@ class Observation:
     """What ran in a call, in order.
 
     Attributes:
-        submissions: segments: the executable, its number there, and the values of the symbols.
+        submissions: segments: the executable, its number there, and the values of the symbols that
+            were known when it was submitted.
+        values: of all symbols of an executable, after its last run.
         on_cpu: nodes on the CPU, with their seconds.
     """
 
     submissions: list[tuple[Executable, int, dict[Symbol, int]]] = field(default_factory=list)
+    values: dict[Executable, dict[Symbol, int]] = field(default_factory=dict)
     on_cpu: list[tuple[Node, float]] = field(default_factory=list)
 
 
@@ -292,6 +295,7 @@ class Executable:
                     segment = self._segment_of[number]
                     if self.observation is not None:
                         self.observation.submissions.append((self, segment, dict(env)))
+                        self.observation.values[self] = env  # which the rest of the run fills in
                     submission = compute.submit(segment, env)
                     try:
                         if meanwhile is not None:

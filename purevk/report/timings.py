@@ -125,6 +125,8 @@ def time_call(
             progress("timing dispatches", len(timings), total)
         env = sizes[one, number]
         times = _segment_times(one, number, env, runs, settle)
+        # Results may have sizes that became known after the segment.
+        known = {**observation.values[one], **env}
         for position, nanoseconds in zip(range(cut.first, cut.last), times, strict=True):
             dispatch = one.plan.dispatches[position]
             timings.append(
@@ -132,8 +134,8 @@ def time_call(
                     dispatch.label,
                     dispatch.kernel.template,
                     nanoseconds / 1e9,
-                    _dims.evaluate(dispatch.nbytes, env),
-                    _dims.evaluate(dispatch.flops, env),
+                    _dims.evaluate(dispatch.nbytes, known),
+                    _dims.evaluate(dispatch.flops, known),
                     at,
                     count[at],
                     one.plan.nodes_of[position],

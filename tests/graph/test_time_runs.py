@@ -59,3 +59,19 @@ def test_indices_of_timed_runs_are_no_errors_of_the_next_call() -> None:
         program.method("forward").executable.graph.time_runs(0, {}, 20)
         program.reset_state()
         assert program.forward(x).item() == 1
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x):
+        rows = torch.nonzero(x[:, 0] > 0).squeeze(1)
+        return (x[rows] * 2).relu()
+
+
+def test_sizes_that_a_segment_finds_out() -> None:
+    x = torch.ones(20, 4)
+    x[:11] = -1
+    with purevk.compile(Chosen(), (x,)) as program:
+        made = time_call(program.method("forward").executable, [x.numpy()])
+        assert program.forward(x).shape == (9, 4)
+    assert len(made.order) == 2 and all(each.seconds > 0 for each in made.dispatches)
+    assert made.dispatches[-1].nbytes >= 2 * 9 * 16  # rows that are read and written
