@@ -440,62 +440,6 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
                 )
 
 
-def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
-    """The memory that a caller gives for results, as arrays over it; None where there is none. A
-    tensor that is not on the CPU is itself in place of an array.
-
-    Args:
-        out: a tensor, or one (or None) for each output.
-
-    Raises:
-        InputError: their number or a dtype does not fit, or one cannot be written to.
-    """
-    expected = graph.outputs[: len(graph.outputs) - len(graph.updates)]
-    given = list(out) if isinstance(out, (tuple, list)) else [out]
-    if len(given) != len(expected):
-        raise InputError(
-            f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where
-        )
-    arrays: list[Any] = []
-    for position, (each, value) in enumerate(zip(given, expected)):
-        if each is None:
-            arrays.append(None)
-            continue
-        array: Any
-        writable = True
-        if is_torch(each):
-            read = of_torch if each.is_cpu else on_device
-            array, dtype = read(each, f"out {position}", where), DType.from_torch(each.dtype)
-        elif isinstance(each, np.ndarray):
-            array, dtype = each, dtype_of(each)
-            if each.dtype.name in FOREIGN:
-                dtype = FOREIGN[each.dtype.name]
-                array = each.view(dtype.numpy)
-            elif isinstance(value, Value) and not value.type.dtype.has_numpy:
-                if each.dtype == value.type.dtype.numpy:  # the bits
-                    dtype = value.type.dtype
-        else:
-            raise InputError(
-                f"out {position} is {type(each).__name__}",
-                where=where,
-                why="a numpy array or a torch tensor is expected",
-            )
-        if isinstance(array, np.ndarray):
-            writable = array.flags.writeable
-        wanted = value.type.dtype if isinstance(value, Value) else None
-        if dtype is None or dtype is not wanted or not writable:
-            raise InputError(
-                f"out {position} cannot take the result",
-                where=where,
-                why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
-                f"{'a writable' if writable else 'a read-only'} {str(each.dtype).removeprefix('torch.')}"
-                " was given",
-                next="pass memory of the dtype of the result, or leave out= out",
-            )
-        arrays.append(array)
-    return [*arrays, *(None for _ in graph.updates)]
-
-
 def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
     """Gives the inputs that a method writes, by position, their new elements."""
     for position, made in zip(updates, results):

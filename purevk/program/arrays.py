@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from purevk.errors import InputError
 # DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
 # memory of CUDA.
 _HOST_MEMORY = (1, 3, 11, 13)
+# Elements of an array whose addresses are compared one by one.
+_MAX_OFFSETS = 1 << 20
 
 
 def is_torch(given: Any) -> bool:
@@ -198,13 +201,12 @@ def _asarray(given: Any, name: str, where: str) -> np.ndarray:
 
 
 def overlap(one: Any, two: Any) -> bool:
-    """Whether two arrays, or two tensors of a device, share an element. Tensors of one storage are
-    taken to share what lies between their first and last elements."""
+    """Whether two arrays, or two tensors of a device, share an element. What takes too long to find
+    out counts as shared."""
     if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray):
         if isinstance(one, np.ndarray) or isinstance(two, np.ndarray) or one.device != two.device:
             return False
-        (start, end), (other, other_end) = _reach(one), _reach(two)
-        return start < other_end and other < end
+        one, two = _addresses(one), _addresses(two)
     if not np.may_share_memory(one, two):
         return False
     try:
@@ -213,8 +215,37 @@ def overlap(one: Any, two: Any) -> bool:
         return True
 
 
-def _reach(tensor: Any) -> tuple[int, int]:
-    """The addresses of a tensor's first byte and of the byte behind its last."""
-    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
-    start = tensor.data_ptr()
-    return start, start + (steps + 1) * tensor.element_size() if tensor.numel() else start
+def overlaps_itself(array: Any) -> bool:
+    """Whether two elements of an array, or of a tensor of a device, share memory. What takes too much
+    memory to find out counts as shared."""
+    given = array if isinstance(array, np.ndarray) else _addresses(array)
+    if given.flags.c_contiguous or not given.size:
+        return False
+    dims = sorted((abs(step), size) for size, step in zip(given.shape, given.strides) if size > 1)
+    reach = given.itemsize  # of the dims so far, in bytes
+    for step, size in dims:
+        if step < reach:
+            break
+        reach += (size - 1) * step
+    else:
+        return False
+    if dims[0][0] < given.itemsize or given.size > _MAX_OFFSETS:
+        return True
+    offsets = np.zeros(1, np.int64)
+    for step, size in dims:
+        offsets = (offsets[:, None] + np.arange(size) * step).reshape(-1)
+    offsets.sort()
+    return bool((np.diff(offsets) < given.itemsize).any())
+
+
+def _addresses(tensor: Any) -> np.ndarray:
+    """An array at the addresses of a tensor of a device. Its elements must not be read."""
+    width = tensor.element_size()
+    interface = {
+        "version": 3,
+        "shape": tuple(tensor.shape),
+        "strides": tuple(step * width for step in tensor.stride()),
+        "typestr": f"|V{width}",
+        "data": (tensor.data_ptr(), False),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

@@ -17,8 +17,9 @@ from purevk.fallback import to_numpy
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
-from purevk.program.arguments import Given, describe_inputs, read_outputs, write_back
+from purevk.program.arguments import Given, describe_inputs, write_back
 from purevk.program.cuda import external_calls
+from purevk.program.outputs import read_outputs
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
 from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.program.variants.variant import Choice, GraphSource, Variant

@@ -144,6 +144,61 @@ def test_results_in_memory_of_the_caller(
         np.testing.assert_array_equal(order, fresh[1])
 
 
+@pytest.mark.parametrize(
+    "out",
+    [
+        torch.zeros(1, 3).expand(2, 3),
+        np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2, 3), (4, 4)),
+        np.lib.stride_tricks.as_strided(np.zeros(32, np.uint8).view(np.float32), (2, 3), (10, 4)),
+        torch.zeros(9).as_strided((2, 3), (4, 2)),
+    ],
+    ids=["expanded", "window", "half an element", "interleaved"],
+)
+def test_memory_whose_elements_overlap(
+    linear_input: np.ndarray, linear_output: np.ndarray, out: Any
+) -> None:
+    with purevk.load(LINEAR) as program:
+        with pytest.raises(InputError, match="elements of out 0 share memory") as error:
+            program.forward(linear_input, out=out)
+        assert "strides" in error.value.why and "leave out= out" in error.value.next
+        with pytest.raises(InputError, match="elements of out 0 share memory"):
+            program.submit(linear_input, out=out).result(60)
+        # The reach of a row is longer than the step to the next, and yet no element is another.
+        apart = torch.zeros(9).as_strided((2, 3), (3, 2))
+        program.forward(linear_input, out=apart)
+        np.testing.assert_allclose(apart.numpy(), linear_output, rtol=0, atol=1e-6)
+
+
+class Twofold(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2, x + 1
+
+
+def test_memory_of_two_results() -> None:
+    x = torch.randn(2, 3)
+    with purevk.compile(Twofold(), (x,)) as program:
+        one, rows, columns = torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(2, 6)
+        for out in ([one, one], [one, one.numpy()], [rows[:2], rows[1:]]):
+            with pytest.raises(InputError, match="out 0 and out 1 share memory") as error:
+                program(x, out=out)
+            assert "leave one of them out" in error.value.next
+        program(x, out=[columns[:, ::2], columns[:, 1::2]])
+        torch.testing.assert_close(columns[:, ::2], x * 2)
+        torch.testing.assert_close(columns[:, 1::2], x + 1)
+
+
+def test_memory_that_requires_gradients(linear_input: np.ndarray) -> None:
+    with purevk.load(LINEAR) as program:
+        leaf = torch.zeros(2, 3, requires_grad=True)
+        for out in (leaf, leaf * 1):
+            with pytest.raises(InputError, match="out 0 requires gradients") as error:
+                program.forward(linear_input, out=out)
+            assert "no_grad" in error.value.next
+        with torch.no_grad():  # as torch allows it
+            assert program.forward(linear_input, out=leaf) is leaf
+        assert leaf.detach().any()
+
+
 class Double(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x * 2, x.float() + 1
