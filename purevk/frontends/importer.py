@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from purevk.dtypes import DType
@@ -311,13 +312,15 @@ class Importer:
         """A name for a result of an operator."""
         return self._names.fresh(op.split(".")[1])
 
-    def cast(self, value: Value, dtype: DType, source: str) -> Value:
-        """The value in another dtype."""
+    def cast(self, value: Value, dtype: DType, source: str, alias: str = "") -> Value:
+        """The value in another dtype. `alias` is that of the node which converts it."""
         if value.type.dtype is dtype:
             return value
-        return self.emit(
-            "aten._to_copy.default", (value, dtype), [value.type.with_dtype(dtype)], [False], source
-        )[0]
+        name, made = "aten._to_copy.default", value.type.with_dtype(dtype)
+        result = self.emit(name, (value, dtype), [made], [False], source)[0]
+        if alias:
+            self.nodes[-1] = replace(self.nodes[-1], alias=alias)
+        return result
 
     def complete(
         self, definition: registry.Operator, args: Any, recorded: Sequence[Recorded]

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from purevk.dtypes import DType
 from purevk.ir.dims import Size
 
+# The alias of a node that converts an input for a delegate. The module that was exported has none
+# such: a number that does not fit is no index of it.
+DELEGATE_INPUT = "et_vk.input"
+
 
 @dataclass(frozen=True)
 class IndexRange:

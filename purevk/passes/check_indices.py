@@ -16,7 +16,7 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
-from purevk.ir.index_range import IndexRange
+from purevk.ir.index_range import DELEGATE_INPUT, IndexRange
 from purevk.ops.attention.flex import NAME as FLEX
 from purevk.ops.attention.flex import composed
 from purevk.ops.index.check import NAME as CHECK
@@ -102,16 +102,19 @@ class _Inputs:
         return self._graph.producers()
 
     def find(self, index: Value, size: Size) -> tuple[int, DType] | None:
-        """The position of the input that an index is, and the narrowest dtype on the way from it;
-        None if it is none, or if the size is not known before the call."""
+        """The position of the input that an index is, and the narrowest dtype on the way from it, as
+        far as the exported module converts it; None if it is none, or if the size is not known
+        before the call."""
         if not _dims.symbols(size) <= self._symbols:
             return None
         narrowest = index.type.dtype
         while index not in self._positions and index not in self._moving:
             node = self._made.get(index)
             before = None if node is None or node.op not in _SAME_ELEMENTS else node.args[0]
-            if not isinstance(before, Value) or before.type.dtype not in _SIGNED:
+            if node is None or not isinstance(before, Value) or before.type.dtype not in _SIGNED:
                 return None
+            if node.alias == DELEGATE_INPUT and narrowest is index.type.dtype:
+                narrowest = before.type.dtype
             index = before
             narrowest = min(narrowest, index.type.dtype, key=lambda dtype: dtype.itemsize)
         if index in self._moving or narrowest not in _SIGNED:

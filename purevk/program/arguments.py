@@ -376,7 +376,7 @@ def check_indices(
         if not isinstance(array, np.ndarray) or not array.size:
             continue
         for taken in takers:
-            # As the model converts them: large numbers wrap.
+            # As the model itself converts them: large numbers wrap.
             indices = array.astype(taken.dtype.numpy, copy=False)
             if indices.size == 1:  # a position: the general way takes microseconds
                 least = greatest = int(indices.item())

@@ -11,6 +11,7 @@ from purevk.frontends import numbers
 from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.frontends.importer import Importer
 from purevk.ir import Arg, Dim, Label, TensorType, Value
+from purevk.ir.index_range import DELEGATE_INPUT
 from purevk.ops import registry
 from purevk.pte import values as V
 from purevk.pte import vkgraph as vk
@@ -77,7 +78,7 @@ class VulkanDelegate:
                 )
             self.sources[number] = arg
             if value.dtype is not None:
-                arg = self.importer.cast(arg, value.dtype, f"{self.label} input")
+                arg = self.importer.cast(arg, value.dtype, f"{self.label} input", DELEGATE_INPUT)
             self.env[number] = arg
         elif isinstance(arg, Value):
             self.env[number] = numbers.item(self.importer, arg, self.label)

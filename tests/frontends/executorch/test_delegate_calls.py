@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
@@ -277,6 +278,30 @@ def test_results_of_the_type_of_a_parameter() -> None:
     )
     with purevk.load(edge.to_executorch().buffer) as program:
         torch.testing.assert_close(tuple(program(x)), module(x))
+
+
+@pytest.mark.device
+def test_large_indices_do_not_wrap() -> None:
+    """The partitioner has its graph convert int64 to int32, which the module does not."""
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    import purevk
+    from purevk.errors import InputError
+
+    torch.manual_seed(0)
+    module, x = torch.nn.Embedding(21, 4).eval().requires_grad_(False), torch.tensor([1, 20, 3])
+    edge = to_edge_transform_and_lower(
+        torch.export.export(module, (x,)), partitioner=[VulkanPartitioner({})]
+    )
+    with purevk.load(edge.to_executorch().buffer) as program:
+        torch.testing.assert_close(program(x), module(x))
+        for wrong in (1 << 32, (1 << 40) + 3, -(1 << 32), 21):
+            with pytest.raises(InputError, match=f"has the index {wrong}\n") as error:
+                program(torch.tensor([0, wrong, 1]))
+            assert "from 0 to 20" in error.value.why
+            with pytest.raises(InputError, match=f"has the index {wrong}\n"):
+                program(np.array([0, wrong, 1]))
 
 
 @pytest.mark.device
