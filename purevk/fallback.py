@@ -295,9 +295,9 @@ def _operator(name: str, count: int, source: str, reason: str) -> tuple[Any, tup
         import torch
     except ImportError as error:
         raise FallbackError(
-            f"{name} has no kernel and torch is not installed",
+            f"{name} cannot run on the device, and torch is not installed",
             where=source,
-            why="operators without a kernel run on the CPU through torch",
+            why=f"{reason or 'no kernel'}: such operators run on the CPU through torch",
             next=f"pip install torch, or register a function: purevk.ops.register_executor({name!r})",
         ) from error
     packet, operator = _overload(torch, name)

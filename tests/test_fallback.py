@@ -3,6 +3,7 @@ against torch called by hand."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -267,13 +268,19 @@ def test_tensors_over_arrays() -> None:
     assert fallback.to_torch(bits, DType.bfloat16).tolist() == [1.0]
 
 
-def test_what_cannot_be_run() -> None:
+def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FallbackError, match="torch does not know it"):
         fallback.run("nolib.nothing.default", [], {}, [], "here")
     lacking = "int8 needs the device feature storage_8bit"
     with pytest.raises(FallbackError, match="torch does not know it") as error:
         fallback.run("nolib.nothing.default", [], {}, [], "here", reason=lacking)
     assert error.value.why == lacking
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)
+        for reason in ("float32[1] is larger than the 128 bytes that one binding spans", "no kernel"):
+            with pytest.raises(FallbackError, match="and torch is not installed") as error:
+                fallback.run("aten.mm.default", [], {}, [], "here", reason=reason)
+            assert error.value.why.startswith(reason) and "no kernel" not in error.value.what
     args, arrays = as_node([X, X])
     wanted = [TensorType(DType.float32, (5, 5))]
     with pytest.raises(FallbackError, match="failed on the CPU") as error:
