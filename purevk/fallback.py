@@ -116,7 +116,8 @@ def _execute(executor: Executor, args: Sequence[Any], arrays: Arrays, source: st
 
 
 def _failed(name: str, source: str, error: Exception, next: str) -> FallbackError:
-    why = str(error).splitlines()[0] if str(error) else repr(error)
+    text = str(error).strip().partition("\n")[0]
+    why = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return FallbackError(f"{name} failed on the CPU", where=source, why=why, next=next)
 
 

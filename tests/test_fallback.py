@@ -16,6 +16,8 @@ from purevk import fallback, pure_operators
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import Node, TensorType, Value
+from purevk.ops import executors
+from purevk.ops.executors import Executor
 from purevk.passes import placement
 from purevk.tuning import DeviceTraits
 
@@ -286,10 +288,25 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FallbackError, match="failed on the CPU") as error:
         fallback.run("aten.mm.default", args, arrays, wanted, "here")
     assert error.value.where == "here" and "must have same reduction dim" in error.value.why
+    assert error.value.why.startswith("RuntimeError: ")
     with pytest.raises(FallbackError, match=r"result 0 of aten.add.Tensor has sizes \[5, 7\]"):
         fallback.run("aten.add.Tensor", args, arrays, wanted, "here")
     with pytest.raises(FallbackError, match="gave 1 results"):
         fallback.run("aten.add.Tensor", args, arrays, wanted * 2, "here")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("user problem"), ValueError(), RuntimeError("first\nsecond")], ids=repr
+)
+def test_errors_of_the_users_functions(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(executors, "find_executor", lambda name: Executor(name, fail, "numpy"))
+    with pytest.raises(FallbackError, match="failed on the CPU") as caught:
+        fallback.run("mine.op.default", [], {}, [], "here")
+    wanted = {KeyError: "KeyError: 'user problem'", ValueError: "ValueError"}
+    assert caught.value.why == wanted.get(type(error), "RuntimeError: first")
 
 
 # -- operators of the user's own, in programs ----------------------------------------------------
