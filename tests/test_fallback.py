@@ -3,6 +3,7 @@ against torch called by hand."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,7 +280,10 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.why == lacking
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)
-        for reason in ("float32[1] is larger than the 128 bytes that one binding spans", "no kernel"):
+        for reason in (
+            "float32[1] is larger than the 128 bytes that one binding spans",
+            "no kernel",
+        ):
             with pytest.raises(FallbackError, match="and torch is not installed") as error:
                 fallback.run("aten.mm.default", [], {}, [], "here", reason=reason)
             assert error.value.why.startswith(reason) and "no kernel" not in error.value.what
@@ -293,6 +297,25 @@ def test_what_cannot_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
         fallback.run("aten.add.Tensor", args, arrays, wanted, "here")
     with pytest.raises(FallbackError, match="gave 1 results"):
         fallback.run("aten.add.Tensor", args, arrays, wanted * 2, "here")
+
+
+@pytest.mark.device
+def test_the_log_tells_of_nodes_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.frac(torch.linalg.eigvals(x).abs()) + torch.linalg.eigvals(x + 1).abs()
+
+    x = torch.eye(3)
+    with caplog.at_level("INFO", "purevk"), purevk.compile(Model(), (x,)):
+        pass
+    lines = [each.message for each in caplog.records if "on the CPU" in each.message]
+    assert len(lines) == 1
+    assert "2 x aten.linalg_eig.default (no kernel)" in lines[0]
+    assert re.search(r": 2 of \d+ nodes run on the CPU", lines[0]) and "purevk inspect" in lines[0]
+    caplog.clear()
+    with caplog.at_level("INFO", "purevk"), purevk.compile(torch.nn.ReLU(), (x,)):
+        pass
+    assert "on the CPU" not in caplog.text
 
 
 @pytest.mark.parametrize(

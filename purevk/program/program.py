@@ -21,6 +21,7 @@ from purevk.graph.context import Context
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value
+from purevk.program.cpu_nodes import log_cpu_nodes
 from purevk.program.host_memory import HostMemory
 from purevk.program.leaves import Leaves
 from purevk.program.method import Method
@@ -130,6 +131,8 @@ class Program:
         before = vars(self.context.kernels.report).copy()
         for method, source in sources.items():
             self.methods[method] = Method(self, method, source)
+        made = [self.methods[method].executable.plan for method in sources]
+        log_cpu_nodes(self.name, [each for plan in made for each in plan.nested()])
         start = time.perf_counter()
         self.context.kernels.save()
         self.add_seconds("save", start)
