@@ -128,8 +128,9 @@ def compile(
     Raises:
         UnsupportedProgramError: the model has an operator without a kernel and without a CPU
             function.
-        UnsupportedProgramError: torch is not installed.
-        InputError: `model` is none of the above.
+        UnsupportedProgramError: torch is not installed; or the module, or one in it, is of
+            TorchScript.
+        InputError: `model` is none of the above, or a method's name is no text.
     """
     try:
         importlib.import_module("torch")
@@ -165,6 +166,14 @@ def compile(
             name: (*each, None, None)[:3] if isinstance(each, tuple) else (each, None, None)
             for name, each in model.items()
         }
+        wrong = [name for name in given if not isinstance(name, str) or not name]
+        if wrong:
+            raise InputError(
+                f"a method is named {wrong[0]!r}",
+                where="purevk.compile",
+                why="names of methods are texts",
+                next='purevk.compile({"name": (module, inputs), ...})',
+            )
         label = "+".join(given)
     else:
         given = {"forward": (model, example_inputs, dynamic_shapes)}
@@ -230,8 +239,26 @@ def _source(
         )
     if not isinstance(inputs, (tuple, list)):
         inputs = (inputs,)
+    _refuse_scripted(name, model)
     _warn_of_training(model)
     return ModuleSource(name, model, inputs, kwargs, dynamic_shapes, mutable)
+
+
+def _refuse_scripted(name: str, module: Any) -> None:
+    """Raises `UnsupportedProgramError` for a module of TorchScript, or one that holds such a module."""
+    import torch
+
+    for path, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            what = f"{path} is a module of TorchScript" if path else "this is a module of TorchScript"
+            kind = type(each).__name__
+            original = getattr(each, "original_name", kind)
+            raise UnsupportedProgramError(
+                what,
+                where=f"purevk.compile, method {name!r}",
+                why=f"{kind} of {original}: torch.export traces modules of Python alone",
+                next="compile the module that torch.jit.script or torch.jit.trace was called with",
+            )
 
 
 def _warn_of_training(module: Any) -> None:

@@ -62,8 +62,6 @@ class Program:
             nobody gave.
         may_compile: whether kernels that the cache lacks are compiled.
         weights, states: what is on the device between calls.
-        in_flight: submitted calls that may be unfinished at a time; what it is at the first
-            `submit` counts.
         leaves: the constants and states that lowerings share.
         shares_weights: whether graphs may be of several methods, see `Graph`.
         host_memory: for copies of the inputs of submitted calls.
@@ -111,7 +109,7 @@ class Program:
         self._closed = False
         self.origin: tuple[Callable[..., Program], tuple[Any, ...]] | None = None
         self._submissions: Submissions | None = None
-        self.in_flight = 2
+        self._in_flight = 2
         self.host_memory = HostMemory()
         self.lock = threading.RLock()
         self.state_lock = threading.RLock()  # of all methods that have states
@@ -182,6 +180,27 @@ class Program:
             for method in self.methods.values():
                 method.restart()
             self._reloading = False
+
+    @property
+    def in_flight(self) -> int:
+        """Submitted calls that may be unfinished at a time; what it is at the first `submit`
+        counts.
+
+        Raises:
+            InputError: it is set to something other than an integer above 0.
+        """
+        return self._in_flight
+
+    @in_flight.setter
+    def in_flight(self, calls: int) -> None:
+        if isinstance(calls, bool) or not hasattr(calls, "__index__") or int(calls) < 1:
+            raise InputError(
+                f"in_flight is {calls!r}",
+                where=self.name,
+                why="the number of calls that may be unfinished, an integer above 0, is expected",
+                next="set 1 for one call at a time; 2 is the default",
+            )
+        self._in_flight = int(calls)
 
     @property
     def submissions(self) -> Submissions:

@@ -291,6 +291,37 @@ def test_a_state_dict_is_no_module() -> None:
         purevk.compile({})
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["traced", "scripted", "a scripted child", "a traced child"])
+def test_modules_of_torchscript(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    linear, x = torch.nn.Linear(3, 2).eval(), torch.randn(1, 3)
+    made = torch.jit.script(linear) if "scripted" in kind else torch.jit.trace(linear, x)
+    module = torch.nn.Sequential(torch.nn.ReLU(), made) if "child" in kind else made
+    error = refused(UnsupportedProgramError, lambda: purevk.compile(module, (x,)))
+    assert ("1 is" if "child" in kind else "this is") in error.what and "TorchScript" in error.what
+    assert "Linear" in error.why and "torch.jit" in error.next
+    refused(UnsupportedProgramError, lambda: purevk.compile({"run": (module, (x,))}))
+
+
+@pytest.mark.parametrize("name", [1, None, "", ("forward",)])
+def test_names_of_methods_are_texts(name: Any) -> None:
+    torch = pytest.importorskip("torch")
+    methods: Any = {name: (torch.nn.ReLU(), (torch.ones(2),))}
+    error = refused(InputError, lambda: purevk.compile(methods))
+    assert f"named {name!r}" in error.what
+
+
+@pytest.mark.device
+def test_so_many_calls_in_flight_are_none() -> None:
+    with purevk.load(DATA / "linear_relu.pte") as program:
+        for wrong in ("a", 0, -1, 1.5, True, None):
+            error = refused(InputError, lambda: setattr(program, "in_flight", wrong))  # noqa: B023
+            assert repr(wrong) in error.what and program.in_flight == 2
+        program.in_flight = 3
+        assert program.in_flight == 3
+
+
 @pytest.mark.device
 def test_example_inputs_may_be_arrays() -> None:
     torch = pytest.importorskip("torch")
