@@ -13,7 +13,7 @@ import numpy as np
 
 from purevk import fallback
 from purevk.dtypes import DType
-from purevk.errors import InputError
+from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.program.arguments import describe_inputs
@@ -21,6 +21,8 @@ from purevk.program.arguments import describe_inputs
 _INT_TOP = (
     2  # exclusive, of random integers: fits masks, token types and any table that is looked into
 )
+
+_MAX_TOP = 2**63 - 1  # of what numpy draws
 
 
 def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]:
@@ -37,7 +39,8 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
 
     Raises:
         InputError: too many inputs, a file that cannot be read, a size that is none of the
-            method's.
+            method's, a number that an input's dtype does not hold.
+        SizeConstraintError: a size is above its bound, or no array is made of so many elements.
     """
     where = f"{where}({describe_inputs(graph)})"
     given = [item for spec in args.input for item in _expand(spec)] or ["random"]
@@ -104,7 +107,7 @@ def size_values(graph: Graph, chosen: Mapping[str, int] | None = None) -> dict[S
 
 def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[Symbol, int]:
     names = {symbol.name: symbol for symbol in size_values(graph)}
-    for name, _ in chosen:
+    for name, number in chosen:
         if name not in names:
             raise InputError(
                 f"no size of the inputs is named {name}",
@@ -112,7 +115,20 @@ def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[
                 why=f"the sizes are {', '.join(names)}" if names else "all sizes are fixed",
                 next="`purevk inspect` lists the sizes and their bounds",
             )
+        _check_bound(names[name], number, where)
     return size_values(graph, dict(chosen))
+
+
+def _check_bound(symbol: Symbol, size: int, where: str) -> None:
+    """Raises `SizeConstraintError` before arrays of this size are made."""
+    bound = _dims.UNBOUNDED if symbol.open else symbol.upper
+    if size > bound:
+        raise SizeConstraintError(
+            f"--size {symbol}={size} is above its bound",
+            where=where,
+            why=f"the method takes {symbol.lower} to {bound}",
+            next="`purevk inspect` lists the sizes and their bounds",
+        )
 
 
 def _make(
@@ -131,11 +147,26 @@ def _make(
                     why=f"an array of {item.size} elements was given",
                 )
             return int(item.reshape(()))
-        return int(_number(item, where, default=0))
+        try:
+            return int(_number(item, where, default=0))
+        except (OverflowError, ValueError) as error:
+            raise InputError(
+                f"{item!r} is no input", where=where, why=f"an integer is expected: {error}"
+            ) from None
     dtype, shape = value.type.dtype, tuple(_dims.evaluate(size, sizes) for size in value.type.dims)
     if isinstance(item, np.ndarray):
         return item if dtype.has_numpy else _as_torch(item, dtype)
-    array = _fill(item, dtype, shape, random, where)
+    try:
+        array = _fill(item, dtype, shape, random, where)
+    except (MemoryError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"no {dtype.name}{list(shape)} can be made of {item!r}",
+            where=where,
+            why=str(error) or "memory of the host is exhausted",
+            next="choose a smaller --size, or another number",
+        ) from None
     return array if dtype.has_numpy else _as_torch(array, dtype)
 
 
@@ -145,10 +176,15 @@ def _fill(
     kind = dtype.numpy if dtype.has_numpy else np.dtype(np.float32)
     word, _, top = item.partition(":")
     if word != "random":
-        return np.full(shape, _number(item, where), kind)
+        number = _number(item, where)
+        return np.full(shape, int(number) if kind.kind in "iu" else number, kind)
     if (top and not top.isdecimal()) or (top and int(top) < 1):
         raise InputError(
             f"{item!r} is no input", where=where, why="random:N takes an integer N above 0"
+        )
+    if top and int(top) > _MAX_TOP:
+        raise InputError(
+            f"{item!r} is no input", where=where, why=f"random:N takes an N of {_MAX_TOP} at most"
         )
     if dtype.is_float and not top:
         return random.standard_normal(shape).astype(kind)

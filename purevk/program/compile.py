@@ -250,7 +250,9 @@ def _refuse_scripted(name: str, module: Any) -> None:
 
     for path, each in module.named_modules():
         if isinstance(each, torch.jit.ScriptModule):
-            what = f"{path} is a module of TorchScript" if path else "this is a module of TorchScript"
+            what = (
+                f"{path} is a module of TorchScript" if path else "this is a module of TorchScript"
+            )
             kind = type(each).__name__
             original = getattr(each, "original_name", kind)
             raise UnsupportedProgramError(

@@ -11,7 +11,7 @@ import pytest
 
 from purevk.cli.inputs import make_inputs
 from purevk.dtypes import DType
-from purevk.errors import InputError
+from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, Graph, Symbol, SymbolSource, TensorType, Value
 
 LENGTH = Symbol("s0", 12)
@@ -72,6 +72,12 @@ def test_files(tmp_path: Path) -> None:
         (["nothing"], [], "'nothing' is no input"),
         (["random:x"], [], "'random:x' is no input"),
         (["random:0"], [], "'random:0' is no input"),
+        (["random:999999999999999999999"], [], "'random:999999999999999999999' is no input"),
+        (["1e999", "inf"], [], "no int64[24] can be made of 'inf'"),
+        (["0", "999999999999999999999"], [], "no int64[24] can be made of '999999999999999999999'"),
+        (["0", "0", "0", "nan"], [], "'nan' is no input"),
+        ([], [("s0", 13)], "--size s0=13 is above its bound"),
+        ([], [("s0", 99999999999999999999)], "--size s0=99999999999999999999 is above its bound"),
         (["missing.npy"], [], "the input cannot be read"),
         ([], [("s1", 4)], "no size of the inputs is named s1"),
     ],
@@ -80,6 +86,21 @@ def test_what_is_refused(specs: list[str], size: list[tuple[str, int]], what: st
     with pytest.raises(InputError) as caught:
         make(*specs, size=size)
     assert caught.value.what == what
+
+
+def test_sizes_without_a_bound() -> None:
+    """They may grow, up to 32 bits; memory ends before."""
+    length = Symbol("s0", open=True)
+    value = Value("x", TensorType(DType.float32, (Dim.of(length), 1 << 40)))
+    graph = Graph("forward", (value,), (), (), symbols={length: SymbolSource(value, 0)})
+
+    def use(size: int) -> None:
+        make_inputs(graph, argparse.Namespace(input=[], size=[("s0", size)], seed=0), "here")
+
+    with pytest.raises(SizeConstraintError, match="above its bound"):
+        use(10_000_000_000_000)
+    with pytest.raises(InputError, match="no float32.* can be made of 'random'"):
+        use(1 << 30)
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:

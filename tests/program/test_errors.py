@@ -316,7 +316,7 @@ def test_names_of_methods_are_texts(name: Any) -> None:
 def test_so_many_calls_in_flight_are_none() -> None:
     with purevk.load(DATA / "linear_relu.pte") as program:
         for wrong in ("a", 0, -1, 1.5, True, None):
-            error = refused(InputError, lambda: setattr(program, "in_flight", wrong))  # noqa: B023
+            error = refused(InputError, lambda: setattr(program, "in_flight", wrong))
             assert repr(wrong) in error.what and program.in_flight == 2
         program.in_flight = 3
         assert program.in_flight == 3
