@@ -255,8 +255,10 @@ class Program:
         """Reads what `save_state` wrote.
 
         Raises:
-            InputError: the names, dtypes or sizes are not those of this program's states; nothing
-                is written then.
+            FileFormatError: the file is damaged, or of another format.
+            InputError: the names, dtypes or sizes are not those of this program's states.
+
+        After an error, the states are as before.
         """
         self.state.load(path)
 

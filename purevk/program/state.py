@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import InputError
+from purevk.errors import FileFormatError, InputError
 from purevk.ir import Value
 from purevk.whole_file import replace_file
 
@@ -156,10 +156,10 @@ class StateMapping(MutableMapping[str, np.ndarray]):
         """Reads an .npz file that `save` wrote.
 
         Raises:
+            FileFormatError: it is no such file, or damaged.
             InputError: the names, dtypes or sizes in it are not those of the states.
         """
-        with np.load(path, allow_pickle=False) as file:
-            arrays: Mapping[str, np.ndarray] = {name: file[name] for name in file.files}
+        arrays = self._arrays_of(path)
         if set(arrays) != set(self):
             raise InputError(
                 f"{os.fspath(path)} is not of this program",
@@ -168,6 +168,30 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                 next="load what save_state of the same program wrote",
             )
         self.update(arrays)
+
+    def _arrays_of(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+        """The arrays of an .npz file."""
+        import struct  # not at every load of a program
+        import zipfile
+        import zlib
+
+        damaged = (
+            *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError),
+            *(NotImplementedError, RuntimeError, MemoryError),
+        )
+        try:
+            file = np.load(path, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds one array, as numpy.save writes it")
+            with file:
+                return {name: file[name] for name in file.files}
+        except damaged as error:
+            raise FileFormatError(
+                f"{os.fspath(path)} is damaged, or no file of states",
+                where=self._owner.name,
+                why=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                next="load what save_state of this program wrote",
+            ) from error
 
     def __repr__(self) -> str:
         return f"<states of {self._owner.name}: {', '.join(f'{name} {places[0][1].type}' for name, places in self._places().items())}>"  # noqa: E501

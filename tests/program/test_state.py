@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk.errors import InputError  # noqa: E402
+from purevk.errors import FileFormatError, InputError  # noqa: E402
 from tests.models.messages import quiet  # noqa: E402
 from tests.program.harness import check_file, tensor  # noqa: E402
 
@@ -142,6 +142,37 @@ def test_reading_and_writing(tmp_path: Path) -> None:
             program.load_state(tmp_path / "other.npz")
         with pytest.raises(InputError):
             del state["model.count"]
+
+
+def test_damaged_files_of_states(tmp_path: Path) -> None:
+    prefill, _, _ = fresh()
+    path = tmp_path / "state.npz"
+    with purevk.compile(*[prefill, CALLS[0][1]]) as program:
+        program(*CALLS[0][1])
+        program.save_state(path)
+        whole, before = path.read_bytes(), program.state["model.rows"].copy()
+        np.save(tmp_path / "one.npy", before)
+        damaged = [whole[:size] for size in (0, 3, 100, len(whole) // 2, len(whole) - 1)]
+        damaged += [b"not an archive" * 20, (tmp_path / "one.npy").read_bytes()]
+        for position in range(0, len(whole), 41):
+            changed = bytearray(whole)
+            changed[position] ^= 0x5A
+            damaged.append(bytes(changed))
+        for content in damaged:
+            path.write_bytes(content)
+            try:
+                program.load_state(path)
+            except FileFormatError as error:
+                assert "state.npz" in error.what and error.why and error.next
+            except InputError:  # the file names other states
+                pass
+            np.testing.assert_array_equal(program.state["model.rows"], before)
+        for content in damaged[:7]:
+            path.write_bytes(content)
+            with pytest.raises(FileFormatError):
+                program.load_state(path)
+        with pytest.raises(FileNotFoundError):
+            program.load_state(tmp_path / "missing.npz")
 
 
 def test_buffers_of_one_name_that_are_not_one() -> None:
