@@ -137,7 +137,7 @@ class UnbackedSymbols:
                 raise InputError(
                     message,
                     where=graph.name,
-                    why=f"{guard.left} is {_dims.evaluate(guard.left, env)} in this call",
+                    why=guard.explain(env),
                 )
         for symbol in stage.bounded:
             if not symbol.lower <= env[symbol] <= symbol.upper:

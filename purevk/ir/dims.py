@@ -96,6 +96,14 @@ class Guard:
     def holds(self, env: Mapping[Symbol, int]) -> bool:
         return _COMPARE[self.op](evaluate(self.left, env), evaluate(self.right, env)) == self.answer
 
+    def explain(self, env: Mapping[Symbol, int]) -> str:
+        """What sizes have to fulfil, and what they are, as text."""
+        values = ", ".join(f"{each} = {env[each]}" for each in sorted(self.symbols, key=str))
+        sides = f"{evaluate(self.left, env)} and {evaluate(self.right, env)}"
+        return f"{self} is expected; in this call the sides are {sides}" + (
+            f", with {values}" if values else ""
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.left} {self.op} {self.right}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from purevk.ir import Dim, GuardLog, Symbol, dims
+from purevk.ir import Dim, Guard, GuardLog, Symbol, dims
 
 SYMBOLS = [Symbol("s0", 128, 2), Symbol("s1", 17), Symbol("s2", 64, 1)]
 _BINARY = [
@@ -151,3 +151,13 @@ def test_a_size_known_only_at_a_call_is_no_integer() -> None:
 def test_symbols_are_found_inside_functions() -> None:
     size = dims.maximum(Dim.of(SYMBOLS[0]) // Dim.of(SYMBOLS[1]), 3) * 2
     assert dims.symbols(size) == set(SYMBOLS[:2])
+
+
+def test_a_broken_guard_is_explained() -> None:
+    rows, count = Symbol("s0", 64), Symbol("u0", 64, unbacked=True)
+    guard = Guard(0, "<=", Dim.of(rows) * 2 - Dim.of(count), True)
+    env = {rows: 3, count: 9}
+    assert not guard.holds(env)
+    text = guard.explain(env)
+    assert str(guard) in text and "0 and -3" in text and text.endswith("with s0 = 3, u0 = 9")
+    assert Guard(0, "<", 0, True).explain({}).endswith("0 and 0")

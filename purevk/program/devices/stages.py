@@ -331,7 +331,7 @@ class StagedMethod:
                 raise InputError(
                     message,
                     where=self._where,
-                    why=f"{guard.left} is {_dims.evaluate(guard.left, env)} in this call",
+                    why=guard.explain(env),
                 )
         for guard in self._guards:
             if not guard.holds(env):
