@@ -24,6 +24,7 @@ from purevk.cli.profile import measure, show_profile
 from purevk.cli.stopwatch import Stopwatch
 from purevk.errors import PurevkError
 from purevk.progress import Progress, Steps
+from purevk.schedule.plan import count_steps
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -56,14 +57,14 @@ def _bench_model(args: argparse.Namespace, steps: Steps) -> dict[str, Any]:
         inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
         start = time.perf_counter()
         method.run_flat(inputs)
-        report = program.report()
+        report, counts = program.report(), count_steps([method.executable.plan])
         data: dict[str, Any] = {
             "device": device_data(context.device),
             "method": name,
             "inputs": [list(each.shape) if hasattr(each, "shape") else each for each in inputs],
-            "dispatches": report["dispatches"],
-            "segments": report["segments"],
-            "cpu_nodes": report["cpu_nodes"],
+            "dispatches": counts["dispatches"],
+            "segments": counts["segments"],
+            "cpu_nodes": counts["cpu_nodes"],
             "load": {
                 "device_seconds": opened - began,
                 "load_seconds": loaded - opened,

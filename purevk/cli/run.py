@@ -14,6 +14,7 @@ from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output, check_output, duration
 from purevk.errors import PurevkError
+from purevk.schedule.plan import count_steps
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 {"name": spec.name, **_tensor(each)}
                 for spec, each in zip(method.outputs, outputs, strict=True)
             ],
-            "cpu_nodes": program.report()["cpu_nodes"],
+            "cpu_nodes": count_steps([method.executable.plan])["cpu_nodes"],
             "written": args.output,
         }
     if args.output:

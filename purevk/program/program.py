@@ -29,6 +29,7 @@ from purevk.program.specs import ArgumentSpec
 from purevk.program.state import StateMapping
 from purevk.program.submissions import Submissions
 from purevk.program.variants.variant import GraphSource
+from purevk.schedule.plan import count_steps
 
 if TYPE_CHECKING:
     from purevk.graph.drawing import GraphDrawing
@@ -334,20 +335,13 @@ class Program:
             (choices and loops that the host runs) of all methods, those in sub-graphs included.
         """
         self.check_open()
-        plans = [
-            plan for method in self.methods.values() for plan in method.executable.plan.nested()
-        ]
-        steps = [step for plan in plans for step in plan.steps]
         return {
             "device": self.device.name,
             "kernels": {
                 key: self._kernels.get(key, 0) for key in ("pipelines", "compiled", "cached")
             },
             "seconds": dict(self.seconds),
-            "dispatches": sum(len(plan.dispatches) for plan in plans),
-            "segments": sum(step.on_device for step in steps),
-            "cpu_nodes": sum(step.runs_on == "cpu" for step in steps),
-            "control_flow": sum(len(plan.inner) for plan in plans),
+            **count_steps(method.executable.plan for method in self.methods.values()),
         }
 
     def report_html(self, *args: Any, method: str | None = None, **kwargs: Any) -> str:

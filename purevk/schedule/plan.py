@@ -3,7 +3,7 @@ transfers. `planning.py` makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from purevk.ir import Dim, Graph, Guard, Layout, Node, Value
@@ -124,3 +124,16 @@ class Lowered:
     guards: tuple[Guard, ...]
     indices: Mapping[int, tuple[IndexRange, ...]]
     read: tuple[memoryview, ...] = ()
+
+
+def count_steps(plans: Iterable[Plan]) -> dict[str, int]:
+    """What runs in plans and in their sub-graphs: "dispatches", "segments" on the device,
+    "cpu_nodes", and "control_flow" (choices and loops that the host runs)."""
+    every = [each for plan in plans for each in plan.nested()]
+    steps = [step for plan in every for step in plan.steps]
+    return {
+        "dispatches": sum(len(plan.dispatches) for plan in every),
+        "segments": sum(step.on_device for step in steps),
+        "cpu_nodes": sum(step.runs_on == "cpu" for step in steps),
+        "control_flow": sum(len(plan.inner) for plan in every),
+    }

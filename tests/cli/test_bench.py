@@ -6,10 +6,12 @@ import argparse
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import purevk
 from purevk import api, fallback
 from purevk.cache import Cache
 from purevk.cli import bench
@@ -135,6 +137,32 @@ def test_calls_and_profile(cli, data: Path, unregister_topk) -> None:
     assert "cold" not in ran.json
     text = cli("bench", data / "topk.pte", "--runs", "2", "--no-load", "--profile").out
     assert "2 calls" in text and "GFLOP/s" in text and "limits measured on this device" in text
+
+
+@pytest.mark.device
+def test_numbers_are_of_the_method(cli, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Decode(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.eigvals(x).abs() + torch.linalg.eigvals(x + 1).abs()
+
+    x = (torch.eye(3),)
+    path = tmp_path / "two.pvk"
+    with purevk.compile({"prefill": (torch.nn.ReLU(), x), "decode": (Decode(), x)}) as program:
+        program.save(path)
+        whole = program.report()
+    found = {}
+    for name in ("prefill", "decode"):
+        given = ("bench", path, "--method", name, "--no-load", "--runs", "1", "--json")
+        found[name] = cli(*given, "--input", "ones").json
+        assert cli("run", path, "--method", name, "--json").json["cpu_nodes"] == (
+            0 if name == "prefill" else 2
+        )
+    assert (found["prefill"]["segments"], found["prefill"]["cpu_nodes"]) == (1, 0)
+    assert found["decode"]["cpu_nodes"] == 2
+    for key in ("dispatches", "segments", "cpu_nodes"):
+        assert found["prefill"][key] + found["decode"][key] == whole[key]
 
 
 @pytest.mark.device
