@@ -16,6 +16,7 @@ from purevk.frontends import saved
 from purevk.frontends.foreign import is_exported, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
+from purevk.pte.source import check_regular
 
 if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes
@@ -160,7 +161,7 @@ def open_file(
         check: compare the tensors of a saved program with their checksums.
 
     Raises:
-        FileFormatError: the file is no program, or damaged.
+        FileFormatError: the file is no program, or damaged; or it is a pipe or a device.
         InputError: data files were given with a program that holds its own tensors; or `file` is
             no path and no bytes.
         UnsupportedProgramError: it is a .pt2 file, and torch is not installed.
@@ -178,6 +179,7 @@ def open_file(
             why="the path of a file, or its bytes, are expected",
             next="purevk.compile(module, inputs) takes modules and exported programs",
         )
+    check_regular(file)
     is_saved = saved.is_saved(file)
     exported = not is_saved and is_exported(file)
     if data_files and (is_saved or exported):

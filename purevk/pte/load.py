@@ -96,7 +96,8 @@ def _layout(source: Source) -> tuple[int, int]:
         raise FileFormatError(
             "this is not a .pte file",
             where=source.name,
-            why=f"bytes 4 to 8 of {source.size} are {bytes(head[4:8])!r}; {_IDENTIFIER!r} is accepted",
+            why=f"bytes 4 to 8 of {source.size} are {bytes(head[4:8])!r}; {_IDENTIFIER!r} is accepted."
+            " purevk.load takes .pvk and .pt2 files too, which begin in other ways",
             next=_advice(bytes(head)),
         )
     end = _EXTENDED_AT + _EXTENDED.size
@@ -134,7 +135,10 @@ def _advice(head: bytes) -> str:
         )
     if head[4:6] == b"ET":
         return "this .pte file is of another generation: export it with ExecuTorch 0.7 or later"
-    return "export the model with ExecuTorch's VulkanPartitioner"
+    return (
+        "export the model with PurevkPartitioner or ExecuTorch's VulkanPartitioner (.pte), or save it"
+        " with Program.save (.pvk) or torch.export.save (.pt2); a file of these may be damaged"
+    )
 
 
 def _segments(source: Source, root: Table, base: int) -> tuple[Segment, ...]:

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from typing import Union
 
 from purevk.errors import FileFormatError, PurevkError
 
 FileLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview]
+
+
+def check_regular(file: FileLike) -> None:
+    """Raises `FileFormatError` for a path of a pipe or a device: opening one may wait forever, and
+    it cannot be mapped. Folders and missing files are left to `open`."""
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        return
+    try:
+        mode = os.stat(file).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFSOCK: "a socket"}
+        raise FileFormatError(
+            "this is not a regular file",
+            where=os.fspath(file),
+            why=f"it is {kinds.get(stat.S_IFMT(mode), 'something else')}; files are mapped into memory",
+            next="write it to a file, or pass its bytes: purevk.load(sys.stdin.buffer.read())",
+        )
 
 
 class Source:
@@ -20,7 +40,7 @@ class Source:
         kind: what the file should be, for error messages, such as ".pte".
 
     Raises:
-        FileFormatError: the file is empty.
+        FileFormatError: the file is empty, or no regular file.
         OSError: the path cannot be opened.
     """
 
@@ -33,6 +53,7 @@ class Source:
                 view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
             )
         else:
+            check_regular(file)
             self.name = os.fspath(file)
             with open(self.name, "rb") as stream:
                 if os.fstat(stream.fileno()).st_size:

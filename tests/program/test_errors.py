@@ -3,6 +3,7 @@ and what next."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -53,6 +54,23 @@ def test_not_a_pte(tmp_path: Path) -> None:
         and raised.why
         and raised.next
     )
+
+
+def test_unknown_bytes_name_all_formats() -> None:
+    raised = refused(FileFormatError, lambda: purevk.load(b"something else" * 20))
+    assert ".pvk and .pt2" in raised.why and "Program.save" in raised.next
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_pipes_are_no_files(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.pte"
+    os.mkfifo(pipe)
+    for path in (str(pipe), pipe, os.devnull):
+        raised = refused(FileFormatError, lambda path=path: purevk.load(path))
+        assert "not a regular file" in raised.what and str(path) in raised.where
+        assert "bytes" in raised.next
+    with pytest.raises(FileFormatError, match="not a regular file"):
+        purevk.load(LINEAR, [pipe])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
