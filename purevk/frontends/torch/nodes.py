@@ -358,7 +358,7 @@ class NodeReader:
                 types.append(numbers.NUMBERS[kind])
             else:
                 sizes = tuple(self._recorded(size) for size in example.shape)
-                if name == "aten.lstm.input" and len(sizes) == 4:
+                if name.split(".")[1:2] == ["lstm"] and len(sizes) == 4:
                     sizes = (sizes[0], *sizes[2:])  # torch 2.11 traces a dim too many
                 types.append(OpenType(self.dtype(example.dtype), sizes))
         results = iter(
