@@ -104,6 +104,32 @@ def test_layouts_of_projections(
     assert ("matmul/matmul_dot.comp" in kernels) == (layout == "columns")
 
 
+class WideNorm(torch.nn.Module):
+    """A norm whose weight is of float32, as in Gemma."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(width) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-3)
+        return (scaled * (1 + self.weight.float())).type_as(x)
+
+
+@pytest.mark.parametrize("linear", [torch.nn.Linear, Int4])
+def test_norms_with_weights_of_another_dtype(
+    layout: str, linear: Callable[..., torch.nn.Module], gpu: Context
+) -> None:
+    torch.manual_seed(5)
+    width = 64 if linear is Int4 else 520
+    module = Projections(True, rotated, linear=linear, width=width)
+    module.norm = WideNorm(width)
+    module = module.half()
+    calls = [(torch.randn(1, 1, width).half(), torch.tensor([at])) for at in (0, 18)]
+    assert counts(check(module, calls, context=gpu))[2] == 0
+
+
 class Gated(torch.nn.Module):
     """A gated network of 40 columns after a norm; `join` has what the projections give."""
 
