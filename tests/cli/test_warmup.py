@@ -17,7 +17,7 @@ from purevk import api, knobs
 from purevk.cache import Cache, default_cache
 from purevk.frontends.files import open_file
 from purevk.graph.context import Context, typical_traits
-from purevk.program import coverage
+from purevk.program.variants import coverage
 from purevk.report import lowered
 
 pytestmark = pytest.mark.device
