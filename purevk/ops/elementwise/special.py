@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Scalar, TensorType, Value
-from purevk.lower.expression import literal
+from purevk.ir import Arg, Node, Scalar, TensorType, Value
+from purevk.lower.expression import is_zero, literal, times_zero
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type, result_type
@@ -215,11 +215,28 @@ def _lerp_shape(x: TensorType, y: TensorType, z: TensorType | Scalar) -> TensorT
     return TensorType(result_type((x, y)), broadcast_of((x, y, z)))
 
 
+def _is_factor_zero(factor: Arg, dtype: DType) -> bool:
+    """Whether a product with a number is 0 or NaN, which compilers take for 0 alone."""
+    return dtype.is_float and isinstance(factor, (int, float)) and is_zero(factor, dtype)
+
+
+def _zero_times(dtype: DType, operand: str) -> str:
+    return times_zero(dtype).replace("$0", operand)
+
+
+def _lerp(z: Arg, dtype: DType, **_: object) -> str:
+    if _is_factor_zero(z, dtype):
+        return f"(x + {_zero_times(dtype, '(y - x)')})"
+    if isinstance(z, (int, float)) and z == 1:
+        return f"(y - {_zero_times(dtype, '(y - x)')})"
+    return "(z < ACC(0.5) ? x + z * (y - x) : y - (y - x) * (ACC(1) - z))"
+
+
 register(
     Operator(
         "aten.lerp.Scalar",
         _lerp_shape,
-        Pointwise("(z < ACC(0.5) ? x + z * (y - x) : y - (y - x) * (ACC(1) - z))", "result"),
+        Pointwise(_lerp, "result"),
         names=("aten.lerp.Tensor",),
     )
 )
@@ -236,16 +253,20 @@ def _three_float_shape(
     return made.with_dtype(float_type(made.dtype))
 
 
-register(
-    Operator("aten.addcmul.default", _three_shape, Pointwise("(x + ACC(value) * y * z)", "result"))
-)
-register(
-    Operator(
-        "aten.addcdiv.default",
-        _three_float_shape,
-        Pointwise("(x + pv_quotient(ACC(value) * y, z))", "result"),
-    )
-)
+def _add_product(value: Arg, dtype: DType, **_: object) -> str:
+    if _is_factor_zero(value, dtype):
+        return f"(x + {_zero_times(dtype, 'y')} + {_zero_times(dtype, 'z')})"
+    return "(x + ACC(value) * y * z)"
+
+
+def _add_quotient(value: Arg, dtype: DType, **_: object) -> str:
+    if _is_factor_zero(value, dtype):
+        return f"(x + pv_quotient({_zero_times(dtype, 'y')}, z))"
+    return "(x + pv_quotient(ACC(value) * y, z))"
+
+
+register(Operator("aten.addcmul.default", _three_shape, Pointwise(_add_product, "result")))
+register(Operator("aten.addcdiv.default", _three_float_shape, Pointwise(_add_quotient, "result")))
 
 # -- losses ---------------------------------------------------------------------------------------
 _REDUCED = {0: None, 1: "aten.mean.default", 2: "aten.sum.default"}

@@ -362,6 +362,11 @@ def test_no_step_is_simplified_for_finite_numbers_alone():
         lambda x: x * 1e-46,  # 0 as a float32
         lambda x: torch.add(torch.ones(8), x, alpha=0),
         lambda x: torch.sub(torch.ones(8), x, alpha=1e-46),
+        lambda x: torch.lerp(torch.ones(8), x, 0.0),
+        lambda x: torch.lerp(x, torch.ones(8), 1.0),
+        lambda x: torch.addcmul(torch.ones(8), torch.ones(8), x, value=0),
+        lambda x: torch.addcmul(torch.ones(8), x, x, value=0.0),
+        lambda x: torch.addcdiv(torch.ones(8), x, torch.ones(8), value=0),
         lambda x: torch.zeros(8).half() * x.half(),
         lambda x: x / x,
     )
