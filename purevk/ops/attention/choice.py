@@ -424,7 +424,7 @@ def _decode(
 ) -> Decode:
     """The kernel for few queries."""
     upper, cores = _dims.upper, traits.processors
-    groups = upper(batches) * upper(heads) * upper(queries)
+    groups = max(upper(batches) * upper(heads) * upper(queries), 1)
     shuffles = traits.subgroup_size in (8, 16, 32, 64) and traits.has(
         "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
     )
@@ -434,7 +434,7 @@ def _decode(
     split = upper(keys) > 2 * part
     # Workgroups take parts of the keys as long as a multiprocessor has fewer than eight of them.
     most = upper(keys) // part if split else 1
-    splits = max(min(8 * cores // max(groups, 1), most, 128), 1)
+    splits = max(min(8 * cores // groups, most, 128), 1)
     alone = Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
     taken = _shared_heads(shared)
     several = queries if isinstance(queries, int) and taken * queries <= 4 else 1
