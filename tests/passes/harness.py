@@ -14,7 +14,7 @@ from purevk.ir import Graph, Value
 from purevk.ir import dims as _dims
 from purevk.ir.host import HOST
 from purevk.lower.matrix_core_kernels import Fragments
-from purevk.ops.attention.choice import Coopmat
+from purevk.ops.attention.kernels import Coopmat
 from purevk.tuning import SOFTWARE, DeviceTraits
 from tests.ops.harness import Recorder, tensor
 

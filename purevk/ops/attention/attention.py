@@ -11,7 +11,8 @@ from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering, Operand, texel_form
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
-from purevk.ops.attention.choice import Attention, Choice, Coopmat, choose
+from purevk.ops.attention.choice import choose
+from purevk.ops.attention.kernels import Attention, Choice, Coopmat
 from purevk.ops.attention.score_program import ScoreProgram
 from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder

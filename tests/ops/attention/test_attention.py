@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from purevk.graph.devices import default_context
 from purevk.lower.lowering import Lowering
 from purevk.ops.attention import attention
-from purevk.ops.attention.choice import Coopmat, Decode, Tiled, choose
+from purevk.ops.attention.choice import choose
+from purevk.ops.attention.kernels import Coopmat, Decode, Tiled
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
