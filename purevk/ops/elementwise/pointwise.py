@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
@@ -365,10 +365,20 @@ register(
 # -- two operands ---------------------------------------------------------------------------------
 
 
+def is_factor_zero(factor: Arg, dtype: DType) -> TypeGuard[float]:
+    """Whether a product with a number is 0 or NaN, which compilers take for 0 alone."""
+    return dtype.is_float and isinstance(factor, (int, float)) and is_zero(factor, dtype)
+
+
+def zero_times(dtype: DType, operand: str) -> str:
+    """GLSL for 0 times an operand, which is NaN if that is infinite or NaN."""
+    return times_zero(dtype).replace("$0", operand)
+
+
 def _scaled(sign: str) -> Callable[..., str]:
     def write(alpha: Arg, dtype: DType, **_: object) -> str:
-        if dtype.is_float and isinstance(alpha, (int, float)) and is_zero(alpha, dtype):
-            return f"(x {sign} {times_zero(dtype).replace('$0', 'y')})"
+        if is_factor_zero(alpha, dtype):
+            return f"(x {sign} {zero_times(dtype, 'y')})"
         return f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
 
     return write
@@ -409,9 +419,9 @@ binary(
 
 
 def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
-    if not (dtype.is_float and isinstance(y, (int, float)) and is_zero(y, dtype)):
+    if not is_factor_zero(y, dtype):
         return "(x * y)"
-    zero = times_zero(dtype).replace("$0", "x")
+    zero = zero_times(dtype, "x")
     return f"(-{zero})" if math.copysign(1.0, y) < 0 else zero
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Scalar, TensorType, Value
-from purevk.lower.expression import is_zero, literal, times_zero
+from purevk.lower.expression import literal
 from purevk.ops.builder import Builder
-from purevk.ops.elementwise.pointwise import binary, unary
+from purevk.ops.elementwise.pointwise import binary, is_factor_zero, unary, zero_times
 from purevk.ops.promotion import float_type, result_type
 from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewrite
 from purevk.ops.shapes import broadcast_of, wrap
@@ -215,20 +215,11 @@ def _lerp_shape(x: TensorType, y: TensorType, z: TensorType | Scalar) -> TensorT
     return TensorType(result_type((x, y)), broadcast_of((x, y, z)))
 
 
-def _is_factor_zero(factor: Arg, dtype: DType) -> bool:
-    """Whether a product with a number is 0 or NaN, which compilers take for 0 alone."""
-    return dtype.is_float and isinstance(factor, (int, float)) and is_zero(factor, dtype)
-
-
-def _zero_times(dtype: DType, operand: str) -> str:
-    return times_zero(dtype).replace("$0", operand)
-
-
 def _lerp(z: Arg, dtype: DType, **_: object) -> str:
-    if _is_factor_zero(z, dtype):
-        return f"(x + {_zero_times(dtype, '(y - x)')})"
+    if is_factor_zero(z, dtype):
+        return f"(x + {zero_times(dtype, '(y - x)')})"
     if isinstance(z, (int, float)) and z == 1:
-        return f"(y - {_zero_times(dtype, '(y - x)')})"
+        return f"(y - {zero_times(dtype, '(y - x)')})"
     return "(z < ACC(0.5) ? x + z * (y - x) : y - (y - x) * (ACC(1) - z))"
 
 
@@ -254,14 +245,14 @@ def _three_float_shape(
 
 
 def _add_product(value: Arg, dtype: DType, **_: object) -> str:
-    if _is_factor_zero(value, dtype):
-        return f"(x + {_zero_times(dtype, 'y')} + {_zero_times(dtype, 'z')})"
+    if is_factor_zero(value, dtype):
+        return f"(x + {zero_times(dtype, 'y')} + {zero_times(dtype, 'z')})"
     return "(x + ACC(value) * y * z)"
 
 
 def _add_quotient(value: Arg, dtype: DType, **_: object) -> str:
-    if _is_factor_zero(value, dtype):
-        return f"(x + pv_quotient({_zero_times(dtype, 'y')}, z))"
+    if is_factor_zero(value, dtype):
+        return f"(x + pv_quotient({zero_times(dtype, 'y')}, z))"
     return "(x + pv_quotient(ACC(value) * y, z))"
 
 
