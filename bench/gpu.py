@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import json
 import os
@@ -198,8 +199,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures, prints the table and writes JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="WORK", help=f"of {', '.join(works())}")
-    parser.add_argument("--layers", action="store_true", help="single layers of many kinds instead")
-    parser.add_argument("--models", action="store_true", help="models of transformers instead")
+    of = parser.add_mutually_exclusive_group()
+    add = functools.partial(of.add_argument, dest="works", action="store_const", default=works)
+    add("--layers", const=layers, help="single layers of many kinds instead")
+    add("--models", const=models, help="models of transformers instead")
     parser.add_argument("--tiny", action="store_true", help="small ones of the same structure")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32], help="of networks")
     parser.add_argument(
@@ -212,9 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("PUREVK_PROGRESS", "0")
     exact_float32()
-    sets = {"layers": options.layers, "models": options.models}
-    of = {"layers": layers, "models": models}
-    known = next((of[name] for name, taken in sets.items() if taken), works)(options.tiny)
+    known = options.works(options.tiny)
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(known)}")
     budget, found = Budget(options.budget), machine()
