@@ -18,6 +18,7 @@ TEMPLATES = [
     "index/gather.comp",
     "reduce/scan.comp",
     "sort/sort.comp",
+    "sort/merge.comp",
     "elementwise/map.comp",
     "movement/transpose.comp",
     "index/gather_rows.comp",

@@ -4,7 +4,7 @@
 // step orders the same way: the first step of a merge compares mirrored positions. So positions
 // behind the end of a row can be left out.
 //
-// Buffers: x, from (if INDEXED or MERGE: the elements' indices in their rows), keys (the sorted
+// Buffers: x, from (if INDEXED: the elements' indices in their rows), keys (the sorted
 // elements) and indices (theirs, int), both dense.
 // Offsets and strides are in elements. Outer dim 0 is the innermost.
 // Macros:
@@ -15,8 +15,6 @@
 //   BLOCK       elements of a block, a power of 2
 //   DESCENDING  1: the largest elements come first
 //   INDEXED     1: binding 1 has the elements' indices; 0: the index is the position in the row
-//   MERGE       1: blocks are bitonic, so only the last log2(BLOCK) steps are needed; the result
-//               replaces x
 // Grid: blocks of all rows, flat; any local_size_x.
 #undef VEC4
 #define VEC4 0
@@ -44,9 +42,6 @@
 #endif
 #ifndef INDEXED
 #define INDEXED 0
-#endif
-#ifndef MERGE
-#define MERGE 0
 #endif
 
 PARAM(0, x_offset)
@@ -121,14 +116,10 @@ void main() {
             index[e] = p;
         }
         barrier();
-#if MERGE
-        for (int span = BLOCK; span > 1; span /= 2) compare(span, false);
-#else
         for (int whole = 2; whole <= BLOCK; whole *= 2) {
             compare(whole, true);
             for (int span = whole / 2; span > 1; span /= 2) compare(span, false);
         }
-#endif
         for (int e = int(gl_LocalInvocationIndex); e < keep; e += WORKGROUP_SIZE) {
             int at = block * keep + e;
             if (at < out_length) {

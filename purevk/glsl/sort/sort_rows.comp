@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// Sorts rows that fit into shared memory, with the index of each element. A workgroup takes one row.
+// Sorts rows that fit into shared memory, or blocks of longer rows, with the index of each element. A
+// workgroup takes one row or block.
 //
 // Elements are mapped to unsigned keys of the same order. They are counted in bins of equal width
 // between the least and the largest finite element: first by value, and if some bins are crowded, by
@@ -77,7 +78,7 @@ PARAM(7, stride_3)
 PARAM(8, size_0)  // of the outer dims
 PARAM(9, size_1)
 PARAM(10, size_2)
-PARAM(11, keep)  // elements of a row that are stored
+PARAM(11, keep)  // elements of a row or block that are stored
 PARAM(12, values_offset)  // of the sorted elements
 PARAM(13, values_step)
 PARAM(14, values_stride_0)
@@ -90,6 +91,7 @@ PARAM(20, indices_stride_0)
 PARAM(21, indices_stride_1)
 PARAM(22, indices_stride_2)
 PARAM(23, indices_stride_3)
+PARAM(24, blocks)  // of a row; all but the last one have BLOCK elements
 
 WRITEONLY_BUFFER(1, keys, T_KEY)
 WRITEONLY_BUFFER(2, indices, T_INDEX)
@@ -193,10 +195,10 @@ ACC number_of(uint ordered, int x_at) {
 #endif
 }
 
-// Stores an element and its index behind `rank` others.
-void put(uint ordered, int from, int rank, int base, int values_at, int indices_at) {
+// Stores an element and its index in a row that has `start` elements before the block, behind `rank` others.
+void put(uint ordered, int from, int rank, int base, int start, int values_at, int indices_at) {
     buf_keys[values_at + rank * values_step] = TO_KEY(number_of(ordered, base + from * step));
-    buf_indices[indices_at + rank * indices_step] = T_INDEX(from);
+    buf_indices[indices_at + rank * indices_step] = T_INDEX(start + from);
 }
 
 // How many elements bins have, and later how many come before each bin: two numbers per word.
@@ -293,20 +295,22 @@ int rank_of(int p) {
 }
 
 void main() {
-    for (int row = WORKGROUP; row < rows; row += WORKGROUPS) {
+    int all_blocks = rows * blocks;
+    for (int i = WORKGROUP; i < all_blocks; i += WORKGROUPS) {
+        int row = i / blocks, start = (i - row * blocks) * BLOCK, length = min(row_length - start, BLOCK);
         int q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
         int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
-        int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3;
-        int values_at = values_offset + c0 * values_stride_0 + c1 * values_stride_1 + c2 * values_stride_2 + q3 * values_stride_3;
-        int indices_at = indices_offset + c0 * indices_stride_0 + c1 * indices_stride_1 + c2 * indices_stride_2 + q3 * indices_stride_3;
+        int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3 + start * step;
+        int values_at = values_offset + c0 * values_stride_0 + c1 * values_stride_1 + c2 * values_stride_2 + q3 * values_stride_3 + start * values_step;
+        int indices_at = indices_offset + c0 * indices_stride_0 + c1 * indices_stride_1 + c2 * indices_stride_2 + q3 * indices_stride_3 + start * indices_step;
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
             key[k] = 0xffffffffu;
-            if (e < row_length) key[k] = IN_ORDER(pv_key(FROM_X(READ_X(base + e * step))));
+            if (e < length) key[k] = IN_ORDER(pv_key(FROM_X(READ_X(base + e * step))));
         }
         for (int b = MINE; b < BINS / 2; b += LOCAL) bins[b] = 0u;
         if (MINE == 0) {
-            bins[BINS / 2] = uint(row_length);
+            bins[BINS / 2] = uint(length);
             least = 0xffffffffu;
             largest = 0u;
             most = 0u;
@@ -314,7 +318,7 @@ void main() {
         barrier();
         uint mine_least = 0xffffffffu, mine_largest = 0u;
         UNROLL for (int k = 0; k < EACH; k++) {
-            if (k * LOCAL + MINE >= row_length) continue;
+            if (k * LOCAL + MINE >= length) continue;
             uint made = IN_ORDER(key[k]);
 #ifndef INTEGERS
             if (made == 0u || made >= PV_KEY_INF) continue;
@@ -334,18 +338,18 @@ void main() {
         barrier();
         bool filled = false;
 #ifndef INTEGERS
-        if (set_range(false)) filled = fill_bins(row_length);
+        if (set_range(false)) filled = fill_bins(length);
 #endif
-        if (!filled && set_range(true)) filled = fill_bins(row_length);
+        if (!filled && set_range(true)) filled = fill_bins(length);
         if (filled) {
-            for (int p = MINE; p < row_length; p += LOCAL) {
+            for (int p = MINE; p < length; p += LOCAL) {
                 int rank = rank_of(p);
-                if (rank < keep) put(shared_key[p], shared_index[p] & 0xffff, rank, base, values_at, indices_at);
+                if (rank < keep) put(shared_key[p], shared_index[p] & 0xffff, rank, base, start, values_at, indices_at);
             }
             barrier();
             continue;
         }
-        UNROLL for (int k = 0; k < EACH; k++) index[k] = k * LOCAL + MINE < row_length ? k * LOCAL + MINE : PV_NOWHERE;
+        UNROLL for (int k = 0; k < EACH; k++) index[k] = k * LOCAL + MINE < length ? k * LOCAL + MINE : PV_NOWHERE;
         // The elements of an invocation first, in registers.
         order_own();
         UNROLL for (int k = 0; k < EACH; k++) {
@@ -359,7 +363,7 @@ void main() {
         }
         UNROLL for (int k = 0; k < EACH; k++) {
             int e = k * LOCAL + MINE;
-            if (e < keep) put(shared_key[AT(e)], shared_index[AT(e)], e, base, values_at, indices_at);
+            if (e < min(keep, length)) put(shared_key[AT(e)], shared_index[AT(e)], e, base, start, values_at, indices_at);
         }
         barrier();
     }

@@ -206,7 +206,7 @@ def _emit(
     subgroup = work.subgroup and (rank == "first" or isinstance(part, int))
     full = isinstance(part, int) and part % (work.local * work.per) == 0 and length == part * parts
     texel, bound = bind_x(lowering, x, vector)
-    names = element_macros(dtype, indices.dtype)
+    names = key_macros(dtype, indices.dtype)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "rows": rows,
@@ -273,9 +273,13 @@ def element_macros(dtype: DType, index: DType) -> dict[str, str]:
         names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
     if index is DType.int64:
         names["HAS_INT64"] = "1"
-    if names["ACC"] == "int":
-        names["INTEGERS"] = "1"
     return {**names, "T_INDEX": index.glsl}
+
+
+def key_macros(dtype: DType, index: DType) -> dict[str, str]:
+    """The same for kernels that compare unsigned keys of the elements."""
+    names = element_macros(dtype, index)
+    return {**names, "INTEGERS": "1"} if names["ACC"] == "int" else names
 
 
 # -- one element of each row ---------------------------------------------------------------------

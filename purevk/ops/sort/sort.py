@@ -1,10 +1,7 @@
 """Sorting along a dim, and what follows from it: topk, median, kthvalue.
 
 If few elements of a row are wanted, they are selected without sorting it (`selection.py`). In short
-rows, each element counts the elements before it. Longer rows that fit into a GPU's shared memory are
-sorted there (`sort_rows.comp`). Otherwise blocks are sorted in shared memory (`sort.comp`) and
-merged by a bitonic network. For the first k of a row, only the first k of each block go on to the
-next round.
+rows, each element counts the elements before it. Longer rows are sorted by blocks (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -12,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.copies import dense, emit_copy
-from purevk.lower.elements import conversions
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, acc_of, coordinates, emit_map
-from purevk.lower.numbers import power_of_two
-from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
-from purevk.ops.sort.selection import can_select, element_macros, emit_select, select
+from purevk.ops.sort.blocks import emit_sort
+from purevk.ops.sort.selection import can_select, emit_select, select
 
 NAME = "purevk.sort"
 SHORT = 128  # up to this length every element counts those before it
-BLOCK = 1024
 
 
 def _shape(
@@ -47,8 +40,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         emit_select(lowering, x, values, indices, dim, descending, count)
     elif _dims.upper(x.dims[dim]) <= SHORT:
         _count_before(lowering, x, values, indices, dim, descending)
-    elif not _sort_rows(lowering, x, values, indices, dim, descending, count):
-        _Sorter(lowering, x, values, indices, dim, descending, count).run()
+    else:
+        emit_sort(lowering, x, values, indices, dim, descending, count)
 
 
 def _count_before(
@@ -65,236 +58,6 @@ def _count_before(
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )
     emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, indices], x.dims)
-
-
-def _sort_rows(
-    lowering: Lowering,
-    x: Operand,
-    values: Operand,
-    indices: Operand,
-    dim: int,
-    descending: bool,
-    count: Size,
-) -> bool:
-    """Emits the one dispatch that sorts rows which fit into shared memory, on a GPU; returns
-    whether it does."""
-    traits, acc = lowering.traits, acc_of(x.dtype)
-    rest = [d for d in range(len(x.dims)) if d != dim]
-    loop, strides = collapse(
-        [x.dims[d] for d in rest],
-        *([each.strides[d] for d in rest] for each in (x, values, indices)),
-    )
-    block = max(power_of_two(_dims.upper(x.dims[dim])), 256)
-    levels = 3 if block >> 3 <= traits.max_invocations else 4
-    local = block >> levels
-    shared = 8 * (block + local) + 2 * block + 4 * (local + 8)
-    if (
-        not traits.profile.has_fast_shared_memory
-        or acc not in ("float", "int")
-        or len(loop) > 4
-        or local > traits.max_invocations
-        or shared > traits.max_shared_memory
-    ):
-        return False
-    names = element_macros(x.dtype, indices.dtype)
-    rows = _dims.product(loop)
-    params: dict[str, Size] = {
-        "x_offset": x.offset,
-        "rows": rows,
-        "row_length": x.dims[dim],
-        "step": x.strides[dim],
-        **by_dim("stride", reversed(strides[0]), 4),
-        **by_dim("size", reversed(loop), 3, fill=1),
-        "keep": count,
-    }
-    for name, each, steps in (("values", values, strides[1]), ("indices", indices, strides[2])):
-        params |= {
-            f"{name}_offset": each.offset,
-            f"{name}_step": each.strides[dim],
-            **by_dim(f"{name}_stride", reversed(steps), 4),
-        }
-    lowering.dispatch(
-        "sort/sort_rows.comp",
-        {"x": (x, "r"), "keys": (values, "w"), "indices": (indices, "w")},
-        macros={
-            **names,
-            "LEVELS": levels,
-            "LOCAL": local,
-            "BINS": block,
-            "DESCENDING": int(descending),
-            "SUBGROUP": int(
-                traits.has("subgroup_arithmetic", "subgroup_basic")
-                and local % traits.subgroup_size == 0
-            ),
-        },
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
-        grid=lowering.linear_grid(rows, 1),
-        flops=rows * block,
-    )
-    return True
-
-
-class _Sorter:
-    """Emits the dispatches that sort long rows."""
-
-    def __init__(
-        self,
-        lowering: Lowering,
-        x: Operand,
-        values: Operand,
-        indices: Operand,
-        dim: int,
-        descending: bool,
-        count: Size,
-    ) -> None:
-        self.lowering, self.values, self.indices, self.dim, self.count = (
-            lowering,
-            values,
-            indices,
-            dim,
-            count,
-        )
-        self.descending = descending
-        rest = [d for d in range(len(x.dims)) if d != dim]
-        loop, (steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
-        if len(loop) > 4:
-            x = dense(lowering, x)
-            loop, (steps,) = collapse([x.dims[d] for d in rest], [x.strides[d] for d in rest])
-        self.x, self.sizes, self.steps = x, list(reversed(loop)), list(reversed(steps))
-        self.rows, self.length = _dims.product(x.dims[d] for d in rest), x.dims[dim]
-        wide = x.dtype.acc == "int64_t"
-        self.block = (
-            BLOCK
-            if lowering.traits.max_shared_memory >= BLOCK * (12 if wide else 8)
-            else BLOCK // 2
-        )
-
-    def run(self) -> None:
-        few = isinstance(self.count, int) and self.count <= self.block // 2
-        keys, indices = self._first(few) if few else self._all()
-        # Back to the order of the results' dims.
-        rest = [size for d, size in enumerate(self.values.dims) if d != self.dim]
-        for source, target in ((keys, self.values), (indices, self.indices)):
-            width = source.dims[1]
-            sizes = (*rest, self.count)
-            inner = Layout.dense((*rest, width)).strides
-            order = [*range(self.dim), len(rest), *range(self.dim, len(rest))]
-            layout = Layout(source.offset, tuple(inner[d] for d in order))
-            emit_copy(
-                self.lowering,
-                Operand(
-                    source.storage, layout, TensorType(source.dtype, tuple(sizes[d] for d in order))
-                ),
-                target,
-            )
-
-    def _scratch(self, width: Size) -> tuple[Operand, Operand]:
-        return (
-            self.lowering.temporary(TensorType(self.x.dtype, (self.rows, width))),
-            self.lowering.temporary(TensorType(DType.int32, (self.rows, width))),
-        )
-
-    def _first(self, few: bool) -> tuple[Operand, Operand]:
-        """The `count` first of each row: those of its blocks, then those of the blocks of these,
-        until one is left."""
-        length, source = self.length, None
-        while True:
-            blocks = _dims.ceil_div(length, self.block)
-            one = _dims.upper(blocks) == 1
-            kept = self.count
-            made = self._scratch(kept if one else kept * blocks)
-            self._blocks(source, length, blocks, kept, made)
-            if one:
-                return made
-            length, source = kept * blocks, made
-
-    def _all(self) -> tuple[Operand, Operand]:
-        blocks = _dims.ceil_div(self.length, self.block)
-        made = self._scratch(self.length)
-        self._blocks(None, self.length, blocks, self.block, made)
-        span = 2 * self.block
-        whole = self.block * power_of_two(_dims.upper(blocks))
-        while span <= whole:
-            step = span
-            while step > self.block:
-                self._exchange(made, step, step == span, whole)
-                step //= 2
-            self._blocks(made, self.length, blocks, self.block, made, merge=True)
-            span *= 2
-        return made
-
-    def _blocks(
-        self,
-        source: tuple[Operand, Operand] | None,
-        length: Size,
-        blocks: Size,
-        keep: Size,
-        made: tuple[Operand, Operand],
-        merge: bool = False,
-    ) -> None:
-        x, dtype = self.x, self.x.dtype
-        sizes, steps, step = self.sizes, self.steps, x.strides[self.dim]
-        buffers: dict[str, tuple[Operand, str]] = {"x": (x, "r")}
-        if source is not None:
-            x, sizes, steps, step = source[0], [self.rows], [length], 1
-            buffers = {"x": (x, "r"), "from": (source[1], "r")}
-        acc = acc_of(dtype)
-        names = conversions(dtype, dtype, acc)
-        names["T_KEY"] = names.pop("T_OUT")
-        if "TO_OUT(v)" in names:
-            names["TO_KEY(v)"] = names.pop("TO_OUT(v)")
-        local = min(
-            self.lowering.traits.profile.max_sort_workgroup,
-            self.lowering.traits.max_invocations,
-            self.block // 2,
-        )
-        params: dict[str, Size] = {
-            "x_offset": x.offset,
-            "rows": self.rows,
-            "row_length": length,
-            "step": step,
-            **by_dim("stride", steps, 4),
-            **by_dim("size", sizes, 3, fill=1),
-            "blocks": blocks,
-            "keep": keep,
-            "key_offset": made[0].offset,
-            "out_length": made[0].dims[1],
-        }
-        groups = self.rows * blocks
-        self.lowering.dispatch(
-            "sort/sort.comp",
-            {**buffers, "keys": (made[0], "rw"), "indices": (made[1], "rw")},
-            macros={
-                **names,
-                "BLOCK": self.block,
-                "DESCENDING": int(self.descending),
-                "INDEXED": int(source is not None),
-                "MERGE": int(merge),
-            },
-            params=params,
-            constants={"local_size_x": local},
-            grid=self.lowering.linear_grid(groups, 1),
-            flops=groups * self.block,
-        )
-
-    def _exchange(
-        self, made: tuple[Operand, Operand], span: int, mirrored: bool, whole: int
-    ) -> None:
-        acc = acc_of(self.x.dtype)
-        flag = "true" if self.descending else "false"
-        body = (
-            "int part = span / 2, group = i1 / part, at = i1 - group * part, low = group * span + at;"
-            " int high = mirrored != 0 ? group * span + span - 1 - at : low + part;"
-            f" if (high < r_size_1) {{ {acc} a = R(i0, low), b = R(i0, high); int p = R1(i0, low), q = R1(i0, high);"
-            f" if (pv_before(b, q, a, p, {flag})) {{ R_PUT(i0, low, b); R_PUT(i0, high, a); R1_PUT(i0, low, q);"
-            " R1_PUT(i0, high, p); } }"
-        )
-        numbers: dict[str, Size] = {"span": span, "mirrored": int(mirrored)}
-        names = tuple(numbers)
-        spec = MapSpec(body, (), names, stores=False, pushed=names)
-        emit_map(self.lowering, spec, [], numbers, list(made), (self.rows, whole // 2))
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+import purevk
 from purevk.graph.context import default_context
 from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
@@ -17,6 +18,11 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarnin
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 SPECIAL = torch.tensor([[1.0, math.nan, -math.inf, 3.0, math.nan, math.inf, 0.0, -0.0, 2.0, 2.0]])
+
+
+class Sorted(torch.nn.Module):
+    def forward(self, x):
+        return x.sort(stable=True)
 
 
 def distinct(*shape, dtype=torch.float32):
@@ -249,6 +255,51 @@ def test_rows_are_sorted_in_shared_memory(monkeypatch, descending, dtype):
         assert torch.equal(have[1], order) and torch.equal(
             have[0].view(torch.int32), values.view(torch.int32)
         )
+
+
+@pytest.mark.purevk("int64")
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("descending, dtype", [(False, torch.float32), (True, torch.int32)])
+@pytest.mark.parametrize("length", [2049, 4096, 9000])
+def test_runs_are_merged(monkeypatch, on_gpu, descending, dtype, length):
+    """Also where all elements of one run come before those of the other, and where many are equal."""
+    if on_gpu:
+        gpu(monkeypatch)
+    rising = torch.arange(length).to(dtype)[None]
+    x = torch.cat(
+        [
+            torch.cat([SPECIAL[0]] * length)[None, :length].to(dtype),
+            distinct(1, length, dtype=dtype),
+            rising,
+            rising.flip(1),
+            rising.flip(1) // 1000,
+            *(rows_of(kind, length, dtype) for kind in ROWS),
+        ]
+    )
+    with program_of(lambda x: x.sort(dim=1, stable=True, descending=descending), (x,)) as program:
+        on_gpu = default_context().traits.profile.has_fast_shared_memory
+        block = 2048 if on_gpu else 1024
+        merges = (-(-length // block) - 1).bit_length()
+        first = "sort/sort_rows.comp" if on_gpu else "sort/sort.comp"
+        assert dispatches(program) == [first, *["sort/merge.comp"] * merges]
+        values, order = x.sort(dim=1, stable=True, descending=descending)
+        have = program.forward(x)
+        assert torch.equal(have[1], order) and torch.equal(
+            have[0].view(torch.int32), values.view(torch.int32)
+        )
+
+
+def test_sorted_rows_of_a_size_that_is_known_at_the_call():
+    length = torch.export.Dim("length", min=2, max=9000)
+    program = torch.export.export(
+        Sorted(), (torch.randn(3, 5000),), dynamic_shapes={"x": {1: length}}
+    )
+    with purevk.compile(program) as compiled:
+        for count in (2, 1024, 1025, 2500, 4096, 9000):
+            x = torch.randint(-50, 50, (3, count)).float()
+            values, order = compiled.forward(x)
+            assert torch.equal(order, x.sort(stable=True)[1]), count
+            assert torch.equal(values, x.sort()[0]), count
 
 
 @pytest.mark.purevk("int64")
