@@ -14,7 +14,7 @@
 // Macros:
 //   T_X, T_KEY  element types of x and of the result
 //   T_INDEX     type of the result's indices
-//   ACC         type of the comparison
+//   ACC         type of the comparison: float, int or int64_t
 //   FROM_X(v)   converts an element of x to ACC
 //   TO_KEY(v)   converts ACC to an element of the result
 //   LOCAL       invocations of a workgroup, a power of 2
@@ -50,6 +50,18 @@
 #define DESCENDING 0
 #endif
 #define TILE (LOCAL * EACH)
+// Numbers without a sign that are in the order of the result.
+#define KEY_OF_float uint
+#define KEY_OF_int uint
+#define KEY_OF_int64_t uint64_t
+#define KEY_OF_PASTE(T) KEY_OF_##T
+#define KEY_OF(T) KEY_OF_PASTE(T)
+#define KEY KEY_OF(ACC)
+#if DESCENDING
+#define READ_KEY(i) (~pv_key(FROM_X(READ_X(i))))
+#else
+#define READ_KEY(i) pv_key(FROM_X(READ_X(i)))
+#endif
 
 PARAM(0, x_offset)
 PARAM(1, rows)
@@ -82,14 +94,9 @@ WRITEONLY_BUFFER(3, indices, T_INDEX)
 // banks.
 #define AT(i) ((i) + (i) / EACH)
 
-shared ACC key[TILE];
+shared KEY key[TILE];
 shared int source[AT(TILE)];  // where in `key` the elements of the merged tile are
 shared int passed[2];
-
-// Whether an element of the second run comes before one of the first.
-bool overtakes(ACC second, ACC first) {
-    return pv_before(second, 1, first, 0, DESCENDING == 1);
-}
 
 // How many elements of the first run are among the first `taken.x`, and among the first `taken.y`, of
 // the merged runs. The runs start at `first` and `second`.
@@ -102,7 +109,7 @@ ivec2 split(int first, int first_length, int second, int second_length, ivec2 ta
         int flags = 0;
         UNROLL for (int k = 0; k < 2; k++) {
             int at = low[k] + (MINE + 1) * part[k] - 1;
-            if (part[k] > 0 && at < high[k] && !overtakes(FROM_X(READ_X(second + taken[k] - 1 - at)), FROM_X(READ_X(first + at)))) {
+            if (part[k] > 0 && at < high[k] && READ_KEY(first + at) <= READ_KEY(second + taken[k] - 1 - at)) {
                 flags |= 1 << k;
             }
         }
@@ -125,8 +132,8 @@ int split_shared(int first_length, int second_length, int taken) {
     int low = max(taken - second_length, 0), high = min(taken, first_length);
     while (low < high) {
         int at = (low + high) / 2;
-        if (overtakes(key[first_length + taken - 1 - at], key[at])) high = at;
-        else low = at + 1;
+        if (key[at] <= key[first_length + taken - 1 - at]) low = at + 1;
+        else high = at;
     }
     return low;
 }
@@ -142,14 +149,17 @@ void main() {
         int count = taken.y - taken.x, firsts = of_first.y - of_first.x;
         first += of_first.x;
         second += of_second.x - firsts;  // from where the second run's element e of the tile is read
-        for (int e = MINE; e < count; e += LOCAL) key[e] = FROM_X(READ_X((e < firsts ? first : second) + e));
+        for (int e = MINE; e < count; e += LOCAL) key[e] = READ_KEY((e < firsts ? first : second) + e);
         barrier();
         int to = MINE * EACH;
         if (to < count) {
-            int a = split_shared(firsts, count - firsts, to), b = to - a;
-            for (int e = to; e < min(to + EACH, count); e++) {
-                bool of_a = b >= count - firsts || a < firsts && !overtakes(key[firsts + b], key[a]);
-                source[AT(e)] = of_a ? a++ : firsts + b++;
+            int a = split_shared(firsts, count - firsts, to), b = firsts + to - a;
+            KEY key_a = key[min(a, TILE - 1)], key_b = key[min(b, TILE - 1)];
+            UNROLL for (int k = 0; k < EACH; k++) {
+                bool of_a = b >= count || a < firsts && key_a <= key_b;
+                if (to + k < count) source[AT(to + k)] = of_a ? a : b;
+                if (of_a) key_a = key[min(++a, TILE - 1)];
+                else key_b = key[min(++b, TILE - 1)];
             }
         }
         barrier();
@@ -159,9 +169,9 @@ void main() {
         int indices_at = indices_offset + c0 * indices_stride_0 + c1 * indices_stride_1 + c2 * indices_stride_2 + q3 * indices_stride_3;
         for (int e = MINE; e < min(count, keep - start); e += LOCAL) {
             int at = source[AT(e)];
-            buf_keys[values_at + (start + e) * values_step] = TO_KEY(key[at]);
-            // x and from are in the same order.
-            buf_indices[indices_at + (start + e) * indices_step] = T_INDEX(buf_from[(at < firsts ? first : second) + at - x_offset]);
+            at += at < firsts ? first : second;
+            buf_keys[values_at + (start + e) * values_step] = TO_KEY(FROM_X(READ_X(at)));
+            buf_indices[indices_at + (start + e) * indices_step] = T_INDEX(buf_from[at - x_offset]);
         }
         barrier();
     }

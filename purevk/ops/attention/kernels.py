@@ -81,7 +81,7 @@ class Simple:
 @dataclass(frozen=True)
 class Tiled:
     """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of
-    `lanes` invocations. If `subgroup`, the size of subgroups, is given, lanes exchange maxima by
+    `lanes` invocations. If `part` is not 0, so many columns of keys and values at a time. If `subgroup`, the size of subgroups, is given, lanes exchange maxima by
     shuffles."""
 
     queries: int = 32
@@ -89,6 +89,7 @@ class Tiled:
     groups: int = 8
     lanes: int = 16
     subgroup: int | None = None
+    part: int = 0
 
     def emit(self, lowering: Lowering, call: Attention) -> None:
         lowering.dispatch(
@@ -108,6 +109,7 @@ class Tiled:
             "KEYS": self.keys,
             "LANES": self.lanes,
             "GROUPS": self.groups,
+            "PART": self.part,
             "SHUFFLE": int(self.subgroup is not None),
         }
 

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 # batch, query heads, key heads, queries, keys, head dim
 SIZES = [(1, 2, 2, 13, 17, 16), (2, 6, 2, 11, 83, 8), (1, 1, 1, 1, 7, 32), (1, 2, 1, 3, 301, 64)]
 PADDED = [(1, 2, 1, 5, 9, 8), (1, 1, 1, 5, 9, 20)]  # heads that are no multiples of 16
-KINDS = ["subgroup", "tiled", "shuffled", "decode", "split", "split_shuffled", "steps"]
+TILED = ["tiled", "shuffled", "parts"]
+KINDS = ["subgroup", *TILED, "decode", "split", "split_shuffled", "steps"]
 VARIANTS = {
     "plain": {}, "added_mask": {"mask": 1}, "boolean_mask": {"mask": 2}, "causal": {"causal": 3},
     "rows_first": {"rows_first": True}, "half": {"dtype": np.float16}, "narrow_values": {"values": 4},
@@ -102,7 +103,7 @@ def test_smaller_tiles_and_wide_heads(kind):
     check(
         (1, 1, 1, 5, 70, 128),
         kind,
-        more={"QUERIES": 8, "KEYS": 16} if kind in ("tiled", "shuffled") else {},
+        more={"QUERIES": 8, "KEYS": 16} if kind in TILED else {},
     )
 
 
@@ -189,7 +190,7 @@ def test_limits_of_keys(kind, name):
 def test_limits_are_in_whole_steps_of_fragments(kind):
     """Keys outside of the limits of all queries are not read: no NaN reaches the result. Steps
     that all queries see need no limits."""
-    more = {"QUERIES": 16, "KEYS": 16} if kind in ("tiled", "shuffled") else {}
+    more = {"QUERIES": 16, "KEYS": 16} if kind in TILED else {}
     if kind == "steps":
         more = {"SUBS": 2, "KEYS": 16, "FRAGMENTS_M": 1}
     size = (1, 2, 1, 19, 83, 16) if kind != "steps" else (1, 1, 1, 19, 83, 16)
@@ -210,10 +211,10 @@ def test_one_function(kind, functions):
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-@pytest.mark.parametrize("kind", ["subgroup", "tiled", "shuffled", "steps"])
+@pytest.mark.parametrize("kind", ["subgroup", *TILED, "steps"])
 def test_steps_without_a_seen_key_are_skipped(kind, bounded):
     """No NaN of such a step reaches the result."""
-    more = {"QUERIES": 16, "KEYS": 16} if kind in ("tiled", "shuffled") else {}
+    more = {"QUERIES": 16, "KEYS": 16} if kind in TILED else {}
     size = (1, 1, 1, 3, 67, 16)
     check(size, kind, functions=(1, 1), bounded=bounded, unread=slice(32, None), more=more)
 
@@ -289,11 +290,14 @@ def check(
         lanes = (group if group > 1 else 8) * macros.get("RQ", 1) * macros.get("WY", 1)
         template = "attention/attention.comp"
         grid = (ceil_div(queries, lanes), q_heads, batch)
-    elif kind in ("tiled", "shuffled"):
+    elif kind in TILED:
         if kind == "shuffled":
             if subgroup_size() % 8:
                 pytest.skip("the subgroup size is no multiple of the 8 lanes of a group")
             macros.update(SHUFFLE=1, LANES=8, GROUPS=macros.get("QUERIES", 32) // 2)
+        if kind == "parts":
+            shuffle = int(subgroup_size() % 4 == 0)
+            macros.update(PART=16, SHUFFLE=shuffle, LANES=4, GROUPS=macros.get("QUERIES", 32) // 2)
         template = "attention/attention_tiled.comp"
         grid = (ceil_div(queries, macros.get("QUERIES", 32)), q_heads, batch)
     elif kind == "steps":
