@@ -13,6 +13,7 @@ from purevk.tuning import DeviceTraits
 
 _LANES, _KEYS = 8, 4  # of `attention_decode.comp`: that share a key, and that a lane reads ahead
 _SHARED_PART_KEYS = 16  # keys of a part for each row that shares them, at least
+_PART = 64  # columns of keys and values at a time, where a step of all columns would be short
 _WIDEST = 256  # columns of a head, up to which a fragment fits into registers: measured on NVIDIA
 
 
@@ -67,9 +68,10 @@ def _candidates(
         yield from _coopmats(traits, width, value_width, bfloat16)
     elif isinstance(default, Tiled):
         for rows in (64, 32, 16, 8):
-            for step in (64, 32, 16):
-                if _tile_bytes(rows, step, widest) <= traits.max_shared_memory:
-                    yield _tiled(traits, rows, step)
+            for part in (0, _PART):
+                for step in (64, 32, 16):
+                    if _tile_bytes(rows, step, widest, part) <= traits.max_shared_memory:
+                        yield _tiled(traits, rows, step, part)
 
 
 def _choose(
@@ -113,14 +115,9 @@ def _choose(
             return coopmat
     # More queries read keys fewer times, fewer make more workgroups.
     for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
-        steps = [
-            step
-            for step in (64, 32, 16)
-            if _tile_bytes(rows, step, widest) <= traits.max_shared_memory
-        ]
-        if steps and -(-_dims.upper(queries) // rows) * groups >= wanted:
-            step = steps[0] if rows < 32 else min(steps[0], 32)
-            return _tiled(traits, rows, step)
+        tiled = _tile_of(traits, rows, widest)
+        if tiled is not None and -(-_dims.upper(queries) // rows) * groups >= wanted:
+            return tiled
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
 
 
@@ -191,9 +188,28 @@ def _decode_local(
     return local
 
 
-def _tiled(traits: DeviceTraits, rows: int, step: int) -> Tiled:
-    """The kernel with tiles of so many queries and keys."""
+def _tile_of(traits: DeviceTraits, rows: int, widest: int) -> Tiled | None:
+    """The tile of so many queries, with the longest step of keys that shared memory has room for.
+    Measured on an NVIDIA H100, in float32."""
+
+    def steps(part: int) -> list[int]:
+        limit = traits.max_shared_memory
+        return [step for step in (64, 32, 16) if _tile_bytes(rows, step, widest, part) <= limit]
+
+    whole = steps(0)
+    parts = [step for step in steps(_PART) if step >= 32]
+    if rows in (16, 32) and parts and not (whole and whole[0] >= 32):
+        return _tiled(traits, rows, parts[0], _PART)
+    if not whole:
+        return None
+    return _tiled(traits, rows, whole[0] if rows < 32 else min(whole[0], 32))
+
+
+def _tiled(traits: DeviceTraits, rows: int, step: int, part: int = 0) -> Tiled:
+    """The kernel with tiles of so many queries and keys, and `part` of their columns."""
     tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
+    if part:
+        tile = Tiled(rows, step, max(rows // 4, 2), 16, part=part)
     shuffles = (
         traits.has("subgroup_shuffle", "subgroup_basic") and traits.subgroup_size % tile.lanes == 0
     )
@@ -236,7 +252,8 @@ def _coopmats(
             yield choice
 
 
-def _tile_bytes(queries: int, keys: int, width: int) -> int:
+def _tile_bytes(queries: int, keys: int, width: int, part: int = 0) -> int:
     """Shared memory of `attention_tiled.comp`, at most."""
-    tiles = queries * (width + 4) + 2 * keys * (width + 4) + queries * (keys + 4)
+    columns = part + 4 if part else 2 * (width + 4)
+    tiles = queries * (width + 4) + keys * columns + queries * (keys + 4)
     return 4 * tiles + STEP_BYTES

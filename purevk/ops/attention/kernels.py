@@ -81,8 +81,8 @@ class Simple:
 @dataclass(frozen=True)
 class Tiled:
     """`attention_tiled.comp`: tiles of queries and keys in shared memory; `groups` groups of
-    `lanes` invocations. If `part` is not 0, so many columns of keys and values at a time. If `subgroup`, the size of subgroups, is given, lanes exchange maxima by
-    shuffles."""
+    `lanes` invocations. If `part` is not 0, so many columns of keys and values at a time. If
+    `subgroup`, the size of subgroups, is given, lanes exchange maxima by shuffles."""
 
     queries: int = 32
     keys: int = 32

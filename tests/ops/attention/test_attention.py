@@ -240,13 +240,19 @@ def test_fragments_fill_the_multiprocessors():
 def test_tiles_leave_shared_memory_for_the_search_of_steps(shared):
     """attention_tiled.comp takes what its head says, and steps.glslh 12 bytes."""
     traits = DeviceTraits(frozenset(), 32, 16, max_shared_memory=shared, max_invocations=1024)
+    parts = set()
     for width in range(4, 260, 4):
         for queries in (8, 40, 1000):
             made = choose(traits, 1, 16, queries, queries, width, width)
             if isinstance(made, Tiled):
                 line = width + 4
-                tiles = made.queries * line + 2 * made.keys * line + made.queries * (made.keys + 4)
+                columns = made.part + 4 if made.part else 2 * line
+                tiles = made.queries * line + made.keys * columns + made.queries * (made.keys + 4)
                 assert 4 * tiles + 12 <= shared
+                assert made.part % (4 * made.lanes) == 0 and made.queries % made.groups == 0
+                assert made.keys % made.lanes == 0
+                parts.add(made.part)
+    assert parts == {0, 64}
 
 
 @pytest.mark.parametrize("shared", [16384, 32768])
