@@ -1,23 +1,24 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // 2-D convolution of NCHW images with few input channels, in all or in each group (one: depthwise).
-// One invocation makes ROWS outputs of a column, in EACH channels of a group. They share what it
-// reads of an input channel.
+// One invocation makes OUTPUTS outputs of a column, or of a row, in EACH channels of a group. They
+// share what it reads of an input channel.
 //
 // Buffers: a (the input), b (the weight [KH, KW, IC, OC_total]), bias [OC_total] (if BIAS), out (dense),
 //   and what EXTRA_BUFFERS declares.
 // Strides and offsets are in elements.
-// Macros: ROWS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
+// Macros: OUTPUTS, EACH (divides OC); T_A, T_B, T_BIAS, T_OUT, BIAS, EXTRA_BUFFERS as in
 //   matmul_io.glslh.
 //   VEC4_B  1: EACH, OC and offset_b are multiples of 4
+//   ALONG_X  1: the OUTPUTS outputs are of a row, 0: of a column
 //   NHWC  1: the result is NHWC
 //   VEC4_OUT  1: (NHWC) 4 elements are written together: EACH, OC_total and offset_o are multiples
 //     of 4
 //   EPILOGUE(v, at, n)  the value to store from the float v = sum + bias, at element `at` of the
 //     result, in channel n
 //   EPILOGUE4(v, at, n)  (VEC4_OUT) the same for the vec4 of four channels
-// Grid: batches * OC_total / EACH * ceil(OH / ROWS) * OW invocations, along x and, if that is too
-//   small, along y.
+// Grid: batches * OC_total / EACH * ceil(OH / OUTPUTS) * OW invocations, or with ALONG_X * OH *
+//   ceil(OW / OUTPUTS), along x and, if that is too small, along y.
 #include "core/common.glslh"
 #include "core/elements.glslh"
 #pragma purevk macro HAS_8BIT
@@ -25,8 +26,11 @@
 #extension GL_EXT_shader_8bit_storage : require
 #endif
 
-#ifndef ROWS
-#define ROWS 4
+#ifndef OUTPUTS
+#define OUTPUTS 4
+#endif
+#ifndef ALONG_X
+#define ALONG_X 0
 #endif
 #ifndef EACH
 #define EACH 1
@@ -110,39 +114,52 @@ EXTRA_BUFFERS
 
 layout(local_size_x_id = 100) in;
 
-// Rows of the input that the windows of ROWS outputs span.
-const int SPAN = (ROWS - 1) * stride_y + (KH - 1) * dilation_y + 1;
+// What is along the line of the outputs of an invocation, and what is across it.
+#if ALONG_X
+#define ALONG(y, x) (x)
+#define ACROSS(y, x) (y)
+#else
+#define ALONG(y, x) (y)
+#define ACROSS(y, x) (x)
+#endif
+const int TAPS = ALONG(KH, KW), STEP = ALONG(stride_y, stride_x), DILATION = ALONG(dilation_y, dilation_x);
+const int TAPS_ACROSS = ACROSS(KH, KW);
+// Elements of a line of the input that the windows of all outputs span.
+const int SPAN = (OUTPUTS - 1) * STEP + (TAPS - 1) * DILATION + 1;
 // Without padding, only outputs that are not there reach beyond the input.
 const bool PADDED = pad_y > 0 || pad_x > 0;
 
 void main() {
     int group_size = int(gl_WorkGroupSize.x);
     int id = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * group_size + int(gl_LocalInvocationIndex);
-    int blocks = (OH + ROWS - 1) / ROWS, parts = channels / EACH;
-    int q = id / OW, ox = id - q * OW, s = q / blocks, oy = (q - s * blocks) * ROWS, image = s / parts;
+    int high = ALONG((OH + OUTPUTS - 1) / OUTPUTS, OH), wide = ALONG(OW, (OW + OUTPUTS - 1) / OUTPUTS);
+    int parts = channels / EACH, q = id / wide, s = q / high, image = s / parts;
     if (image >= batches) return;
     int first = (s - image * parts) * EACH;
+    int oy = (q - s * high) * ALONG(OUTPUTS, 1), ox = (id - q * wide) * ALONG(1, OUTPUTS);
     int y0 = oy * stride_y - pad_y, x0 = ox * stride_x - pad_x;
-    int column[KW];
-    bool inside[KW];
-    UNROLL for (int k = 0; k < KW; k++) {
-        int x = x0 + k * dilation_x;
-        inside[k] = x >= 0 && x < W;
-        column[k] = clamp(x, 0, W - 1);
+    int lines[TAPS_ACROSS];  // elements of the input
+    bool inside[TAPS_ACROSS];
+    UNROLL for (int k = 0; k < TAPS_ACROSS; k++) {
+        int at = ACROSS(y0 + k * dilation_y, x0 + k * dilation_x);
+        inside[k] = at >= 0 && at < ACROSS(H, W);
+        lines[k] = clamp(at, 0, ACROSS(H, W) - 1) * ACROSS(row_a, 1);
     }
-    float acc[ROWS][EACH];
-    UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int o = 0; o < EACH; o++) acc[r][o] = 0.0;
+    float acc[OUTPUTS][EACH];
+    UNROLL for (int r = 0; r < OUTPUTS; r++) UNROLL for (int o = 0; o < EACH; o++) acc[r][o] = 0.0;
     int base = offset_a + image * image_a + first / OC * IC * channel_a;
     [[dont_unroll]] for (int c = 0; c < IC; c++) {
-        float v[SPAN * KW];
+        float v[SPAN * TAPS_ACROSS];
         UNROLL for (int t = 0; t < SPAN; t++) {
-            int from = base + clamp(y0 + t, 0, H - 1) * row_a;
-            UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = FLOAT_OF(T_A, buf_a[from + column[k]]);
+            int from = base + clamp(ALONG(y0, x0) + t, 0, ALONG(H, W) - 1) * ALONG(row_a, 1);
+            UNROLL for (int k = 0; k < TAPS_ACROSS; k++) v[t * TAPS_ACROSS + k] = FLOAT_OF(T_A, buf_a[from + lines[k]]);
         }
         if (PADDED) {
             UNROLL for (int t = 0; t < SPAN; t++) {
-                bool row = y0 + t >= 0 && y0 + t < H;
-                UNROLL for (int k = 0; k < KW; k++) v[t * KW + k] = row && inside[k] ? v[t * KW + k] : 0.0;
+                bool there = ALONG(y0, x0) + t >= 0 && ALONG(y0, x0) + t < ALONG(H, W);
+                UNROLL for (int k = 0; k < TAPS_ACROSS; k++) {
+                    v[t * TAPS_ACROSS + k] = there && inside[k] ? v[t * TAPS_ACROSS + k] : 0.0;
+                }
             }
         }
         UNROLL for (int ky = 0; ky < KH; ky++) {
@@ -160,8 +177,8 @@ void main() {
 #else
                 UNROLL for (int o = 0; o < EACH; o++) w[o] = FLOAT_OF(T_B, buf_b[at + o]);
 #endif
-                UNROLL for (int r = 0; r < ROWS; r++) {
-                    float a = v[(r * stride_y + ky * dilation_y) * KW + kx];
+                UNROLL for (int r = 0; r < OUTPUTS; r++) {
+                    float a = v[(r * STEP + ALONG(ky, kx) * DILATION) * TAPS_ACROSS + ACROSS(ky, kx)];
                     UNROLL for (int o = 0; o < EACH; o++) acc[r][o] += a * w[o];
                 }
             }
@@ -171,16 +188,17 @@ void main() {
 #if BIAS
     UNROLL for (int o = 0; o < EACH; o++) {
         float bias = FLOAT_OF(T_BIAS, buf_bias[offset_bias + first + o]);
-        UNROLL for (int r = 0; r < ROWS; r++) acc[r][o] += bias;
+        UNROLL for (int r = 0; r < OUTPUTS; r++) acc[r][o] += bias;
     }
 #endif
-    UNROLL for (int r = 0; r < ROWS; r++) {
-        if (oy + r < OH) {
+    UNROLL for (int r = 0; r < OUTPUTS; r++) {
+        int y = oy + ALONG(r, 0), x = ox + ALONG(0, r);
+        if (ALONG(y, x) < ALONG(OH, OW)) {
 #if NHWC
-        int from = ((image * OH + oy + r) * OW + ox) * channels + first;
+        int from = ((image * OH + y) * OW + x) * channels + first;
         const int step = 1;
 #else
-        int step = OH * OW, from = ((image * channels + first) * OH + oy + r) * OW + ox;
+        int step = OH * OW, from = ((image * channels + first) * OH + y) * OW + x;
 #endif
 #if VEC4_OUT
         UNROLL for (int o = 0; o < EACH; o += 4) {

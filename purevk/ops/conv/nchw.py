@@ -3,6 +3,8 @@ in groups of few channels, and those of few channels in all, such as the colours
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
@@ -10,7 +12,7 @@ from purevk.lower.copies import dense
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, gcd8
-from purevk.ops.conv.arguments import Conv2d
+from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.ops.conv.nchw_tiles import tiles_of
 from purevk.ops.image_layout import LayoutQuery, column_rows, is_nchw_operand
 from purevk.ops.matmul.choice import Batches, both_half, choose, emit, may_overlap, stored_vectors
@@ -20,6 +22,7 @@ from purevk.tuning import DeviceTraits
 MOST_IMAGES = 65535  # a dim of a grid, on any device
 FEW = 4  # input channels of which a convolution reads NCHW and writes NHWC
 WIDE = 32  # channels of a group for which tiles of matmuls are worth a conversion
+_MOST_ALONG_X = 4  # outputs of a row that an invocation makes: 8 are slower on an NVIDIA H200
 ROWS_FIRST = (0, 1, 3, 2)  # a packed weight [1, 1, in, out] whose input channels are dense
 
 
@@ -181,6 +184,20 @@ def lower_matmul(
     )
 
 
+def _outputs(
+    traits: DeviceTraits, window: Window, out: Sequence[Size], each: int
+) -> tuple[bool, int]:
+    """Whether an invocation makes outputs of a row rather than of a column, and how many. Those
+    along the dim in which windows are long share more of what it reads."""
+    kernel, stride, dilation = window.kernel, window.stride, window.dilation
+    if kernel[0] == 1 < kernel[1]:
+        turned = (*out[:2], out[3], out[2])
+        outputs = column_rows(traits, turned, kernel[::-1], stride[::-1], dilation[::-1], each)
+        if outputs:
+            return True, min(outputs, _MOST_ALONG_X)
+    return False, column_rows(traits, out, kernel, stride, dilation, each)
+
+
 def lower_groups(
     lowering: Lowering,
     conv: Conv2d,
@@ -195,9 +212,7 @@ def lower_groups(
     group_out = channels // conv.groups
     window = conv.window
     each = next(count for count in (8, 4, 2, 1) if group_out % count == 0)
-    rows = column_rows(
-        lowering.traits, out.dims, window.kernel, window.stride, window.dilation, each
-    )
+    along_x, outputs = _outputs(lowering.traits, window, out.dims, each)
     nhwc = not is_nchw_operand(out)
     vector = nhwc and gcd4(each, channels, out.offset)
     made = make_epilogue(
@@ -215,7 +230,8 @@ def lower_groups(
         "T_B": weight.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "BIAS": int(bias is not None),
-        "ROWS": rows,
+        "OUTPUTS": outputs,
+        "ALONG_X": int(along_x),
         "EACH": each,
         "VEC4_B": int(gcd4(each, group_out, weight.offset)),
         "NHWC": int(nhwc),
@@ -243,7 +259,8 @@ def lower_groups(
         **{name: x.strides[d] for d, name in enumerate(("image_a", "channel_a", "row_a"))},
     }
     local = min(256, lowering.traits.max_invocations)
-    work = batches * (channels // each) * _dims.ceil_div(out_height, rows) * out_width
+    lines, line = (out_height, out_width) if along_x else (out_width, out_height)
+    work = batches * (channels // each) * lines * _dims.ceil_div(line, outputs)
     lowering.dispatch(
         "conv/conv2d_nchw.comp",
         buffers,
