@@ -22,14 +22,18 @@ class RowWork(NamedTuple):
             WIDTH of columns).
         local: invocations of a workgroup.
         rows: rows that a workgroup takes together.
+        most: workgroups that are worth starting; 0: all. More rows are taken one after the other.
     """
 
     macros: dict[str, int]
     local: int
     rows: int
+    most: int = 0
 
     def grid(self, rows: Size) -> tuple[Size, Size, Size]:
         groups = _dims.ceil_div(rows, self.rows)
+        if self.most:
+            groups = _dims.minimum(groups, self.most)
         if _dims.upper(groups) <= 65535:
             return (groups, 1, 1)
         return (_dims.minimum(groups, 65535), _dims.ceil_div(groups, 65535), 1)
@@ -67,6 +71,7 @@ def spread(
             _cached({"ROW_PER_SUBGROUP": 1, "LOCAL": local}, -(-count // lanes), cache),
             local,
             local // lanes,
+            traits.profile.max_workgroups_per_core * traits.processors,
         )
     local = min(256, traits.max_invocations)
     # The registers of a larger workgroup may hold a longer row; where rows are few, it has more
