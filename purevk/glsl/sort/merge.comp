@@ -157,9 +157,12 @@ void main() {
             KEY key_a = key[min(a, TILE - 1)], key_b = key[min(b, TILE - 1)];
             UNROLL for (int k = 0; k < EACH; k++) {
                 bool of_a = b >= count || a < firsts && key_a <= key_b;
-                if (to + k < count) source[AT(to + k)] = of_a ? a : b;
-                if (of_a) key_a = key[min(++a, TILE - 1)];
-                else key_b = key[min(++b, TILE - 1)];
+                source[AT(to + k)] = of_a ? a : b;
+                a += int(of_a);
+                b += int(!of_a);
+                KEY next = key[min(of_a ? a : b, TILE - 1)];
+                key_a = of_a ? next : key_a;
+                key_b = of_a ? key_b : next;
             }
         }
         barrier();

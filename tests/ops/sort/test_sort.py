@@ -277,8 +277,9 @@ def test_runs_are_merged(monkeypatch, on_gpu, descending, dtype, length):
         ]
     )
     with program_of(lambda x: x.sort(dim=1, stable=True, descending=descending), (x,)) as program:
-        on_gpu = default_context().traits.profile.has_fast_shared_memory
-        block = 2048 if on_gpu else 1024
+        traits = default_context().traits
+        on_gpu = traits.profile.has_fast_shared_memory
+        block = (4096 if traits.max_shared_memory >= 49152 else 2048) if on_gpu else 1024
         merges = (-(-length // block) - 1).bit_length()
         first = "sort/sort_rows.comp" if on_gpu else "sort/sort.comp"
         assert dispatches(program) == [first, *["sort/merge.comp"] * merges]
