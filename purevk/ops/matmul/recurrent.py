@@ -1,5 +1,5 @@
 """Recurrent layers, step by step: one linear layer for the inputs of all steps, then one for the
-state of each."""
+state of each. On GPUs, all steps of a layer are one node (`recurrent_steps.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
+from purevk.ops.matmul.recurrent_steps import can_run, emit_steps
 from purevk.ops.registry import ShapeError, Types, rewrite
 from purevk.tuning import DeviceTraits
 
@@ -92,24 +93,29 @@ def _plain_step(function: str) -> Step:
 
 def _layer(
     builder: Builder,
+    kind: str,
     x: Value,
     state: tuple[Value, ...],
     weights: _Weights,
     step: Step,
     backwards: bool,
-) -> tuple[list[Value], tuple[Value, ...]]:
-    """The outputs of all steps of `x` [steps, batch, features], and the last state."""
+) -> tuple[Value, tuple[Value, ...]]:
+    """The outputs [steps, batch, hidden] of `x` [steps, batch, features], and the last state."""
     gates = _linear(builder, x, weights.inner, weights.inner_bias)
     steps = range(_dims.specialize(x.type.dims[0]))
+    projected = weights.projection is not None
+    if steps and not projected and can_run(builder.traits, gates.type, state[0].type.dims[-1]):
+        return emit_steps(builder, kind, gates, state, weights.outer, weights.outer_bias, backwards)
     outputs: list[Value] = []
     for t in reversed(steps) if backwards else steps:
         state = step(builder, builder.emit("aten.select.int", gates, 0, t), state, weights)
         outputs.append(state[0])
-    return outputs[::-1] if backwards else outputs, state
+    return _stack(builder, outputs[::-1] if backwards else outputs), state
 
 
 def _run(
     builder: Builder,
+    kind: str,
     x: Value,
     first: Sequence[Value],
     params: Sequence[Value],
@@ -137,14 +143,10 @@ def _run(
             n = layer * directions + direction
             weights = _Weights(params[n * each : (n + 1) * each], biases, projected)
             state = tuple(builder.emit("aten.select.int", value, 0, n) for value in first)
-            made, state = _layer(builder, x, state, weights, step, direction == 1)
+            made, state = _layer(builder, kind, x, state, weights, step, direction == 1)
             finals.append(state)
             outputs.append(made)
-        rows = [
-            made[0] if len(made) == 1 else builder.emit("aten.cat.default", made, -1)
-            for made in zip(*outputs)
-        ]
-        x = _stack(builder, rows)
+        x = outputs[0] if directions == 1 else builder.emit("aten.cat.default", tuple(outputs), -1)
     last = [_stack(builder, [state[k] for state in finals]) for k in range(len(first))]
     if unbatched:
         return builder.emit("aten.squeeze.dims", x, (1,)), *(
@@ -265,7 +267,16 @@ def _register(
         batch_first: bool,
     ) -> tuple[Value, ...]:
         return _run(
-            builder, x, parts(hx), params, has_biases, num_layers, bidirectional, batch_first, step
+            builder,
+            name,
+            x,
+            parts(hx),
+            params,
+            has_biases,
+            num_layers,
+            bidirectional,
+            batch_first,
+            step,
         )
 
     def cell(
