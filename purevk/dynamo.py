@@ -26,6 +26,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from purevk import knobs
 from purevk.errors import (
@@ -220,10 +221,27 @@ _Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class _Copied(NamedTuple):
-    """A tensor as it goes to the device: contiguous, with the version of the tensor of the model."""
+    """A tensor as it goes to the device: contiguous, with the version of the tensor of the model.
+
+    `memory` is a `StorageWeakRef` to the model's tensor, if `tensor` is a copy that does not keep
+    it: once it is freed, another tensor may have its address.
+    """
 
     tensor: torch.Tensor
     version: int
+    memory: Any
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Copied:
+        copy = tensor.detach().cpu().contiguous()
+        same = copy.data_ptr() == tensor.data_ptr()
+        memory: Any = StorageWeakRef  # whose functions have no types
+        memory = None if same else memory(tensor.untyped_storage())
+        return cls(copy, tensor._version, memory)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor with the same key has the same elements."""
+        return self.version == tensor._version and not (self.memory and self.memory.expired())
 
 
 class _Shared:
@@ -239,7 +257,7 @@ class _Shared:
         for at, tensor in tensors.items():
             key = _key(tensor)
             if key not in self.tensors:
-                self.tensors[key] = _Copied(tensor.detach().cpu().contiguous(), tensor._version)
+                self.tensors[key] = _Copied.of(tensor)
             taken[at] = self.tensors[key].tensor
         return taken
 
@@ -247,7 +265,7 @@ class _Shared:
         """Whether it has some of the tensors, and none of them in an older version."""
         held = [(self.tensors.get(_key(tensor)), tensor) for tensor in tensors.values()]
         return any(known for known, _ in held) and all(
-            known is None or known.version == each._version for known, each in held
+            known is None or known.is_of(each) for known, each in held
         )
 
 
@@ -288,6 +306,7 @@ class _CompiledGraph:
         self._given_context = context
         self._changed: set[int] = set()
         self._stamps: list[tuple[int, int, int]] = []
+        self._memories: list[tuple[int, Any]] = []
         self._order: list[int] = []
         self._method: Any = None
         self._held: Any = None
@@ -326,6 +345,7 @@ class _CompiledGraph:
             for at, address, version in self._stamps
             if args[at].data_ptr() != address or args[at]._version != version
         }
+        changed.update(at for at, memory in self._memories if memory.expired())
         self.fixed -= changed & self._changed
         self._changed |= changed
         return bool(changed)
@@ -341,6 +361,8 @@ class _CompiledGraph:
         self._held, self._method = held, held.program.method(aot.name)
         self._order = aot.arguments(constants)
         self._stamps = [(at, tensor.data_ptr(), tensor._version) for at, tensor in tensors.items()]
+        memories = {at: held.tensors[_key(tensor)].memory for at, tensor in tensors.items()}
+        self._memories = [(at, memory) for at, memory in memories.items() if memory]
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:

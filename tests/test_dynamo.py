@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -320,6 +321,20 @@ def test_parameters_that_change_are_seen() -> None:
         {name: torch.randn_like(value) for name, value in module.state_dict().items()}
     )
     _agrees(compiled, module, torch.randn(4, 6))
+
+
+def test_a_parameter_at_the_address_of_an_earlier_one() -> None:
+    """The copy of a strided parameter does not keep its memory, so another one may get it."""
+    memory = np.ones((3, 6), np.float32)
+    layer = torch.nn.Linear(3, 6).eval()
+    layer.weight = torch.nn.Parameter(torch.from_numpy(memory).T)
+    compiled = torch.compile(layer, backend="purevk")
+    x = torch.randn(2, 3)
+    _agrees(compiled, layer, x)
+    layer._parameters["weight"] = None
+    memory[:] = 2
+    layer._parameters["weight"] = torch.nn.Parameter(torch.from_numpy(memory).T)
+    _agrees(compiled, layer, x)
 
 
 def test_training_runs_in_eager_torch_with_one_warning() -> None:
