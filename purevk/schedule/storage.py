@@ -100,37 +100,35 @@ class _StorageAssigner:
             self.layouts[value] = layout
 
     def _dense_copy(self, value: Value, own: bool = False) -> dict[Value, Value]:
-        """A value that the host reads must be dense and start at its storage's first byte."""
-        leaf = (
-            value in self.graph.constants
-            or value in self.graph.states
-            or value in self.graph.inputs
-        )
-        if own and (leaf or self.storages.get(value, value) in self.graph.constants):
-            return (
-                {}
-                if value in self.graph.inputs or value in self.graph.constants
-                else {value: self.rewriter.emit("purevk.copy", value)}
-            )
+        """A value that the host reads must be dense and start at its storage's first byte.
+
+        Args:
+            own: whether it needs memory of its own, beside that of constants and states.
+        """
+        if own and (value in self.graph.constants or value in self.graph.inputs):
+            return {}
         layout = self.layout(value)
         storage = self.storages.get(value, value)
-        if value.type.dtype.is_complex and storage is not value:
-            return self._dense_pairs(value, storage)
+        shared = own and (value in self.graph.states or storage in self.graph.constants)
+        if value.type.dtype.is_complex and (shared or storage is not value):
+            return self._dense_pairs(value, storage, shared)
         whole = (
             storage.type.numel == value.type.numel
             and isinstance(layout.offset, int)
             and layout.offset == 0
         )
-        if whole and layout.is_contiguous(value.type.dims):
+        if not shared and whole and layout.is_contiguous(value.type.dims):
             return {}
         return {value: self.rewriter.emit("purevk.copy", value)}
 
-    def _dense_pairs(self, value: Value, storage: Value) -> dict[Value, Value]:
+    def _dense_pairs(self, value: Value, storage: Value, shared: bool) -> dict[Value, Value]:
         """The same for a view of pairs as complex numbers, which is dense by itself. Copies are of
         pairs."""
         pairs = Value(f"{value.name}_pairs", pair_type(value.type))
         self.storages[pairs], self.layouts[pairs] = storage, Layout.dense(pairs.type.dims)
-        copied = self._dense_copy(pairs)
+        copied = (
+            {pairs: self.rewriter.emit("purevk.copy", pairs)} if shared else self._dense_copy(pairs)
+        )
         if not copied:
             return {}
         whole = Value(f"{value.name}_copy", value.type)

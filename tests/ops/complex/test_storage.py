@@ -126,6 +126,30 @@ class Spectrum(torch.nn.Module):
         return torch.view_as_real(turned), torch.fft.fft(turned) + z
 
 
+@pytest.mark.parametrize("dtype", [C64, torch.complex128])
+@pytest.mark.parametrize(
+    "function",
+    [lambda z: z.clone(), lambda z: z[0, 0], lambda z: (z, z[1:], z.t())],
+    ids=["copy", "element", "views"],
+)
+def test_results_that_are_weights(
+    function: Callable[[torch.Tensor], Any], dtype: torch.dtype
+) -> None:
+    """A copy of a weight is made of its pairs."""
+
+    class Read(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", numbers(3, 5, dtype=dtype))
+
+        def forward(self, z: torch.Tensor) -> Any:
+            return function(self.weight), z
+
+    z = numbers(2, dtype=dtype)
+    with purevk.compile(Read(), (z,)) as program:
+        torch.testing.assert_close(program.forward(z), Read()(z), rtol=0, atol=0)
+
+
 def test_parts_in_a_saved_program(tmp_path: Path) -> None:
     module, args = Spectrum(), (torch.randn(3, 8, 2), numbers(3, 8, dtype=C64))
     with purevk.compile(module, args) as program:
