@@ -1,5 +1,6 @@
-"""What the transformer modules of torch call for inference: kernels of whole layers, for which torch
-has no decompositions. Here they are written with other operators. Imports torch.
+"""Operators that are written with other ones here: what the transformer modules of torch call for
+inference, kernels of whole layers, for which torch has no decompositions, and a loss whose
+decomposition in torch is wrong. Imports torch.
 
 Masks are True, or not 0, where a key is not seen. `mask_type` says which they are: 0 for [T, T], 1
 for [B, T], 2 for sizes that broadcast to [B, heads, T, T].
@@ -20,6 +21,7 @@ def table() -> dict[Any, Any]:
     return {
         torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
         torch.ops.aten._native_multi_head_attention.default: attention,
+        torch.ops.aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     }
 
 
@@ -110,3 +112,25 @@ def attention(
 def _of_scores(mask: _Tensor, kind: int | None) -> _Tensor:
     """A mask in sizes that broadcast to [B, heads, T, T]."""
     return mask[:, None, None, :] if kind == 1 else mask
+
+
+def multilabel_margin_loss(
+    input: _Tensor, target: _Tensor, reduction: int
+) -> tuple[_Tensor, _Tensor]:
+    """The loss, and which classes are targets. The labels of a row end before its first -1; torch's
+    decomposition takes those behind for label 0."""
+    single = input.dim() < 2
+    rows, labels = (each.reshape(1, -1) if single else each for each in (input, target))
+    classes = rows.shape[1]
+    is_label = (labels == -1).cumsum(1) == 0
+    labels = torch.where(is_label, labels, 0)
+    hits = labels.unsqueeze(-1) == torch.arange(classes, device=target.device)
+    is_target = (hits & is_label.unsqueeze(-1)).any(1)
+    margins = 1 - rows.gather(1, labels).unsqueeze(-1) + rows.unsqueeze(1)
+    counts = is_label.unsqueeze(-1) & ~is_target.unsqueeze(1) & (margins > 0)
+    loss = torch.where(counts, margins, 0).sum((1, 2)) / classes
+    if reduction:
+        loss = loss.mean() if reduction == 1 else loss.sum()
+    elif single:
+        loss = loss.squeeze(0)
+    return loss, is_target.to(input.dtype).reshape(target.shape)
