@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
-from purevk.errors import InputError  # noqa: E402
+from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 STEPS, VOCABULARY = 64, 101
@@ -157,6 +157,86 @@ def test_a_dynamic_cache_grows() -> None:
             torch.testing.assert_close(have.logits, want.logits, rtol=1e-5, atol=1e-5)
             ours = have.past_key_values
             assert ours.get_seq_length() == theirs.get_seq_length() == tokens.shape[1] + at + 1
+
+
+def test_encoder_and_decoder_with_static_caches() -> None:
+    import transformers
+    from transformers import EncoderDecoderCache, StaticCache
+
+    class Next(torch.nn.Module):
+        def __init__(self, cache: Any) -> None:
+            super().__init__()
+            self.model, self.cache = model, cache
+
+        def forward(self, tokens: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+            result = self.model(
+                decoder_input_ids=tokens, encoder_outputs=(sound,), past_key_values=self.cache
+            )
+            return result.logits[:, -1].argmax(-1, keepdim=True)
+
+    class First(Next):
+        def forward(self, tokens: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
+            self.cache.is_updated = dict.fromkeys(range(2), False)
+            for layer in self.cache.cross_attention_cache.layers:
+                layer.cumulative_length.zero_()
+            return super().forward(tokens, sound)
+
+    torch.manual_seed(0)
+    each = {"layers": 2, "attention_heads": 4, "ffn_dim": 96}
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in each.items()}
+    lengths = {"max_source_positions": 20, "max_target_positions": 16}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(
+        vocab_size=VOCABULARY, d_model=64, **sides, **lengths, **tokens
+    )
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+
+    def filled(length: int) -> Any:
+        cache = StaticCache(config=config, max_cache_len=length)
+        cache.early_initialization(1, 4, 16, torch.float32, torch.device("cpu"))
+        return cache
+
+    first = EncoderDecoderCache(filled(16), filled(20))
+    later = EncoderDecoderCache(first.self_attention_cache, first.cross_attention_cache)
+    later.is_updated = dict.fromkeys(range(2), True)
+    start, sound = torch.tensor([[1]]), torch.randn(1, 20, 64)
+    methods = {"first": (First(first), (start, sound)), "later": (Next(later), (start, sound))}
+    with purevk.compile(methods) as program:
+        assert "cache_cross_0_keys" in program.state
+        for _ in range(2):  # a second sound
+            sound = torch.randn(1, 20, 64)
+            program.reset_state()
+            have = [program.method("first")(start, sound)]
+            while len(have) < 8:
+                have.append(program.method("later")(have[-1], sound))
+            cache, want = EncoderDecoderCache(filled(16), filled(20)), [start]
+            while len(want) < 9:
+                want.append(Next(cache)(want[-1], sound))
+            assert torch.equal(torch.cat(have, 1), torch.cat(want[1:], 1))
+
+
+def test_one_method_that_fills_the_cache_of_an_encoder_is_refused() -> None:
+    import transformers
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    class Next(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.cache = EncoderDecoderCache(static, DynamicCache(config=config))
+
+        def forward(self, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            return self.model(
+                decoder_input_ids=tokens, encoder_outputs=(text,), past_key_values=self.cache
+            ).logits
+
+    heads = {"d_kv": 8, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_ff=24, **heads)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    static = transformers.StaticCache(config=config, max_cache_len=8)
+    static.early_initialization(1, 2, 8, torch.float32, torch.device("cpu"))
+    with pytest.raises(UnsupportedProgramError, match="is_updated"):
+        purevk.compile(Next(), (torch.tensor([[1]]), torch.randn(1, 5, 16)))
 
 
 def test_a_static_cache_without_memory_is_refused() -> None:

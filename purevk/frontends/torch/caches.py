@@ -65,9 +65,21 @@ def _caches(module: Any, kind: Any) -> Iterator[tuple[Any, str, Any]]:
     found: set[int] = set()
     for path, child in module.named_modules():
         for name, value in vars(child).items():
-            if isinstance(value, kind) and id(value) not in found:
-                found.add(id(value))
-                yield child, "_".join(filter(None, (*path.split("."), name))), value
+            if not isinstance(value, kind):
+                continue
+            label = "_".join(filter(None, (*path.split("."), name)))
+            for suffix, part in _parts(value):
+                if id(part) not in found:
+                    found.add(id(part))
+                    yield child, label + suffix, part
+
+
+def _parts(cache: Any) -> list[tuple[str, Any]]:
+    """The caches with layers: those of an `EncoderDecoderCache`, which has none itself, or the
+    cache."""
+    if hasattr(cache, "cross_attention_cache"):
+        return [("_self", cache.self_attention_cache), ("_cross", cache.cross_attention_cache)]
+    return [("", cache)]
 
 
 def _tensors(module: Any, kind: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
