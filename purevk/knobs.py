@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -270,7 +271,11 @@ MESA_SHADER_CACHE_DIR = Knob(
 # Old and other names of Mesa with which a user decides where, or whether, drivers keep shaders.
 MESA_GLSL_CACHE_DIR = Knob("MESA_GLSL_CACHE_DIR", str, "", "Old name of MESA_SHADER_CACHE_DIR.")
 MESA_SHADER_CACHE_DISABLE = Knob(
-    "MESA_SHADER_CACHE_DISABLE", str, "", "Read by Mesa's drivers: they keep no shaders."
+    "MESA_SHADER_CACHE_DISABLE",
+    str,
+    "",
+    "Read by Mesa's drivers: they keep no shaders. Empty: purevk sets it to 1 if less than 16 MiB"
+    " are free where the on-disk cache is.",
 )
 
 ALL: tuple[Knob, ...] = tuple(
@@ -311,6 +316,8 @@ def warn_of_unknown() -> None:
 
 
 _OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR
+_OURS_DISABLE = "_PUREVK_MESA_SHADER_CACHE_DISABLE"  # set if purevk set MESA_SHADER_CACHE_DISABLE
+_DRIVER_ROOM = 16 << 20  # bytes on the disk without which Mesa's drivers keep no shaders
 
 
 def cache_folder() -> str:
@@ -338,12 +345,14 @@ def cache_folder() -> str:
 
 
 def set_driver_cache() -> None:
-    """Has Mesa's drivers keep their shaders in the folder of the on-disk cache. Drivers read the
-    variable when they are loaded. A variable that the user set stays as it is; one that came from
-    a purevk process that started this one does not."""
+    """Has Mesa's drivers keep their shaders in the folder of the on-disk cache, or none if its disk
+    is full. Drivers read the variables when they are loaded. A variable that the user set stays as
+    it is; one that came from a purevk process that started this one does not."""
     given = os.environ.get(MESA_SHADER_CACHE_DIR.name)
     if given and given != os.environ.get(_OURS):
         return
+    if os.environ.pop(_OURS_DISABLE, None):
+        os.environ.pop(MESA_SHADER_CACHE_DISABLE.name, None)
     if MESA_GLSL_CACHE_DIR() or MESA_SHADER_CACHE_DISABLE():
         return
     folder = cache_folder()
@@ -353,10 +362,22 @@ def set_driver_cache() -> None:
             os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError:  # the cache itself warns if it cannot be written
         path = ""
+    if path and not _has_room(path):
+        os.environ[MESA_SHADER_CACHE_DISABLE.name] = os.environ[_OURS_DISABLE] = "1"
+        path = ""
     if path:
         os.environ[MESA_SHADER_CACHE_DIR.name] = os.environ[_OURS] = path
     elif given:
         del os.environ[MESA_SHADER_CACHE_DIR.name], os.environ[_OURS]
+
+
+def _has_room(path: str) -> bool:
+    """Whether Mesa's drivers may keep shaders in a folder. They map an index of 1.3 MB without
+    asking for its disk space, so on a full disk the process would end with the signal SIGBUS."""
+    try:
+        return shutil.disk_usage(path).free >= _DRIVER_ROOM
+    except OSError:  # the file system does not tell
+        return True
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -312,6 +313,27 @@ def test_who_decides_where_drivers_keep_shaders(
     monkeypatch.setenv(knobs.MESA_SHADER_CACHE_DISABLE.name, "1")
     knobs.set_driver_cache()
     assert name not in os.environ
+
+
+def test_drivers_keep_no_shaders_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mesa's drivers would end the process with SIGBUS."""
+    folder, disable = knobs.MESA_SHADER_CACHE_DIR.name, knobs.MESA_SHADER_CACHE_DISABLE.name
+    for name in (folder, f"_PUREVK_{folder}", f"_PUREVK_{disable}", disable):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    knobs.set_driver_cache()
+    assert os.environ[disable] == "1" and folder not in os.environ
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 30))
+    knobs.set_driver_cache()  # also in a process that this one starts
+    assert disable not in os.environ and os.environ[folder].startswith(str(tmp_path))
+    monkeypatch.setenv(disable, "true")  # of the user: it stays
+    knobs.set_driver_cache()
+    assert os.environ[disable] == "true"
 
 
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
