@@ -85,7 +85,7 @@ def _handles_own_prepacking(target: Any) -> bool:
 
 def _careful(detect: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node], Any]:
     """A detector of quantized patterns that finds none where the weight has one scale, or where the
-    replacement takes neither its rank nor its scales."""
+    replacement takes neither its rank, nor its scales, nor their number."""
 
     @functools.wraps(detect)
     def detected(node: torch.fx.Node) -> Any:
@@ -98,9 +98,24 @@ def _careful(detect: Callable[[torch.fx.Node], Any]) -> Callable[[torch.fx.Node]
             return None if quantized and _rank(match.weight_node) != 4 else match
         if match is not None and _name(node.target) == "quantized_decomposed.embedding_4bit.dtype":
             return None if _rank(match.scales_node) != 2 else match
+        dequantize = getattr(match, "dequantize_weight_node", None)
+        if dequantize is not None and _pads_scales(match, dequantize):
+            return None
         return match
 
     return detected
+
+
+def _pads_scales(match: Any, dequantize: torch.fx.Node) -> bool:
+    """Whether a linear layer has a weight of 4 bits with a number of outputs that is no multiple of
+    4. The replacement pads its scales, which the shape function of its operator does not take."""
+    overload = _overload(dequantize.target)
+    if overload is None or match.weight_node.meta["val"].shape[-2] % 4 == 0:
+        return False
+    names = [each.name for each in overload._schema.arguments]
+    arguments = dict(zip(names, _arguments(dequantize, overload)))
+    largest = arguments.get("quant_max")
+    return match.is_weight_pergroup_quantized() and (largest is None or largest <= 7)
 
 
 def _rank(node: torch.fx.Node) -> int:

@@ -168,6 +168,28 @@ def test_quantized_models_are_no_worse_than_with_etvk(flow: str) -> None:
     assert partitioner.refused == []
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_of_4_bits_for_any_number_of_outputs(lower, dynamic: bool) -> None:
+    """executorch's replacement takes multiples of 4 alone."""
+    pytest.importorskip("torchao")
+    from torchao.quantization import (
+        Int8DynamicActivationIntxWeightConfig,
+        IntxWeightOnlyConfig,
+        quantize_,
+    )
+    from torchao.quantization.granularity import PerGroup
+
+    torch.manual_seed(0)
+    module, x = torch.nn.Sequential(torch.nn.Linear(64, 10)).eval(), torch.randn(3, 64)
+    config = Int8DynamicActivationIntxWeightConfig if dynamic else IntxWeightOnlyConfig
+    quantize_(module, config(torch.int4, PerGroup(32)))
+    partitioner, program, delegates, kernels = lower(module, (x,))
+    assert (partitioner.refused, delegates, kernels) == ([], 1, 0)
+    tolerance = 2e-2 if dynamic else 1e-5  # the exporter folds the quantization of x away
+    with torch.no_grad():
+        torch.testing.assert_close(program.forward(x), module(x), rtol=tolerance, atol=tolerance)
+
+
 # Flows whose quantization of activations the exporter folds away, at least in part.
 _FOLDED = {
     "xnnpack_static_tensor",
