@@ -11,6 +11,7 @@ from purevk.dtypes import DType
 from purevk.errors import (
     FileFormatError,
     GraphError,
+    InputError,
     SizeConstraintError,
 )
 from purevk.frontends.bounds import SizeBounds, position_limits
@@ -265,12 +266,15 @@ class Importer:
 
         Raises:
             FileFormatError: the recorded sizes are not those that the operator gives.
+            InputError: the definition that a user registered is of another schema.
         """
         definition = None if host else registry.find(op)
         if definition is not None:
             full = self.complete(definition, args, recorded)
             try:
                 types = self.types.infer(definition, full, recorded, source)
+                if definition.of_user and exact:
+                    _check_schema(definition, args, len(types), len(recorded), source)
                 if self.sizes is None and not exact:
                     self.types.limit(types, recorded, dynamic)
             except registry.UnknownSizes as error:
@@ -444,3 +448,26 @@ def _address(data: memoryview) -> int:
     import numpy as np
 
     return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0
+
+
+def _check_schema(
+    definition: registry.Operator, args: Any, results: int, recorded: int, source: str
+) -> None:
+    """Compares the definition that a user registered with the operator of torch: arguments that the
+    definition lacks would have no effect."""
+    names = definition.parameters
+    extra = [] if isinstance(args, Mapping) else [*args][len(names) :]
+    if any(arg is not None for arg in extra):
+        raise InputError(
+            f"the definition of {definition.name} lacks arguments of the operator",
+            where=source,
+            why=f"the call has {len(args)}, the definition {len(names)}: {', '.join(names)}",
+            next="register it again with all arguments of the operator's schema, in its order",
+        )
+    if results != recorded:
+        raise InputError(
+            f"the definition of {definition.name} has another number of results than the operator",
+            where=source,
+            why=f"its shape function gives {results}, the operator gives {recorded}",
+            next="register it again with a shape function that gives a tuple of as many types",
+        )

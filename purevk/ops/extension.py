@@ -4,6 +4,7 @@ complete examples."""
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,7 @@ def _register(definition: Operator, dtypes: tuple[str, ...], replace: bool) -> N
     if replace:
         for name in (definition.name, *definition.names):
             unregister(name)
-    registry.register(definition)
+    registry.register(dataclasses.replace(definition, of_user=True))
     _own[definition.name] = dtypes
 
 
@@ -222,8 +223,8 @@ def register_kernel(
         local_size: invocations of a workgroup.
         macros: further macros of the shader.
         specialize: names among `params` that become constants of the pipeline where they are known.
-        dtypes: those of the tensors that the shader takes; nodes with others run on the CPU.
-            bfloat16 is passed as float32.
+        dtypes: those of the tensors that the shader takes and gives; nodes with others run on the
+            CPU. bfloat16 is passed as float32.
         features: optional features of the device that it needs (names as `purevk info` prints
             them).
         names: other names of the same operator.

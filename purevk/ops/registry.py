@@ -134,6 +134,8 @@ class Operator:
         transient: the result is made in each call, even of constants: it takes more memory than they do.
         random: two applications to the same arguments give different results; or a function of
             the node that says so.
+        of_user: it was registered from outside, so its arguments and results may be others than those
+            of the operator.
     """
 
     name: str
@@ -143,6 +145,7 @@ class Operator:
     names: tuple[str, ...] = ()
     transient: bool = False
     random: bool | Callable[[Node], bool] = False
+    of_user: bool = False
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:

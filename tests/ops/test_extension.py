@@ -286,3 +286,28 @@ def test_a_mistake_in_a_template_is_shown(clean: None, library: Any) -> None:
     with pytest.raises(ShaderCompilerError, match="purevk_ext.wave.default") as error:
         purevk.compile(Wave(), (torch.randn(2, 3),))
     assert "width" in str(error.value)
+
+
+def test_a_definition_of_another_schema_is_refused(clean: None) -> None:
+    """Arguments that a definition lacks would have no effect."""
+
+    @torch.library.custom_op("purevk_ext::halves", mutates_args=())
+    def halves(x: torch.Tensor, factor: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * factor, x / 2
+
+    @halves.register_fake
+    def _(x: Any, factor: int = 3) -> Any:
+        return torch.empty_like(x), torch.empty_like(x)
+
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.ops.purevk_ext.halves(x, 2)
+
+    name, text = "purevk_ext.halves", '#include "kernel.glslh"\nvoid main() {}'
+    purevk.ops.register_kernel(name, text, shape=lambda x: (x, x))
+    with pytest.raises(InputError, match="lacks arguments of the operator\n.*\n.* has 2, .* 1: x"):
+        purevk.plan(Both(), (torch.ones(3),), device="typical")
+    purevk.ops.register_kernel(name, text, shape=lambda x, factor=3: x, replace=True)
+    with pytest.raises(InputError, match="another number of results") as caught:
+        purevk.plan(Both(), (torch.ones(3),), device="typical")
+    assert "its shape function gives 1, the operator gives 2" in str(caught.value)
