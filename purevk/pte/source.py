@@ -62,7 +62,7 @@ class Source:
         self.size = len(self._view)
         if not self.size:
             raise FileFormatError(
-                f"the {kind} file is empty", where=self.name, why="0 bytes", next="export it again"
+                "the file is empty", where=self.name, why="0 bytes", next="export or save it again"
             )
 
     @property
