@@ -82,7 +82,7 @@ def watched(module: Any) -> Iterator[Effects]:
     def watching(*args: Any, **kwargs: Any) -> Any:
         containers = [(each, _items(each)) for each in _containers((*args, *kwargs.values()))]
         before = _attributes(module)
-        with _Asking(effects):
+        with _Asking(effects), _same_autocast():
             result = forward(*args, **kwargs)
         effects.containers += [
             type(each).__name__ for each, old in containers if not _is_untouched(each, old)
@@ -115,6 +115,17 @@ def without_noise() -> Iterator[None]:
             r"\['___get_torch_function_mode_stack_at\(\d+\)\._effects'\]$",
         )
         yield
+
+
+def _same_autocast() -> contextlib.AbstractContextManager[Any]:
+    """`torch.autocast` as it is around the export. torch.export records only a context that `forward`
+    enters, not one that is around it."""
+    if not torch.is_autocast_enabled("cpu"):
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = torch.autocast(
+        "cpu", dtype=torch.get_autocast_dtype("cpu")
+    )
+    return context
 
 
 class _Asking(TorchFunctionMode):

@@ -164,6 +164,17 @@ def test_settings_of_torch_are_seen() -> None:
             torch.set_default_dtype(torch.float32)
 
 
+def test_layers_follow_autocast_around_the_call() -> None:
+    layers = (torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
+    module, x = torch.nn.Sequential(*layers).eval(), torch.randn(5, 4)
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert module(x).dtype is torch.bfloat16
+                torch.testing.assert_close(program(x), module(x))
+            torch.testing.assert_close(program(x), module(x))
+
+
 def test_what_only_a_later_export_reads_is_watched() -> None:
     class Late(torch.nn.Module):
         def __init__(self) -> None:
