@@ -307,7 +307,8 @@ def _operator(name: str, count: int, source: str, reason: str) -> tuple[Any, tup
             f"{name} has no kernel here and torch does not know it",
             where=source,
             why=reason if pure_operators.is_name(name) else "this is no name of an operator",
-            next=f"import the library that defines it, or register a function: purevk.ops.register_executor({name!r})",
+            next="import the library that defines it (for the command purevk: --import MODULE), or register"
+            f" a function: purevk.ops.register_executor({name!r})",
         )
     names = _inputs(operator)
     if _is_out(operator):

@@ -4,6 +4,7 @@ own, which is imported when the command runs: --help needs no library."""
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -49,6 +50,16 @@ def make_parser() -> argparse.ArgumentParser:
         common.add_argument(
             "--traceback", action="store_true", help="show the Python traceback of an error"
         )
+        own = sub.add_argument_group("own operators")
+        own.add_argument(
+            "--import",
+            dest="imports",
+            metavar="MODULE",
+            action="append",
+            default=[],
+            help="import this Python module before, such as one that registers operators; the"
+            " current folder is searched first; may be repeated",
+        )
         sub.set_defaults(chosen=command, parser=sub)
     return parser
 
@@ -87,6 +98,7 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
     before = warnings.formatwarning
     warnings.formatwarning = warning_text
     try:
+        _import(args.imports)
         module = command.load()
         data = _collect(module, args)
     except PurevkError as error:
@@ -108,6 +120,25 @@ def _perform(command: Command, args: argparse.Namespace) -> int:
         module.show(data, Output())
     sys.stdout.flush()
     return 0 if data.get("ok", True) else 1
+
+
+def _import(names: Sequence[str]) -> None:
+    """Imports the user's modules, as `python -m` would find them."""
+    if names and "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except PurevkError:
+            raise
+        except Exception as error:  # whatever the module raises
+            raise InputError(
+                "a module cannot be imported",
+                where=f"--import {name}",
+                why=f"{type(error).__name__}: {error}",
+                next="give the name of a module in the current folder or on PYTHONPATH, without .py;"
+                " --traceback shows where it fails",
+            ) from error
 
 
 def _collect(module: CommandModule, args: argparse.Namespace) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_every_argument_is_described(command) -> None:
     (subparsers,) = [action for action in make_parser()._actions if action.dest == "command"]
     for action in subparsers.choices[command.name]._actions:
         names = [name for name in action.option_strings if name.startswith("--")]
-        if names and names[0] not in ("--help", "--json", "--traceback", "--load-only"):
+        if names and names[0] not in ("--help", "--json", "--traceback", "--import", "--load-only"):
             assert names[0] in (usage if names[0] != "--from-bundle" else part), names[0]
 
 

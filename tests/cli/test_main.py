@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -241,3 +242,47 @@ def test_ctrl_c_is_quiet(data: Path, module: str) -> None:
         timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_module_with_operators_is_imported(tmp_path: Path) -> None:
+    """A file whose operator only that module defines; without it the error says what to do."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "my_operators.py").write_text(
+        "import purevk\n"
+        "import torch\n"
+        "@torch.library.custom_op('cli_test::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return 2 * x\n"
+        "twice.register_fake(lambda x: torch.empty_like(x))\n"
+        "purevk.ops.register_pointwise('cli_test.twice', 'x * 2.0', 'x')\n"
+    )
+    (tmp_path / "make.py").write_text(
+        "import torch, my_operators\n"
+        "class Twice(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.ops.cli_test.twice(x) + 1\n"
+        "torch.export.save(torch.export.export(Twice(), (torch.ones(3),)), 'twice.pt2')\n"
+    )
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    assert torch and python("make.py").returncode == 0
+    ran = python(
+        "-m", "purevk", "run", "twice.pt2", "-i", "ones", "--import", "my_operators", "--json"
+    )
+    assert ran.returncode == 0, ran.stderr
+    (output,) = json.loads(ran.stdout)["outputs"]
+    assert (output["min"], output["max"]) == (3.0, 3.0)
+
+
+def test_a_module_that_cannot_be_imported(cli, data: Path) -> None:
+    ran = cli("run", data / "topk.pte", "--import", "no_such_module_of_mine")
+    assert ran.code == 1 and "--import no_such_module_of_mine" in ran.err

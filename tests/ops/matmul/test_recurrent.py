@@ -88,9 +88,7 @@ def test_a_batch_whose_size_is_known_at_the_call():
 
     layer = layer_of("LSTM", 8, 12, batch_first=True)
     batch = torch.export.Dim("batch", min=2, max=20)
-    exported = torch.export.export(
-        layer, (tensor(4, 6, 8),), dynamic_shapes={"input": {0: batch}}
-    )
+    exported = torch.export.export(layer, (tensor(4, 6, 8),), dynamic_shapes={"input": {0: batch}})
     with purevk.compile(exported) as program:
         for count in (2, 5, 20):
             x = tensor(count, 6, 8, seed=count)
