@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -289,6 +290,14 @@ def set_here() -> dict[str, str]:
     return {name: os.environ[name] for name in own if name in os.environ}
 
 
+def warn(message: str) -> None:
+    """A `RuntimeWarning` at the line outside of purevk from which this was called."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "purevk":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
 _OTHERS = ("PUREVK_TEST_", "PUREVK_REPOSITORY")  # what tests and builds of purevk read
 _warned: set[str] = set()
 
@@ -307,11 +316,9 @@ def warn_of_unknown() -> None:
 
         ends = {each.removeprefix("PUREVK_"): each for each in known}
         near = difflib.get_close_matches(name.removeprefix("PUREVK_"), ends, 1)
-        warnings.warn(
+        warn(
             f"{name} is no variable of purevk, and has no effect"
             + (f"; is {ends[near[0]]} meant?" if near else "; docs/knobs.md has all of them"),
-            RuntimeWarning,
-            stacklevel=3,
         )
 
 
@@ -335,11 +342,9 @@ def cache_folder() -> str:
             folder = "~"
     if not folder.startswith("~"):
         return folder
-    warnings.warn(
+    warn(
         "purevk keeps its cache in memory only: this user has no home folder (PUREVK_CACHE_DIR names"
-        " another folder, PUREVK_CACHE=0 uses none)",
-        RuntimeWarning,
-        stacklevel=2,
+        " another folder, PUREVK_CACHE=0 uses none)"
     )
     return ""
 

@@ -29,8 +29,11 @@ def test_a_misspelt_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_another_variable_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PUREVK_ZZZ", "1")
-    with pytest.warns(RuntimeWarning, match=r"PUREVK_ZZZ is no variable .*; docs/knobs\.md"):
+    with pytest.warns(
+        RuntimeWarning, match=r"PUREVK_ZZZ is no variable .*; docs/knobs\.md"
+    ) as found:
         knobs.warn_of_unknown()
+    assert found[0].filename == __file__, "the line of the user, not one of purevk"
 
 
 @pytest.mark.parametrize("name", ["PUREVK_DEVICE", "PUREVK_TEST_TRAITS", "OTHER_DEVICE"])

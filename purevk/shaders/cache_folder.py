@@ -8,11 +8,10 @@ import os
 import stat
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
-from purevk.knobs import DRIVER_FOLDER
+from purevk.knobs import DRIVER_FOLDER, warn
 from purevk.shaders.cache_entry import SUFFIX, unpack
 from purevk.whole_file import TEMPORARY, is_stale, remove, replacing
 
@@ -117,11 +116,9 @@ class EntryFolder:
                 if not self.writable:
                     return
                 self.writable, self.problem = False, str(error)
-            warnings.warn(
+            warn(
                 f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
-                " folder, PUREVK_CACHE=0 uses none)",
-                RuntimeWarning,
-                stacklevel=3,
+                " folder, PUREVK_CACHE=0 uses none)"
             )
             return
         with self._lock:
