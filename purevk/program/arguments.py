@@ -19,6 +19,7 @@ from purevk.ir.index_range import IndexRange
 from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
 from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
 from purevk.program.host_memory import HostMemory
+from purevk.program.specs import DimSpec, size_spec
 
 _NUMBERS = (bool, int, float, complex)
 # Dtypes that numpy lacks. Other packages add them under these names.
@@ -80,7 +81,7 @@ class Given(NamedTuple):
 
 def describe_inputs(graph: Graph) -> str:
     """The inputs as text: "float32[1,3,224,224], int64[1,s0<=128]"."""
-    return ", ".join(_describe(value) for value in graph.inputs)
+    return ", ".join(_describe(graph, value) for value in graph.inputs)
 
 
 def describe_given(graph: Graph, arrays: Sequence[Any]) -> str:
@@ -88,20 +89,24 @@ def describe_given(graph: Graph, arrays: Sequence[Any]) -> str:
     return ", ".join(
         f"{value.type.dtype.name}[{','.join(map(str, array.shape))}]"
         if isinstance(value, Value)
-        else _describe(value)
+        else _describe(graph, value)
         for value, array in zip(graph.inputs, arrays)
     )
 
 
-def _describe(value: Any) -> str:
+def _describe(graph: Graph, value: Any) -> str:
     if isinstance(value, Value):
-        sizes = [
-            str(s) if isinstance(s, int) else f"{s}<={_dims.upper(s)}" for s in value.type.dims
-        ]
+        sizes = [_size_text(size_spec(graph, size)) for size in value.type.dims]
         return f"{value.type.dtype.name}[{','.join(sizes)}]"
     if isinstance(value, FixedInput):
         return repr(value.value)
     return "int" if isinstance(value, Dim) else "unused"
+
+
+def _size_text(size: int | DimSpec) -> str:
+    if isinstance(size, DimSpec) and size.upper is not None:
+        return f"{size}<={size.upper}"
+    return str(size)
 
 
 def name_of_input(graph: Graph, position: int) -> str:
@@ -336,7 +341,7 @@ class _ExpectedTensor:
         ]
         self.written = position in graph.updates
         self.layout = dict(graph.signature.layouts).get(position) if graph.signature else None
-        self._value = value
+        self._graph, self._value = graph, value
         # If all sizes are fixed, one comparison of tuples is enough.
         self._shape = value.type.dims if len(self.fixed) == self.rank else None
 
@@ -348,7 +353,7 @@ class _ExpectedTensor:
         return len(shape) == self.rank and all(shape[dim] == size for dim, size in self.fixed)
 
     def __str__(self) -> str:
-        return _describe(self._value)
+        return _describe(self._graph, self._value)
 
 
 def check_indices(

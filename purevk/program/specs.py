@@ -76,7 +76,7 @@ def output_specs(graph: Graph) -> list[ArgumentSpec]:
 
 def _spec(graph: Graph, name: str, value: Any) -> ArgumentSpec:
     if isinstance(value, Value):
-        sizes = tuple(_size(graph, size) for size in value.type.dims)
+        sizes = tuple(size_spec(graph, size) for size in value.type.dims)
         return ArgumentSpec(name, "tensor", value.type.dtype.name, sizes)
     if isinstance(value, Dim):
         (symbol, *_) = sorted(_dims.symbols(value), key=lambda each: each.name)
@@ -86,7 +86,8 @@ def _spec(graph: Graph, name: str, value: Any) -> ArgumentSpec:
     return ArgumentSpec(name, "unused" if value is None else "fixed", value=value)
 
 
-def _size(graph: Graph, size: Size) -> int | DimSpec:
+def size_spec(graph: Graph, size: Size) -> int | DimSpec:
+    """A size, with the bounds that the exporter stated if it may differ from call to call."""
     if not isinstance(size, Dim):
         return size
     (symbol, *others) = sorted(_dims.symbols(size), key=lambda each: each.name)

@@ -495,3 +495,18 @@ def test_calls_while_weights_change() -> None:
             thread.join(30)
         assert not wrong
         agree(program, linear, torch.ones(4, 8))
+
+
+def test_a_size_without_a_bound_is_described_without_one() -> None:
+    """The bound for which memory is planned at first holds for no call."""
+    x, batch = torch.ones(3, 4), torch.export.Dim("batch")
+    for dims, described in (
+        ({0: batch}, r"float32\[\w+,4\]"),
+        ({0: torch.export.Dim("batch", max=9)}, r"float32\[\w+<=9,4\]"),
+    ):
+        exported = torch.export.export(torch.nn.Linear(4, 4), (x,), dynamic_shapes=(dims,))
+        with (
+            purevk.compile(exported) as program,
+            pytest.raises(InputError, match=f"{described} is expected"),
+        ):
+            program(torch.ones(3, 5))
