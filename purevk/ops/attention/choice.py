@@ -14,6 +14,7 @@ from purevk.tuning import DeviceTraits
 _LANES, _KEYS = 8, 4  # of `attention_decode.comp`: that share a key, and that a lane reads ahead
 _SHARED_PART_KEYS = 16  # keys of a part for each row that shares them, at least
 _PART = 64  # columns of keys and values at a time, where a step of all columns would be short
+_LONG_STEP = 160  # columns of a head, up to which steps of parts are of 64 keys
 _WIDEST = 256  # columns of a head, up to which a fragment fits into registers: measured on NVIDIA
 
 
@@ -197,7 +198,8 @@ def _tile_of(traits: DeviceTraits, rows: int, widest: int) -> Tiled | None:
         return [step for step in (64, 32, 16) if _tile_bytes(rows, step, widest, part) <= limit]
 
     whole = steps(0)
-    parts = [step for step in steps(_PART) if step >= 32]
+    # The sums of wide heads take the registers of a longer step.
+    parts = [step for step in steps(_PART) if step == 32 or (step == 64 and widest <= _LONG_STEP)]
     if rows in (16, 32) and parts and not (whole and whole[0] >= 32):
         return _tiled(traits, rows, parts[0], _PART)
     if not whole:
