@@ -269,6 +269,20 @@ def test_a_branch_on_elements_names_its_line_and_torch_cond() -> None:
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_numpy_in_forward_names_torch_compile() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Through(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.from_numpy(x.numpy() * 2)
+
+    with pytest.raises(RuntimeError, match="numpy") as caught:
+        purevk.compile(Through(), (torch.rand(2),))
+    (note,) = caught.value.__notes__
+    assert 'backend="purevk"' in note and "itself runs" not in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
 def test_missing_example_inputs_are_asked_for() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="input") as caught:

@@ -105,6 +105,9 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
             "Check dynamic_shapes: its keys are the arguments of forward, the sizes of the example "
             "inputs lie within the bounds, and the module must not fix a size that is dynamic."
         )
+    elif ".numpy()" in text:
+        yield "torch.export follows operators of torch, not those of numpy. Use torch's there."
+        yield _COMPILE
     elif isinstance(error, TypeError) and not line:
         yield "Check the example inputs: one is needed for each argument of forward."
     elif not line or type(error).__module__ == "builtins":
