@@ -103,8 +103,8 @@ def _layer(
     """The outputs [steps, batch, hidden] of `x` [steps, batch, features], and the last state."""
     gates = _linear(builder, x, weights.inner, weights.inner_bias)
     steps = range(_dims.specialize(x.type.dims[0]))
-    projected = weights.projection is not None
-    if steps and not projected and can_run(builder.traits, gates.type, state[0].type.dims[-1]):
+    others = [each.type for each in (*state, weights.outer, weights.outer_bias) if each is not None]
+    if steps and weights.projection is None and can_run(builder.traits, gates.type, others):
         return emit_steps(builder, kind, gates, state, weights.outer, weights.outer_bias, backwards)
     outputs: list[Value] = []
     for t in reversed(steps) if backwards else steps:

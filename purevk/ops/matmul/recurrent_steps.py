@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.copies import dense
+from purevk.lower.copies import dense, packed
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.builder import Builder
@@ -23,13 +25,16 @@ _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an N
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
 
 
-def can_run(traits: DeviceTraits, gates: TensorType, hidden: Size) -> bool:
-    """Whether the steps of `gates` [steps, batch, gates * hidden] should run as one node."""
+def can_run(traits: DeviceTraits, gates: TensorType, others: Sequence[TensorType]) -> bool:
+    """Whether the steps of `gates` [steps, batch, gates * hidden] should run as one node; `others`
+    are the state, [batch, hidden], and the weights."""
+    hidden = others[0].dims[-1]
     return (
         traits.profile.has_fast_shared_memory
         and traits.subgroup_size in (8, 16, 32, 64)
         and traits.has("subgroup_shuffle", "subgroup_basic", "subgroup_size_control")
         and gates.dtype in _FLOATS
+        and all(each.dtype is gates.dtype for each in others)
         and _dims.upper(gates.dims[1]) <= _MOST_ROWS
         and isinstance(hidden, int)
         and hidden > 0
@@ -72,10 +77,23 @@ def _shape(
     backwards: bool,
 ) -> Types:
     hidden = state.dims[-1]
-    if gates.rank != 3 or weight.rank != 2 or weight.dims[0] != _GATES[kind] * hidden:
-        raise ShapeError(f"cannot run steps of {kind} with {gates}, {state} and {weight}")
+    given = [each for each in (state, cell, weight, bias) if each is not None]
+    wanted: list[tuple[Size, ...]] = [(gates.dims[1], hidden)] * (1 + (cell is not None))
+    wanted += [(_GATES[kind] * hidden, hidden), (_GATES[kind] * hidden,)]
+    if gates.rank != 3 or any(
+        each.dtype is not gates.dtype or _differ(each.dims, dims)
+        for each, dims in zip(given, wanted)
+    ):
+        raise ShapeError(f"cannot run steps of {kind} for {gates} with {given}")
     outputs = gates.with_dims((*gates.dims[:2], hidden))
     return (outputs, state) if cell is not None else outputs
+
+
+def _differ(dims: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
+    pairs = zip(dims, wanted)
+    return len(dims) != len(wanted) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
+    )
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
@@ -84,7 +102,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     gates = _rows(lowering, lowering.operand(node.tensor("gates")))
     state = _rows(lowering, lowering.operand(node.tensor("state")))
     weight = _rows(lowering, lowering.operand(node.tensor("weight")))
-    bias, first = node.optional_tensor("bias"), node.optional_tensor("cell")
+    bias, first = packed(lowering, node.optional_tensor("bias")), node.optional_tensor("cell")
     cell = None if first is None else _rows(lowering, lowering.operand(first))
     out, *cells = (lowering.operand(result) for result in node.results)
     count, batches, hidden = out.dims
@@ -111,9 +129,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "out_row": out.strides[1],
     }
     if bias is not None:
-        held = dense(lowering, lowering.operand(bias))
-        buffers["bias"] = (held, "r")
-        params["offset_bias"] = held.offset
+        buffers["bias"] = (bias, "r")
+        params["offset_bias"] = bias.offset
     for t in reversed(steps) if node.bool("backwards") else steps:
         step: dict[str, Size] = {
             "offset_gates": gates.offset + t * gates.strides[0],
