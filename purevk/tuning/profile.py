@@ -55,7 +55,8 @@ class DeviceProfile:
 
         workgroup_size: invocations per workgroup, if they do not depend on each other.
         max_select_workgroup: invocations per workgroup that select elements of one row, at most.
-        max_sort_workgroup: invocations per workgroup that sort a block in shared memory, at most.
+        max_sort_workgroup: invocations per workgroup that sort a block in shared memory, or merge
+            sorted runs, at most.
         max_workgroups_per_core: workgroups per multiprocessor that are worth starting for short
             rows; more cost more than they compute. 0: no limit.
         staged_image_bytes: shared memory that a workgroup may take for images, so that a

@@ -75,6 +75,14 @@ def test_units_beyond_a_workgroup():
     )
 
 
+@pytest.mark.parametrize("batch, steps", [(64, 3), (65, 0)])
+def test_large_batches_are_unrolled(batch, steps):
+    layer, x = layer_of("GRU", 8, 12, batch_first=True), tensor(batch, 3, 8)
+    with program_of(lambda x: layer(x)[0], (x,)) as program:
+        assert dispatches(program).count(STEP) == steps
+        torch.testing.assert_close(program.forward(x), layer(x)[0], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_tanh"])
 def test_a_step_is_a_dispatch(kind):
     layer = layer_of(kind, 8, 12, batch_first=True)
