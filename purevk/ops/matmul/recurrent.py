@@ -96,21 +96,62 @@ def _layer(
     kind: str,
     x: Value,
     state: tuple[Value, ...],
-    weights: _Weights,
+    weights: Sequence[_Weights],
     step: Step,
-    backwards: bool,
 ) -> tuple[Value, tuple[Value, ...]]:
-    """The outputs [steps, batch, hidden] of `x` [steps, batch, features], and the last state."""
-    gates = _linear(builder, x, weights.inner, weights.inner_bias)
+    """A layer with the weights of each of its directions.
+
+    Args:
+        x: [steps, batch, features].
+        state: each [directions, batch, hidden], before the first step.
+
+    Returns:
+        The outputs [steps, batch, directions * hidden], and the last state.
+    """
     steps = range(_dims.specialize(x.type.dims[0]))
-    others = [each.type for each in (*state, weights.outer, weights.outer_bias) if each is not None]
-    if steps and weights.projection is None and can_run(builder.traits, gates.type, others):
-        return emit_steps(builder, kind, gates, state, weights.outer, weights.outer_bias, backwards)
-    outputs: list[Value] = []
-    for t in reversed(steps) if backwards else steps:
-        state = step(builder, builder.emit("aten.select.int", gates, 0, t), state, weights)
-        outputs.append(state[0])
-    return _stack(builder, outputs[::-1] if backwards else outputs), state
+    if steps and (made := _as_node(builder, kind, x, state, weights)) is not None:
+        return made
+    outputs, finals = [], []
+    for direction, each in enumerate(weights):
+        gates = _linear(builder, x, each.inner, each.inner_bias)
+        now = tuple(builder.emit("aten.select.int", value, 0, direction) for value in state)
+        found: list[Value] = []
+        for t in reversed(steps) if direction else steps:
+            now = step(builder, builder.emit("aten.select.int", gates, 0, t), now, each)
+            found.append(now[0])
+        outputs.append(_stack(builder, found[::-1] if direction else found))
+        finals.append(now)
+    return _joined(builder, outputs, -1), tuple(_stack(builder, parts) for parts in zip(*finals))
+
+
+def _as_node(
+    builder: Builder,
+    kind: str,
+    x: Value,
+    state: tuple[Value, ...],
+    weights: Sequence[_Weights],
+) -> tuple[Value, tuple[Value, ...]] | None:
+    """The same as one node, if the device should run it so."""
+    outer = [
+        value for each in weights for value in (each.inner, each.outer, each.outer_bias) if value
+    ]
+    gates = x.type.with_dims((*x.type.dims[:2], sum(each.outer.type.dims[0] for each in weights)))
+    types = [each.type for each in (*state, x, *outer)]
+    if any(each.projection for each in weights) or not can_run(builder.traits, kind, gates, types):
+        return None
+
+    def joint(name: str) -> Value | None:
+        values = [getattr(each, name) for each in weights]
+        return None if values[0] is None else _joined(builder, values, 0)
+
+    inner, outer_weight = joint("inner"), joint("outer")
+    assert inner is not None and outer_weight is not None
+    made = _linear(builder, x, inner, joint("inner_bias"))
+    return emit_steps(builder, kind, made, state, outer_weight, joint("outer_bias"))
+
+
+def _joined(builder: Builder, values: Sequence[Value], dim: int) -> Value:
+    return values[0] if len(values) == 1 else builder.emit("aten.cat.default", tuple(values), dim)
 
 
 def _run(
@@ -138,16 +179,14 @@ def _run(
     each = (4 if biases else 2) + projected
     finals: list[tuple[Value, ...]] = []
     for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            n = layer * directions + direction
-            weights = _Weights(params[n * each : (n + 1) * each], biases, projected)
-            state = tuple(builder.emit("aten.select.int", value, 0, n) for value in first)
-            made, state = _layer(builder, kind, x, state, weights, step, direction == 1)
-            finals.append(state)
-            outputs.append(made)
-        x = outputs[0] if directions == 1 else builder.emit("aten.cat.default", tuple(outputs), -1)
-    last = [_stack(builder, [state[k] for state in finals]) for k in range(len(first))]
+        rows = range(layer * directions, (layer + 1) * directions)
+        weights = [_Weights(params[n * each : (n + 1) * each], biases, projected) for n in rows]
+        state = tuple(
+            builder.emit("aten.slice.Tensor", value, 0, rows[0], rows[-1] + 1, 1) for value in first
+        )
+        x, state = _layer(builder, kind, x, state, weights, step)
+        finals.append(state)
+    last = [_joined(builder, parts, 0) for parts in zip(*finals)]
     if unbatched:
         return builder.emit("aten.squeeze.dims", x, (1,)), *(
             builder.emit("aten.squeeze.dims", value, (1,)) for value in last

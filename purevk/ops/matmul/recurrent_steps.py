@@ -1,10 +1,12 @@
-"""All steps of one direction of a recurrent layer as one node, for GPUs: a dispatch for each step
-(`recurrent_step.comp`), with the matmul of the state and all that follows from it.
+"""All steps of a recurrent layer as one node, for GPUs: in one dispatch if the weight fits into the
+registers of a workgroup (`recurrent_layer.comp`), else one for each step (`recurrent_step.comp`),
+with the matmul of the state and all that follows from it. Both directions run at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -23,22 +25,66 @@ _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
+# Of all steps in one dispatch: registers of a multiprocessor and of an invocation, those that hold no
+# weight, and how many workgroups after each other are faster than matmuls of all rows at once.
+_REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS, _MOST_ROUNDS = 65536, 255, 28, 16
 
 
-def can_run(traits: DeviceTraits, gates: TensorType, others: Sequence[TensorType]) -> bool:
-    """Whether the steps of `gates` [steps, batch, gates * hidden] should run as one node; `others`
-    are the state, [batch, hidden], and the weights."""
+class _Form(NamedTuple):
+    """How all steps run in one dispatch: the macros of `recurrent_layer.comp`."""
+
+    lanes: int
+    local: int
+    rows: int
+
+
+def can_run(
+    traits: DeviceTraits, kind: str, gates: TensorType, others: Sequence[TensorType]
+) -> bool:
+    """Whether a layer should run as one node. `gates` is [steps, batch, directions * gates * hidden],
+    `others` are the state, [directions, batch, hidden], and the weights."""
     hidden = others[0].dims[-1]
-    return (
+    if not (
         traits.profile.has_fast_shared_memory
         and traits.subgroup_size in (8, 16, 32, 64)
         and traits.has("subgroup_shuffle", "subgroup_basic", "subgroup_size_control")
         and gates.dtype in _FLOATS
         and all(each.dtype is gates.dtype for each in others)
-        and _dims.upper(gates.dims[1]) <= _MOST_ROWS
         and isinstance(hidden, int)
         and hidden > 0
+    ):
+        return False
+    directions, batches = _dims.specialize(others[0].dims[0]), _dims.upper(gates.dims[1])
+    return batches <= _MOST_ROWS or bool(
+        _form(traits, _GATES[kind], hidden, gates.dtype, directions, batches)
     )
+
+
+def _form(
+    traits: DeviceTraits, gates: int, hidden: int, dtype: DType, directions: int, batches: int
+) -> _Form | None:
+    """Lanes and rows with which a workgroup keeps the weight in registers; None if it cannot."""
+    quads = -(-hidden // 4)
+    lanes = min(power_of_two(quads), traits.subgroup_size)
+    while lanes >= 1:
+        local = -(-hidden * lanes // traits.subgroup_size) * traits.subgroup_size
+        columns = -(-quads // lanes)
+        free = min(_MOST_REGISTERS, _REGISTERS // local) - gates * columns * dtype.itemsize
+        rows = 1
+        while rows < min(_ROWS, lanes) and directions * batches > rows * traits.processors:
+            rows *= 2
+        while rows > 1 and free < gates * rows + _OTHER_REGISTERS:
+            rows //= 2
+        rounds = directions * -(-batches // rows) / traits.processors
+        if (
+            local <= min(traits.max_invocations, 1024)
+            and free >= gates * rows + _OTHER_REGISTERS
+            and 2 * rows * columns * lanes * 16 <= traits.max_shared_memory
+            and rounds <= _MOST_ROUNDS
+        ):
+            return _Form(lanes, local, rows)
+        lanes //= 2
+    return None
 
 
 def emit_steps(
@@ -48,23 +94,30 @@ def emit_steps(
     state: tuple[Value, ...],
     weight: Value,
     bias: Value | None,
-    backwards: bool,
 ) -> tuple[Value, tuple[Value, ...]]:
-    """The outputs [steps, batch, hidden] of all steps, and the last state.
+    """The outputs [steps, batch, directions * hidden] of all steps, and the last state.
 
     Args:
         kind: "rnn_tanh", "rnn_relu", "gru" or "lstm".
-        gates: [steps, batch, gates * hidden], what the inputs add to the gates.
-        state: [batch, hidden] before the first step; of an LSTM, then its cell.
-        weight, bias: [gates * hidden, hidden] and [gates * hidden] of the state.
-        backwards: the last step comes first.
+        gates: [steps, batch, directions * gates * hidden], what the inputs add to the gates.
+        state: [directions, batch, hidden] before the first step; of an LSTM, then its cell. The
+            second direction begins at the last step.
+        weight, bias: [directions * gates * hidden, hidden] and [directions * gates * hidden] of the
+            state.
     """
     cell = state[1] if kind == "lstm" else None
-    outputs, *last = builder.emit_all(
-        NAME, gates, state[0], cell, weight, bias, kind, bool(backwards)
-    )
-    end = 0 if backwards else _dims.specialize(gates.type.dims[0]) - 1
-    return outputs, (builder.emit("aten.select.int", outputs, 0, end), *last)
+    outputs, *last = builder.emit_all(NAME, gates, state[0], cell, weight, bias, kind)
+    directions, hidden = (_dims.specialize(state[0].type.dims[n]) for n in (0, 2))
+    ends = []
+    for direction in range(directions):
+        end = 0 if direction else _dims.specialize(gates.type.dims[0]) - 1
+        made = builder.emit("aten.slice.Tensor", outputs, 0, end, end + 1, 1)
+        if directions > 1:
+            first = direction * hidden
+            made = builder.emit("aten.slice.Tensor", made, 2, first, first + hidden, 1)
+        ends.append(made)
+    final = ends[0] if directions == 1 else builder.emit("aten.cat.default", tuple(ends), 0)
+    return outputs, (final, *last)
 
 
 def _shape(
@@ -74,18 +127,20 @@ def _shape(
     weight: TensorType,
     bias: TensorType | None,
     kind: str,
-    backwards: bool,
 ) -> Types:
-    hidden = state.dims[-1]
+    if gates.rank != 3 or state.rank != 3:
+        raise ShapeError(f"cannot run steps of {kind} for {gates} with {state}")
+    directions, hidden = state.dims[0], state.dims[-1]
+    width = directions * _GATES[kind] * hidden
     given = [each for each in (state, cell, weight, bias) if each is not None]
-    wanted: list[tuple[Size, ...]] = [(gates.dims[1], hidden)] * (1 + (cell is not None))
-    wanted += [(_GATES[kind] * hidden, hidden), (_GATES[kind] * hidden,)]
-    if gates.rank != 3 or any(
+    wanted: list[tuple[Size, ...]] = [(directions, gates.dims[1], hidden)]
+    wanted += [*(wanted if cell is not None else ()), (width, hidden), (width,)]
+    if _differ(gates.dims[2:], (width,)) or any(
         each.dtype is not gates.dtype or _differ(each.dims, dims)
         for each, dims in zip(given, wanted)
     ):
         raise ShapeError(f"cannot run steps of {kind} for {gates} with {given}")
-    outputs = gates.with_dims((*gates.dims[:2], hidden))
+    outputs = gates.with_dims((*gates.dims[:2], directions * hidden))
     return (outputs, state) if cell is not None else outputs
 
 
@@ -96,79 +151,165 @@ def _differ(dims: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
     )
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
-    traits = lowering.traits
-    kind = node.str("kind")
-    gates = _rows(lowering, lowering.operand(node.tensor("gates")))
-    state = _rows(lowering, lowering.operand(node.tensor("state")))
-    weight = _rows(lowering, lowering.operand(node.tensor("weight")))
-    bias, first = packed(lowering, node.optional_tensor("bias")), node.optional_tensor("cell")
-    cell = None if first is None else _rows(lowering, lowering.operand(first))
-    out, *cells = (lowering.operand(result) for result in node.results)
-    count, batches, hidden = out.dims
-    steps = range(_dims.specialize(count))
-    lanes = traits.subgroup_size
-    while lanes > 8 and 4 * lanes > _dims.upper(hidden):
-        lanes //= 2
-    rows = min(power_of_two(_dims.upper(batches)), _ROWS)
-    macros: dict[str, str | int] = {
-        "T": out.dtype.glsl,
-        "KIND": _KINDS[kind],
-        "LOCAL": max(_LOCAL, traits.subgroup_size),
-        "LANES": lanes,
-        "ROWS": rows,
-        "BIAS": int(bias is not None),
-    }
-    buffers: dict[str, tuple[Operand, str]] = {"gates": (gates, "r"), "weight": (weight, "r")}
-    params: dict[str, Size] = {
-        "batches": batches,
-        "H": hidden,
-        "gates_row": gates.strides[1],
-        "offset_weight": weight.offset,
-        "weight_row": weight.strides[0],
-        "out_row": out.strides[1],
-    }
-    if bias is not None:
-        buffers["bias"] = (bias, "r")
-        params["offset_bias"] = bias.offset
-    for t in reversed(steps) if node.bool("backwards") else steps:
-        step: dict[str, Size] = {
-            "offset_gates": gates.offset + t * gates.strides[0],
-            "offset_state": state.offset,
-            "state_row": state.strides[-2],
-            "offset_out": out.offset + t * out.strides[0],
+class _Layer:
+    """The operands of a layer, and what both ways to run it have in common."""
+
+    def __init__(self, lowering: Lowering, node: Node) -> None:
+        self.lowering = lowering
+        self.kind = node.str("kind")
+        self.gates = _rows(lowering, lowering.operand(node.tensor("gates")))
+        self.state = _rows(lowering, lowering.operand(node.tensor("state")))
+        self.weight = _rows(lowering, lowering.operand(node.tensor("weight")))
+        self.bias = packed(lowering, node.optional_tensor("bias"))
+        first = node.optional_tensor("cell")
+        self.before = None if first is None else _rows(lowering, lowering.operand(first))
+        self.out, *cells = (lowering.operand(result) for result in node.results)
+        self.cell = cells[0] if cells else None
+        self.steps = _dims.specialize(self.out.dims[0])
+        self.directions, self.batches, self.hidden = self.state.dims
+        self.macros: dict[str, str | int] = {
+            "T": self.out.dtype.glsl,
+            "KIND": _KINDS[self.kind],
+            "BIAS": int(self.bias is not None),
         }
-        bound = {**buffers, "state": (state, "r"), "out": (out, "w")}
-        if cell is not None:
-            step |= {"offset_before": cell.offset, "before_row": cell.strides[0]}
-            step |= {"offset_cell": cells[0].offset, "cell_row": cells[0].strides[0]}
-            bound |= {"before": (cell, "r"), "cell": (cells[0], "w")}
-        vector = gcd4(
-            hidden,
-            weight.offset,
-            weight.strides[0],
-            step["offset_state"],
-            step["state_row"],
-        )
-        fixed = params | {name: step[name] for name in step if not name.startswith("offset")}
+        self.buffers: dict[str, tuple[Operand, str]] = {
+            "gates": (self.gates, "r"),
+            "weight": (self.weight, "r"),
+            "out": (self.out, "w"),
+        }
+        self.params: dict[str, Size] = {
+            "batches": self.batches,
+            "gates_row": self.gates.strides[1],
+            "offset_weight": self.weight.offset,
+            "weight_row": self.weight.strides[0],
+            "out_row": self.out.strides[1],
+        }
+        if self.bias is not None:
+            self.buffers["bias"] = (self.bias, "r")
+            self.params["offset_bias"] = self.bias.offset
+
+    @property
+    def flops(self) -> Size:
+        """Of a step in all directions."""
+        gates = self.directions * _GATES[self.kind]
+        return 2 * self.batches * self.hidden * self.hidden * gates
+
+    def run(self, form: _Form) -> None:
+        """All steps in one dispatch."""
+        lowering, state, weight = self.lowering, self.state, self.weight
+        buffers = {**self.buffers, "state": (state, "r")}
+        params = {
+            **self.params,
+            "steps": self.steps,
+            "offset_gates": self.gates.offset,
+            "gates_step": self.gates.strides[0],
+            "offset_state": state.offset,
+            "state_direction": state.strides[0],
+            "state_row": state.strides[1],
+            "offset_out": self.out.offset,
+            "out_step": self.out.strides[0],
+        }
+        if self.before is not None and self.cell is not None:
+            for name, operand, use in (("before", self.before, "r"), ("cell", self.cell, "w")):
+                buffers[name] = (operand, use)
+                params[f"offset_{name}"] = operand.offset
+                params[f"{name}_direction"], params[f"{name}_row"] = operand.strides[:2]
+        vector = gcd4(self.hidden, weight.offset, weight.strides[0])
         lowering.dispatch(
-            "matmul/recurrent_step.comp",
-            bound,
-            macros={**macros, "VEC4": int(vector)},
-            params={**params, **step},
-            specialize=lowering.fixed(fixed),
-            grid=(
-                _dims.ceil_div(hidden * lanes, int(macros["LOCAL"])),
-                _dims.ceil_div(batches, rows),
-                1,
-            ),
-            subgroup_size=traits.subgroup_size,
-            flops=2 * batches * hidden * hidden * _GATES[kind],
+            "matmul/recurrent_layer.comp",
+            buffers,
+            macros={
+                **self.macros,
+                "H": _dims.specialize(self.hidden),
+                "LANES": form.lanes,
+                "LOCAL": form.local,
+                "ROWS": form.rows,
+                "VEC4": int(vector),
+            },
+            params=params,
+            specialize=lowering.fixed(params),
+            grid=(_dims.ceil_div(self.batches, form.rows), self.directions, 1),
+            subgroup_size=lowering.traits.subgroup_size,
+            flops=self.flops * self.steps,
         )
-        # The next step reads what this one stored.
-        layout = Layout(step["offset_out"], out.strides[1:])
-        state = Operand(out.storage, layout, out.type.with_dims(out.dims[1:]))
-        cell = cells[0] if cells else None
+
+    def run_steps(self) -> None:
+        """A dispatch for each step."""
+        lowering, out, weight, hidden = self.lowering, self.out, self.weight, self.hidden
+        state, before = self.state, self.before
+        lanes = lowering.traits.subgroup_size
+        while lanes > 8 and 4 * lanes > _dims.upper(hidden):
+            lanes //= 2
+        rows = min(power_of_two(_dims.upper(self.batches)), _ROWS)
+        local = max(_LOCAL, lowering.traits.subgroup_size)
+        macros = {**self.macros, "LOCAL": local, "LANES": lanes, "ROWS": rows}
+        hop_state = state.strides[0]
+        for t in range(self.steps):
+            # The second direction begins at the last step.
+            back = self.steps - 1 - 2 * t
+            step: dict[str, Size] = {
+                "H": hidden,
+                "offset_gates": self.gates.offset + t * self.gates.strides[0],
+                "hop_gates": back * self.gates.strides[0] + _GATES[self.kind] * hidden,
+                "offset_state": state.offset,
+                "hop_state": hop_state,
+                "state_row": state.strides[-2],
+                "offset_out": out.offset + t * out.strides[0],
+                "hop_out": back * out.strides[0] + hidden,
+            }
+            bound = {**self.buffers, "state": (state, "r")}
+            if before is not None and self.cell is not None:
+                for name, operand, use in (("before", before, "r"), ("cell", self.cell, "w")):
+                    bound[name] = (operand, use)
+                    step[f"offset_{name}"] = operand.offset
+                    step[f"hop_{name}"], step[f"{name}_row"] = operand.strides[:2]
+            params = {**self.params, **step}
+            sizes = {name: params[name] for name in params if not name.startswith(_MOVING)}
+            vector = gcd4(
+                hidden,
+                weight.offset,
+                weight.strides[0],
+                step["offset_state"],
+                step["hop_state"],
+                step["state_row"],
+            )
+            lowering.dispatch(
+                "matmul/recurrent_step.comp",
+                bound,
+                macros={**macros, "VEC4": int(vector)},
+                params=params,
+                specialize=lowering.fixed(sizes),
+                grid=(
+                    _dims.ceil_div(hidden * lanes, local),
+                    _dims.ceil_div(self.batches, rows),
+                    self.directions,
+                ),
+                subgroup_size=lowering.traits.subgroup_size,
+                flops=self.flops,
+            )
+            # The next step reads what this one stored.
+            layout = Layout(step["offset_out"], out.strides[1:])
+            state = Operand(out.storage, layout, out.type.with_dims(out.dims[1:]))
+            hop_state, before = step["hop_out"], self.cell
+
+
+_MOVING = ("offset", "hop")  # beginnings of the names of parameters that steps differ in
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    layer = _Layer(lowering, node)
+    form = _form(
+        lowering.traits,
+        _GATES[layer.kind],
+        _dims.specialize(layer.hidden),
+        layer.out.dtype,
+        _dims.specialize(layer.directions),
+        _dims.upper(layer.batches),
+    )
+    if form is not None:
+        layer.run(form)
+    else:
+        layer.run_steps()
 
 
 def _rows(lowering: Lowering, x: Operand) -> Operand:

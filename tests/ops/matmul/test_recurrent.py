@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from purevk.graph.context import default_context
+from purevk.ops.matmul import recurrent_steps
 from purevk.tuning import DEFAULT
 from tests.ops.harness import Case, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
-STEP = "matmul/recurrent_step.comp"
+STEP, LAYER = "matmul/recurrent_step.comp", "matmul/recurrent_layer.comp"
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,11 @@ def gpu(monkeypatch):
     if not traits.has("subgroup_shuffle", "subgroup_basic", "subgroup_size_control"):
         pytest.skip("the device has no shuffles in subgroups of a size that is asked for")
     monkeypatch.setattr(shared, "traits", traits)
+
+
+def take_steps(monkeypatch):
+    """Weights do not fit into registers."""
+    monkeypatch.setattr(recurrent_steps, "_REGISTERS", 0)
 
 
 def layer_of(kind: str, *sizes: int, **options) -> torch.nn.Module:
@@ -47,48 +53,84 @@ def case_of(layer: torch.nn.Module, *inputs, dtype: torch.dtype) -> Case:
     return Case(run, (*values, *params), atol=atol, name=f"{layer} {dtype}")
 
 
+@pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_tanh", "RNN_relu"])
-def test_all_steps(kind, dtype):
+def test_all_steps(kind, dtype, steps, monkeypatch):
     """Units in whole vectors and not, batches that rows do not divide, layers in both directions."""
+    if steps:
+        take_steps(monkeypatch)
     count = 2 if kind == "LSTM" else 1
     state = [tensor(1, 3, 12, seed=n) for n in range(1, 1 + count)]
+    both = [tensor(4, 2, 6, seed=n) for n in range(1, 1 + count)]
+    layers = {"num_layers": 2, "bidirectional": True}
     check(
         [
             case_of(layer_of(kind, 8, 12), tensor(5, 3, 8), *state, dtype=dtype),
             case_of(layer_of(kind, 6, 5, batch_first=True), tensor(11, 2, 6), dtype=dtype),
             case_of(layer_of(kind, 6, 5, bias=False), tensor(1, 1, 6), dtype=dtype),
             case_of(layer_of(kind, 8, 16), tensor(4, 8), dtype=dtype),
+            case_of(layer_of(kind, 4, 1), tensor(4, 2, 4), dtype=dtype),
+            case_of(layer_of(kind, 4, 8, **layers), tensor(3, 9, 4), dtype=dtype),
             case_of(
-                layer_of(kind, 4, 8, num_layers=2, bidirectional=True), tensor(3, 9, 4), dtype=dtype
+                layer_of(kind, 4, 6, batch_first=True, **layers),
+                tensor(2, 5, 4),
+                *both,
+                dtype=dtype,
             ),
+            case_of(layer_of(kind, 4, 7, bias=False, **layers), tensor(4, 4), dtype=dtype),
         ]
     )
 
 
-def test_units_beyond_a_workgroup():
+@pytest.mark.parametrize("steps", [False, True])
+def test_units_beyond_a_subgroup(steps, monkeypatch):
+    if steps:
+        take_steps(monkeypatch)
     check(
         [
             case_of(layer_of("LSTM", 8, 132), tensor(3, 2, 8), dtype=torch.float32),
+            case_of(layer_of("LSTM", 8, 128), tensor(3, 2, 8), dtype=torch.float16),
+            case_of(
+                layer_of("LSTM", 8, 64, bidirectional=True), tensor(3, 3, 8), dtype=torch.float32
+            ),
             case_of(layer_of("GRU", 8, 70), tensor(3, 17, 8), dtype=torch.float32),
         ]
     )
 
 
-@pytest.mark.parametrize("batch, steps", [(64, 3), (65, 0)])
-def test_large_batches_are_unrolled(batch, steps):
+@pytest.mark.parametrize("cores, batch, layers, steps", [
+    (64, 300, 1, 0), (64, 128, 1, 0), (1, 60, 1, 0), (1, 64, 0, 3), (1, 65, 0, 0)
+])  # fmt: skip
+def test_large_batches(cores, batch, layers, steps, monkeypatch):
+    """In as many workgroups as rows need, up to rounds of them that matmuls are faster than."""
+    shared = default_context()
+    monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, cores=cores))
+    if not layers:
+        monkeypatch.setattr(recurrent_steps, "_MOST_ROUNDS", 2)
     layer, x = layer_of("GRU", 8, 12, batch_first=True), tensor(batch, 3, 8)
     with program_of(lambda x: layer(x)[0], (x,)) as program:
-        assert dispatches(program).count(STEP) == steps
+        found = dispatches(program)
+        assert (found.count(LAYER), found.count(STEP)) == (layers, steps)
         torch.testing.assert_close(program.forward(x), layer(x)[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_tanh"])
-def test_a_step_is_a_dispatch(kind):
-    layer = layer_of(kind, 8, 12, batch_first=True)
+def test_a_step_is_a_dispatch(kind, monkeypatch):
+    """Of both directions, if the weight does not fit into registers."""
+    take_steps(monkeypatch)
+    layer = layer_of(kind, 8, 12, batch_first=True, bidirectional=True)
     with program_of(lambda x: layer(x)[0], (tensor(3, 20, 8),)) as program:
         found = dispatches(program)
         assert found.count(STEP) == 20 and len(found) <= 24, found
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_tanh"])
+def test_a_small_layer_is_a_dispatch(kind):
+    layer = layer_of(kind, 8, 12, batch_first=True, bidirectional=True)
+    with program_of(lambda x: layer(x)[0], (tensor(3, 20, 8),)) as program:
+        found = dispatches(program)
+        assert found.count(LAYER) == 1 and len(found) <= 4, found
 
 
 def test_a_batch_whose_size_is_known_at_the_call():
