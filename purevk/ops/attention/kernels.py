@@ -15,6 +15,7 @@ from purevk.tuning import DeviceTraits
 STEP_BYTES = 96
 """Bytes of shared memory that steps.glslh takes, at most."""
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
+_SPILLING = 192  # columns of heads, from which on registers are too few: measured for 256
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ class Coopmat:
         needed = self.keys * padded / (64 * self.subgroups)
         in_registers = _padded(width) / 4 - 4 * self.q_steps
         needed += self.fragments * (in_registers + _padded(value_width) / 2 + self.keys / 2)
-        registers = min(costs.registers[0] * needed + costs.registers[1], 255)
+        wanted = costs.registers[0] * needed + costs.registers[1]
+        registers = min(wanted, 255)
         local, shared = 32 * self.subgroups, self._shared(padded)
         resident = max(
             1,
@@ -210,9 +212,10 @@ class Coopmat:
         )
         wait = costs.latency + costs.step * self.fragments * self.keys / 64
         rounds = -(-workgroups // (cores * resident))
-        return (
-            costs.start + -(-keys // self.keys) * (rounds * wait + load * work) + costs.group * load
-        )
+        step = rounds * wait + load * work
+        if padded >= _SPILLING and wanted > registers:
+            step *= 1.2 + 0.0045 * (wanted - registers)
+        return costs.start + -(-keys // self.keys) * step + costs.group * load
 
 
 @dataclass(frozen=True)

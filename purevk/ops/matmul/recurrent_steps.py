@@ -25,9 +25,10 @@ _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
-# Of all steps in one dispatch: registers of a multiprocessor and of an invocation, those that hold no
-# weight, and how many workgroups after each other are faster than matmuls of all rows at once.
-_REGISTERS, _MOST_REGISTERS, _OTHER_REGISTERS, _MOST_ROUNDS = 65536, 255, 28, 16
+# All steps in one dispatch, measured on an NVIDIA H200: bytes of a weight; words of it in an
+# invocation; invocations that a multiprocessor runs without slowing down; and how many workgroups
+# after each other are faster than matmuls of all rows at once.
+_WEIGHT_BYTES, _WORDS, _BUSY, _MOST_ROUNDS = 2**18, 128, 512, 8
 
 
 class _Form(NamedTuple):
@@ -63,28 +64,27 @@ def can_run(
 def _form(
     traits: DeviceTraits, gates: int, hidden: int, dtype: DType, directions: int, batches: int
 ) -> _Form | None:
-    """Lanes and rows with which a workgroup keeps the weight in registers; None if it cannot."""
-    quads = -(-hidden // 4)
-    lanes = min(power_of_two(quads), traits.subgroup_size)
-    while lanes >= 1:
-        local = -(-hidden * lanes // traits.subgroup_size) * traits.subgroup_size
-        columns = -(-quads // lanes)
-        free = min(_MOST_REGISTERS, _REGISTERS // local) - gates * columns * dtype.itemsize
-        rows = 1
-        while rows < min(_ROWS, lanes) and directions * batches > rows * traits.processors:
-            rows *= 2
-        while rows > 1 and free < gates * rows + _OTHER_REGISTERS:
-            rows //= 2
-        rounds = directions * -(-batches // rows) / traits.processors
-        if (
-            local <= min(traits.max_invocations, 1024)
-            and free >= gates * rows + _OTHER_REGISTERS
-            and 2 * rows * columns * lanes * 16 <= traits.max_shared_memory
-            and rounds <= _MOST_ROUNDS
-        ):
-            return _Form(lanes, local, rows)
-        lanes //= 2
-    return None
+    """Lanes and rows with which a workgroup keeps the weight in registers; None if it cannot, or if
+    there are too many rows."""
+    if gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES:
+        return None
+    quads, lanes = -(-hidden // 4), 2 if hidden > 4 else 1
+    while gates * -(-quads // lanes) * dtype.itemsize > _WORDS:
+        lanes *= 2
+    local = -(-hidden * lanes // traits.subgroup_size) * traits.subgroup_size
+    slots = traits.processors * max(_BUSY // local, 1)
+    rows = 1
+    while rows < min(lanes, _ROWS) and -(-batches // rows) * directions > slots:
+        rows *= 2
+    shared = 2 * rows * -(-quads // lanes) * lanes * 16
+    if (
+        lanes > traits.subgroup_size
+        or local > traits.max_invocations
+        or shared > traits.max_shared_memory
+        or -(-batches // rows) * directions > _MOST_ROUNDS * slots
+    ):
+        return None
+    return _Form(lanes, local, rows)
 
 
 def emit_steps(

@@ -27,7 +27,7 @@ def gpu(monkeypatch):
 
 def take_steps(monkeypatch):
     """Weights do not fit into registers."""
-    monkeypatch.setattr(recurrent_steps, "_REGISTERS", 0)
+    monkeypatch.setattr(recurrent_steps, "_WEIGHT_BYTES", 0)
 
 
 def layer_of(kind: str, *sizes: int, **options) -> torch.nn.Module:
@@ -107,7 +107,7 @@ def test_large_batches(cores, batch, layers, steps, monkeypatch):
     shared = default_context()
     monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, cores=cores))
     if not layers:
-        monkeypatch.setattr(recurrent_steps, "_MOST_ROUNDS", 2)
+        monkeypatch.setattr(recurrent_steps, "_MOST_ROUNDS", 1)
     layer, x = layer_of("GRU", 8, 12, batch_first=True), tensor(batch, 3, 8)
     with program_of(lambda x: layer(x)[0], (x,)) as program:
         found = dispatches(program)
