@@ -34,8 +34,6 @@ def decompositions(program: Any = None) -> Any:
     from purevk.frontends.torch import fast_paths
 
     table = torch.export.default_decompositions()
-    for target, written in fast_paths.table().items():
-        table[target] = written
     for target in [*table]:
         if isinstance(target, torch._ops.OpOverload):
             definition = registry.find(name_of(target))
@@ -45,6 +43,8 @@ def decompositions(program: Any = None) -> Any:
                 and not (updating and definition.name == INSTANCE_NORM)
             ):
                 del table[target]
+    for target, written in fast_paths.table().items():
+        table[target] = written
     return table
 
 

@@ -22,7 +22,14 @@ def table() -> dict[Any, Any]:
         torch.ops.aten._transformer_encoder_layer_fwd.default: encoder_layer,
         torch.ops.aten._native_multi_head_attention.default: attention,
         torch.ops.aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
+        torch.ops.aten.copy.default: copy,
     }
+
+
+def copy(x: _Tensor, source: _Tensor, non_blocking: bool = False) -> _Tensor:
+    """What `x.copy_(source)` leaves in x. `run_decompositions` takes `source` in place of a copy
+    that becomes the new value of a buffer, whatever its dtype and sizes are."""
+    return source.to(x.dtype).expand(x.shape)
 
 
 def encoder_layer(

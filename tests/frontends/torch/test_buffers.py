@@ -65,3 +65,29 @@ def test_buffers(kind):
             x = torch.arange(3.0) + call
             have, want = program.forward(x), module(x)
             torch.testing.assert_close(have, want)
+
+
+class Copied(torch.nn.Module):
+    """Buffers that take elements of another dtype, or of sizes that broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("narrow", torch.zeros(2, 3, dtype=torch.float16))
+        self.register_buffer("count", torch.zeros(3, dtype=torch.int64))
+
+    def forward(self, x):
+        self.narrow.copy_(x)
+        self.count.copy_(x[0])
+        return self.narrow, self.count * 2, self.narrow.sum(0)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 3), (1, 1)])
+def test_a_copy_into_a_buffer_keeps_its_dtype_and_sizes(sizes, tmp_path):
+    module = Copied()
+    x = torch.arange(1.0, 1.0 + sizes[0] * sizes[1]).view(sizes) * 1.7001
+    with purevk.compile(Copied(), (x,)) as program:
+        program.save(tmp_path / "model.pvk")
+        have, want = program.forward(x), module(x)
+        torch.testing.assert_close(have, want)
+    with purevk.load(tmp_path / "model.pvk") as program:
+        torch.testing.assert_close(program.forward(x), want)
