@@ -214,6 +214,7 @@ class Reader(NodeReader):
         outputs: list[Arg] = []
         kinds: list[tuple[int, str]] = []
         updates: dict[int, Arg] = {}
+        copied: dict[Any, Value] = {}  # what torch's module returns where such a node is a result
         given = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         for arg, spec in zip(node.args[0], signature.output_specs):
             value = self.arg(arg)
@@ -221,6 +222,11 @@ class Reader(NodeReader):
                 state = states[spec.target]
                 if value is state:
                     continue  # written in place by control flow
+                if _is_converted(state, value):
+                    (value,) = self.importer.emit(
+                        "aten.copy.default", (state, value), [], [], f"mutation of {spec.target}"
+                    )
+                    copied[arg] = value
                 self.importer.emit(
                     "purevk.store", (state, value), [], [], f"mutation of {spec.target}"
                 )
@@ -230,7 +236,7 @@ class Reader(NodeReader):
                 kind = number_kind(getattr(arg, "meta", {}).get("val"))
                 if kind in (float, bool):
                     kinds.append((len(outputs), kind.__name__))
-                outputs.append(value)
+                outputs.append(copied.get(arg, value) if copied else value)
             elif spec.kind.name != "TOKEN":
                 raise UnsupportedProgramError(
                     f"an output of kind {spec.kind.name} cannot be run",
@@ -241,3 +247,14 @@ class Reader(NodeReader):
             self.importer.signature = replace(self.importer.signature, numbers=tuple(kinds))
         graph = self.importer.finish([*outputs, *updates.values()], tuple(updates))
         return replace(graph, lines=self.lines)
+
+
+def _is_converted(state: Value, value: Arg) -> bool:
+    """Whether the new value of a buffer has another dtype, or sizes that broadcast: torch removes
+    copies into buffers from programs that it decomposes."""
+    if not isinstance(value, Value):
+        return False
+    dims = (*state.type.dims, *value.type.dims)
+    return value.type.dtype is not state.type.dtype or (
+        all(isinstance(size, int) for size in dims) and value.type.dims != state.type.dims
+    )

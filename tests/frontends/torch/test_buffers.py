@@ -91,3 +91,17 @@ def test_a_copy_into_a_buffer_keeps_its_dtype_and_sizes(sizes, tmp_path):
         torch.testing.assert_close(have, want)
     with purevk.load(tmp_path / "model.pvk") as program:
         torch.testing.assert_close(program.forward(x), want)
+
+
+class Returned(Copied):
+    def forward(self, x):
+        self.narrow.copy_(x)
+        return self.narrow
+
+
+def test_a_copy_that_torch_has_removed_keeps_the_dtype_of_the_buffer():
+    x = torch.full((1, 3), 1.7001)
+    exported = torch.export.export(Returned(), (x,)).run_decompositions({})
+    with purevk.compile(exported) as program:
+        torch.testing.assert_close(program.forward(x), Returned()(x))
+        assert program.state["narrow"].dtype == "float16"
