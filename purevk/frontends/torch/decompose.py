@@ -1,4 +1,4 @@
-"""Which operators torch decomposes before an exported program is read."""
+"""Which operators torch decomposes before an exported program is read, and what is corrected before."""
 
 from __future__ import annotations
 
@@ -157,3 +157,55 @@ def out_of_place(node: Any, target: Any) -> str:
 def name_of(target: Any) -> str:
     """The name of an overload of torch: "namespace.op.overload"."""
     return f"{target.namespace}.{target._opname}.{target._overloadname}"
+
+
+def keep_earlier(program: Any) -> None:
+    """Copies the earlier elements of replaced buffers that are results, or values of other buffers.
+
+    `torch.export` writes the new elements into the tensor of the buffer, at the end of the graph.
+    What still refers to this tensor then would see them.
+    """
+    import torch
+
+    graph = program.graph_module.graph
+    # Tracing names the copies that a module makes itself after the operator, without its overload.
+    stores = [
+        node
+        for node in graph.nodes
+        if node.target is torch.ops.aten.copy_.default and node.name.startswith("copy__default")
+    ]
+    if not stores:
+        return
+    buffers = {node.args[0] for node in stores}
+    kept: dict[Any, Any] = {}
+
+    def earlier(node: Any) -> Any:
+        if not isinstance(node, torch.fx.Node) or _viewed(node) not in buffers:
+            return node
+        if node not in kept:
+            with graph.inserting_before(stores[0]):
+                kept[node] = graph.call_function(torch.ops.aten.clone.default, (node,))
+            kept[node].meta = dict(node.meta)
+        return kept[node]
+
+    for node in stores:
+        node.args = (node.args[0], earlier(node.args[1]))
+    output = graph.output_node()
+    results = tuple(earlier(node) for node in output.args[0])
+    for result, spec in zip(results, program.graph_signature.output_specs):
+        if isinstance(result, torch.fx.Node):
+            spec.arg.name = result.name
+    output.args = (results,)
+    program.graph_module.recompile()
+
+
+def _viewed(node: Any) -> Any:
+    """The node whose elements a node shows: itself, if it is no view."""
+    import torch
+
+    while isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        if not node.args or not returns or returns[0].alias_info is None:
+            break
+        node = node.args[0]
+    return node

@@ -18,7 +18,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
 from purevk.frontends.torch.caches import exportable
-from purevk.frontends.torch.decompose import decompose
+from purevk.frontends.torch.decompose import decompose, keep_earlier
 from purevk.frontends.torch.effects import (
     Effects,
     applied,
@@ -169,6 +169,7 @@ class ModuleSource:
         try:
             with _tracing, without_noise(), torch.no_grad(), exportable(module):
                 exported, effects = _export(module, positional, named, dynamic_shapes)
+                keep_earlier(exported)
                 self.program = decompose(exported)
         except Exception as error:
             if not isinstance(error, PurevkError):

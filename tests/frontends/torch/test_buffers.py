@@ -57,7 +57,22 @@ class Window(Two):
         return self.a.sum(), (self.a * self.b).clone()
 
 
-@pytest.mark.parametrize("kind", [Both, Swap, PlainSwap, Part, Window])
+class Replaced(Two):
+    def forward(self, x):
+        old = self.a
+        self.a = self.a + x
+        return old, old[1:], self.a
+
+
+class Shifted(Two):
+    def forward(self, x):
+        old = self.a
+        self.a = self.a + x
+        self.b = old.view(3, 1).view(3)
+        return self.b * 1, self.a
+
+
+@pytest.mark.parametrize("kind", [Both, Swap, PlainSwap, Part, Window, Replaced, Shifted])
 def test_buffers(kind):
     module = kind()
     with purevk.compile(kind(), (torch.ones(3),)) as program:
