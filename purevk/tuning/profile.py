@@ -78,6 +78,8 @@ class DeviceProfile:
         min_norm_groups: groups of a group norm, from which on each gets a workgroup of its own.
         max_norm_elements: elements of a group, up to which a single kernel is the faster one for
             few groups too.
+        recurrent_elements: elements of the weight of a recurrent layer that an invocation keeps in
+            registers, of 32 and of 16 bits, at most.
         max_direct_flops: operations of a convolution of few channels, above which a conversion is
             worth it to use matrix cores.
 
@@ -133,6 +135,7 @@ class DeviceProfile:
     min_atomic_entries: int
     min_norm_groups: int
     max_norm_elements: int
+    recurrent_elements: tuple[int, int]
     max_direct_flops: int
 
     matmul: MatmulCosts

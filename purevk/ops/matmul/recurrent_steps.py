@@ -25,10 +25,10 @@ _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
-# All steps in one dispatch, measured on an NVIDIA H200: bytes of a weight; words of it in an
-# invocation; invocations that a multiprocessor runs without slowing down; and how many workgroups
-# after each other are faster than matmuls of all rows at once.
-_WEIGHT_BYTES, _WORDS, _BUSY, _MOST_ROUNDS = 2**18, 128, 512, 8
+# All steps in one dispatch, measured on an NVIDIA H200: bytes of a weight; invocations that a
+# multiprocessor runs without slowing down; and how many workgroups after each other are faster than
+# matmuls of all rows at once.
+_WEIGHT_BYTES, _BUSY, _MOST_ROUNDS = 2**18, 512, 8
 
 
 class _Form(NamedTuple):
@@ -69,7 +69,7 @@ def _form(
     if gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES:
         return None
     quads, lanes = -(-hidden // 4), 2 if hidden > 4 else 1
-    while gates * -(-quads // lanes) * dtype.itemsize > _WORDS:
+    while 4 * gates * -(-quads // lanes) > traits.profile.recurrent_elements[dtype.itemsize == 2]:
         lanes *= 2
     local = -(-hidden * lanes // traits.subgroup_size) * traits.subgroup_size
     slots = traits.processors * max(_BUSY // local, 1)

@@ -358,6 +358,7 @@ DEFAULT = DeviceProfile(
     min_atomic_entries=64,
     min_norm_groups=16,
     max_norm_elements=16384,
+    recurrent_elements=(64, 64),
     max_direct_flops=1 << 29,
     matmul=MATMUL,
     attention=ATTENTION,
