@@ -381,3 +381,29 @@ def same_literal(given: Any, wanted: Any) -> bool:
     if isinstance(given, float) and given == wanted:
         return math.copysign(1.0, given) == math.copysign(1.0, wanted)  # -0.0 is not 0.0
     return given is wanted or bool(given == wanted) or (given != given and wanted != wanted)
+
+
+def permutation_hint(given: Sequence[int], wanted: Sequence[int | None]) -> str:
+    """How to make an image with its channels last (NHWC) one with its channels first, if that gives
+    the sizes that are wanted, or the other way around. Empty if neither does.
+
+    Args:
+        wanted: None for a dim of any size.
+    """
+    rank = len(given)
+    if rank not in (3, 4, 5) or len(wanted) != rank:
+        return ""
+    # With three dims, the first one may be the batch or not.
+    for first in (0, 1) if rank == 3 else (1,):
+        batch, inner = [*range(first)], [*range(first, rank)]
+        for before, after, order in (
+            ("last", "first", [*batch, inner[-1], *inner[:-1]]),
+            ("first", "last", [*batch, *inner[1:], first]),
+        ):
+            if all(size in (None, given[dim]) for dim, size in zip(order, wanted)):
+                dims = ", ".join(map(str, order))
+                return (
+                    f"if the channels are {before} and should be {after}: x.permute({dims}), or "
+                    f"x.transpose({dims}) in numpy"
+                )
+    return ""

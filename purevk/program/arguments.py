@@ -16,7 +16,7 @@ from purevk.fallback import to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.index_range import IndexRange
-from purevk.ir.signature import CONTIGUOUS, memory_layout, same_literal
+from purevk.ir.signature import CONTIGUOUS, memory_layout, permutation_hint, same_literal
 from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
 from purevk.program.host_memory import HostMemory
 from purevk.program.specs import DimSpec, size_spec
@@ -312,7 +312,8 @@ class InputReader:
             f"{expected.name} has size {array.shape[dim]} along dim {dim}",
             where=self.where,
             why=why,
-            next="export the model with a dynamic dim, or pass the exported size",
+            next=permutation_hint(array.shape, expected.sizes)
+            or "export the model with a dynamic dim, or pass the exported size",
         )
 
     def _refused_layout(self, array: np.ndarray, expected: _ExpectedTensor) -> SignatureError:
@@ -329,6 +330,7 @@ class _ExpectedTensor:
 
     Attributes:
         fixed: each dim that is no symbol, with its size.
+        sizes: of each dim; None for a symbol.
         written: whether the method writes it in place.
         layout: how its elements have to lie in memory, see `memory_layout`; None: any way.
     """
@@ -339,6 +341,7 @@ class _ExpectedTensor:
         self.fixed = [
             (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
         ]
+        self.sizes = tuple(size if isinstance(size, int) else None for size in value.type.dims)
         self.written = position in graph.updates
         self.layout = dict(graph.signature.layouts).get(position) if graph.signature else None
         self._graph, self._value = graph, value

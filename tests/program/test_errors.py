@@ -407,3 +407,28 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_variable_that_cannot_be_read() -> None:
     raised = python(FAIL, LINEAR, PUREVK_VALIDATION="perhaps")
     assert "PUREVK_VALIDATION='perhaps'" in raised["what"] and "1 or 0" in raised["why"]
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_checks_of_distributions_are_named() -> None:
+    import torch
+
+    class Policy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = torch.distributions.Categorical(logits=x, validate_args=True)
+            return made.log_prob(x.argmax(-1))
+
+    with pytest.raises(Exception, match="data-dependent") as caught:
+        purevk.compile(Policy(), (torch.rand(2, 3),))
+    (note,) = caught.value.__notes__
+    assert "validate_args=False" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_fixed_lengths_of_recurrent_layers_are_named() -> None:
+    import torch
+
+    with pytest.raises(Exception, match="specialized") as caught:
+        purevk.compile(torch.nn.GRU(3, 4), (torch.rand(5, 2, 3),), ({0: torch.export.Dim.DYNAMIC},))
+    (note,) = caught.value.__notes__
+    assert "Recurrent layers" in note

@@ -31,6 +31,7 @@ from purevk.frontends.torch.effects import (
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.ir import Graph, Signature
+from purevk.ir.signature import permutation_hint
 
 _log = logging.getLogger("purevk")
 
@@ -89,9 +90,16 @@ _COMPILE = (
 
 def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
     """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
+    import torch
+
     kind, text = type(error).__name__, str(error)
     if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
+    elif kind == "GuardOnDataDependentSymNode" and _in_distributions(error):
+        yield (
+            "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
+            "call torch.distributions.Distribution.set_default_validate_args(False)."
+        )
     elif kind == "GuardOnDataDependentSymNode":
         yield (
             "The elements of a tensor decide there what Python does. An exported program needs "
@@ -105,6 +113,8 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
             "Check dynamic_shapes: its keys are the arguments of forward, the sizes of the example "
             "inputs lie within the bounds, and the module must not fix a size that is dynamic."
         )
+        if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
+            yield "Recurrent layers fix the length of their sequences."
     elif ".numpy()" in text:
         yield "torch.export follows operators of torch, not those of numpy. Use torch's there."
         yield _COMPILE
@@ -114,6 +124,16 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
         yield "Check first that the module itself runs: module(*inputs)."
     else:
         yield _COMPILE
+
+
+def _in_distributions(error: Exception) -> bool:
+    """Whether a line of `torch.distributions` raised the error, for the user's code or for torch."""
+    import torch
+
+    folder = os.path.join(os.path.dirname(torch.__file__), "distributions", "")
+    return any(
+        frame.filename.startswith(folder) for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def _user_line(error: Exception) -> str:
@@ -404,11 +424,15 @@ class _Declared:
             sizes = zip(getattr(leaf, "shape", ()), getattr(other, "shape", ()))
             for dim, (size, known) in enumerate(sizes):
                 if size != known and dim not in dynamic and len(leaf.shape) == len(other.shape):
+                    wanted = [
+                        None if dim in dynamic else size for dim, size in enumerate(other.shape)
+                    ]
                     raise SizeConstraintError(
                         f"{name} has size {size} along dim {dim}",
                         where="purevk.compile",
                         why=f"the example has {known}, and the dim is not declared as dynamic",
-                        next="compile the module with dynamic_shapes, or pass the example's size",
+                        next=permutation_hint(leaf.shape, wanted)
+                        or "compile the module with dynamic_shapes, or pass the example's size",
                     )
 
     def automatic(

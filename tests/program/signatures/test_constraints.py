@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk.errors import InputError, SizeConstraintError, UnsupportedProgramError  # noqa: E402
+from purevk.ir.signature import permutation_hint  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 Dim = torch.export.Dim
@@ -227,6 +228,46 @@ def test_undeclared_dims_stay_as_they_are() -> None:
         pytest.raises(SizeConstraintError, match="has size 5 along dim 0"),
     ):
         program(*rows(5))
+
+
+def test_channels_last_are_named(tmp_path: Path) -> None:
+    model, image = torch.nn.Conv2d(3, 2, 3).eval(), torch.rand(1, 3, 8, 7)
+    with purevk.compile(model, (image,)) as program:
+        program.save(tmp_path / "conv.pvk")
+        with pytest.raises(SizeConstraintError) as of_module:
+            program(image.permute(0, 2, 3, 1))
+    with purevk.load(tmp_path / "conv.pvk") as program:
+        with pytest.raises(SizeConstraintError) as of_file:
+            program(image.permute(0, 2, 3, 1))
+        with pytest.raises(SizeConstraintError) as other:
+            program(image[..., :5])
+    for refused in (of_module, of_file):
+        assert "x.permute(0, 3, 1, 2)" in refused.value.next
+    assert "permute" not in other.value.next
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "hint"),
+    [
+        ((1, 8, 7, 3), (1, 3, 8, 7), "x.permute(0, 3, 1, 2)"),
+        ((1, 3, 8, 7), (1, 8, 7, 3), "x.permute(0, 2, 3, 1)"),
+        ((2, 8, 7, 3), (None, 3, None, None), "x.permute(0, 3, 1, 2)"),
+        ((8, 7, 3), (3, 8, 7), "x.permute(2, 0, 1)"),
+        ((2, 9, 5), (2, 5, 9), "x.permute(0, 2, 1)"),
+        ((2, 4, 8, 7, 3), (2, 3, 4, 8, 7), "x.permute(0, 4, 1, 2, 3)"),
+    ],
+)
+def test_the_order_of_channels_is_found(
+    given: tuple[int, ...], wanted: tuple[int | None, ...], hint: str
+) -> None:
+    assert hint in permutation_hint(given, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [((1, 8, 7, 4), (1, 3, 8, 7)), ((5, 3), (3, 5)), ((3, 8, 7), (1, 3, 8, 7))]
+)
+def test_other_sizes_have_no_hint(given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    assert permutation_hint(given, wanted) == ""
 
 
 def test_a_file_of_torch_keeps_its_guards(tmp_path: Path) -> None:
