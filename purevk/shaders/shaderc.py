@@ -191,6 +191,15 @@ class Compiler:
             else messages.strip().split("\n")[0] or "no message was given"
         )
         location = f"{errors[0]['file']}:{errors[0]['line']}" if errors else name
+        # The operators of users are named by comments. One statement for each: others are the same
+        # for other elements.
+        own: dict[str, str] = {}
+        for value in macros.values():
+            for statement in value.split(";"):
+                if named := re.search(r"/\* (.*?) \*/", statement):
+                    own.setdefault(named[1], statement.strip())
+        shown = list(dict.fromkeys(shown))
+        shown += [f"    from an operator of yours: {each}" for each in own.values()]
         definitions = (
             " ".join(f"{macro}={value}" for macro, value in sorted(macros.items())) or "none"
         )

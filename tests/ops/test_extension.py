@@ -311,3 +311,25 @@ def test_a_definition_of_another_schema_is_refused(clean: None) -> None:
     with pytest.raises(InputError, match="another number of results") as caught:
         purevk.plan(Both(), (torch.ones(3),), device="typical")
     assert "its shape function gives 1, the operator gives 2" in str(caught.value)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("text", ["x * unknown_name", "x * (x"])
+def test_an_error_of_the_compiler_names_the_operator_and_its_text(text: str) -> None:
+    name = "mylib.faulty_x"
+    with torch.library._scoped_library("mylib", "FRAGMENT") as library:
+        library.define("faulty_x(Tensor x) -> Tensor")
+        library.impl("faulty_x", lambda x: x.clone(), "CompositeExplicitAutograd")
+        purevk.ops.register_pointwise(name, text, "x", replace=True)
+
+        class Model(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.relu(torch.ops.mylib.faulty_x(x + 1))
+
+        try:
+            with pytest.raises(purevk.ShaderCompilerError) as caught:
+                purevk.compile(Model(), (torch.rand(3, 8),))
+        finally:
+            purevk.ops.unregister(name)
+    (line,) = [each for each in caught.value.why.splitlines() if "operator of yours" in each]
+    assert "/* mylib.faulty_x.default */" in line and ("unknown_name" in line or "* (" in line)

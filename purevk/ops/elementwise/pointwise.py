@@ -215,6 +215,8 @@ def expression_of(
     if text == "$0":
         result = operands_used[0]
     else:
+        if definition.of_user:  # an error of the compiler shows the operator beside its text
+            text = f"{text} /* {definition.name} */"
         result = builder.step(text, operands_used, native, definition.name.split(".")[1])
     if text != "$0" and native in (DType.uint8, DType.int8, DType.int16):
         result = builder.step(convert("$0", DType.int32, native), [result], native)
