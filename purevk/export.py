@@ -35,7 +35,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from purevk.dtypes import DType
-from purevk.errors import FileFormatError, GraphError, PurevkError
+from purevk.errors import FileFormatError, GraphError, PurevkError, UnsupportedProgramError
 from purevk.frontends.executorch import call_record
 from purevk.frontends.executorch.delegate_calls import LISTS_ALL
 from purevk.frontends.executorch.names import INTEGER_OPERATORS
@@ -241,7 +241,12 @@ class PurevkPartitioner(Partitioner):
         return (kept if self.portable_to_etvk else [*kept, *_WHOLE]), lambda node: True
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tags the nodes that go into delegates, as few as their dependencies allow."""
+        """Tags the nodes that go into delegates, as few as their dependencies allow.
+
+        Raises:
+            UnsupportedProgramError: a buffer would get another dtype, or other sizes.
+        """
+        _check_buffers(exported_program)
         module = exported_program.graph_module
         refused: dict[torch.fx.Node, str] = {}
         checks: list[_Check] = [_Lists(self)]
@@ -275,6 +280,26 @@ class PurevkPartitioner(Partitioner):
         )
         tags = {f"tag{partition.id}": spec for partition in partitions}
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+def _check_buffers(program: ExportedProgram) -> None:
+    """`run_decompositions` of torch takes `source` in place of `buffer.copy_(source)`, also where that
+    has another dtype or sizes that broadcast; the file would keep it so."""
+    tensors: Mapping[str, Any] = {**program.state_dict, **program.constants}
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for spec in program.graph_signature.output_specs:
+        buffer, value = tensors.get(spec.target or ""), values.get(getattr(spec.arg, "name", ""))
+        if spec.kind is not OutputKind.BUFFER_MUTATION or buffer is None or value is None:
+            continue
+        known = all(isinstance(size, int) for size in value.shape)
+        if buffer.dtype != value.dtype or (known and buffer.shape != value.shape):
+            raise UnsupportedProgramError(
+                f"the buffer {spec.target} is {buffer.dtype} of sizes {tuple(buffer.shape)}, and "
+                f"would become {value.dtype} of sizes {tuple(value.shape)}",
+                why="torch drops copies into buffers from programs that it decomposes, with the "
+                "conversion that they are",
+                next="convert what is copied: buffer.copy_(x.to(buffer.dtype).expand_as(buffer))",
+            )
 
 
 def _calls(program: ExportedProgram) -> list[CompileSpec]:

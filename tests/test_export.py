@@ -249,3 +249,30 @@ def test_portable_files_quantize_on_the_way_as_eager_torch_does() -> None:
     }
     error, outside, segments, cpu_nodes = _cost(made.blob, made.inputs, made.eager_result)
     assert error < 1e-5 and outside > 0 and (segments, cpu_nodes) == (1, 0)
+
+
+class Copies(torch.nn.Module):
+    """Copies into a buffer, with a conversion."""
+
+    def __init__(self, dtype: torch.dtype, converts: bool, *sizes: int) -> None:
+        super().__init__()
+        self.converts = converts
+        self.register_buffer("last", torch.zeros(*sizes, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        self.last.copy_(made.to(self.last.dtype).expand_as(self.last) if self.converts else made)
+        return self.last + 1
+
+
+@pytest.mark.parametrize("dtype, sizes", [(torch.float16, (4,)), (torch.float32, (3, 4))])
+def test_a_conversion_that_torch_drops(lower, dtype, sizes):
+    from purevk.errors import UnsupportedProgramError
+
+    x = torch.tensor([1.00049, 2, 3, 4])
+    with pytest.raises(UnsupportedProgramError, match="the buffer last is .* and would become"):
+        lower(Copies(dtype, False, *sizes), (x,))
+    _, program, _, _ = lower(Copies(dtype, True, *sizes), (x,))
+    with program:
+        wanted = Copies(dtype, True, *sizes)(x)
+        torch.testing.assert_close(program.forward(x), wanted, atol=0, rtol=0)
