@@ -15,6 +15,7 @@ from typing import Any
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import Dim, Guard, Size
 from purevk.ir import dims as _dims
+from purevk.ir.factors import scaled
 
 # Below this limit, rounding a fraction a/b to a double gives no integer, and no middle between two
 # integers, unless the fraction is one.
@@ -57,8 +58,11 @@ class Ratios:
 
     def rounded(self, expression: Any) -> Size:
         """An integer that `math.floor`, `ceil`, `trunc` or `round` gives."""
+        kind = type(expression).__name__
+        if kind in ("FloorToInt", "TruncToInt") and (number := self._scaled(expression.args[0])):
+            return number
         found = self.read(expression.args[0])
-        above, below, kind = found.above, found.below, type(expression).__name__
+        above, below = found.above, found.below
         if not _few_digits(above):
             raise _unknown(expression)
         if kind == "CeilToInt":
@@ -70,6 +74,15 @@ class Ratios:
         if kind == "TruncToInt":
             self._limit(Guard(above, ">=", 0, True))
         return above // below
+
+    def _scaled(self, expression: Any) -> Size | None:
+        """A size times a float, rounded down; None: the expression is another one, or not known."""
+        if type(expression).__name__ != "Mul" or len(expression.args) != 2:
+            return None
+        factor, size = sorted(expression.args, key=lambda each: not each.is_Float)
+        if not factor.is_Float or type(size).__name__ != "ToFloat":
+            return None
+        return scaled(self._size(size.args[0]), float(factor))
 
     def compare(self, left: Any, op: str, right: Any) -> Iterator[Guard]:
         """The guards of a comparison of floats. All must hold."""

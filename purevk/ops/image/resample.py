@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
+from purevk.errors import UnsupportedProgramError
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir.factors import scaled
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.image.resample_bytes import resize_bytes
@@ -22,12 +23,15 @@ from purevk.tuning import DeviceTraits
 
 def _scaled(size: Size, factor: float) -> Size:
     """floor(size * factor)"""
-    if isinstance(size, int):
-        return math.floor(size * factor)
-    numerator, denominator = float(factor).as_integer_ratio()
-    if denominator > 2**20 or abs(numerator) > 2**20:
-        raise ShapeError(f"a size known only at a call times {factor}")
-    return size * numerator // denominator
+    found = scaled(size, factor)
+    if found is None:
+        raise UnsupportedProgramError(
+            f"a size known only at a call times {factor} cannot be followed",
+            why="no fraction of few digits gives the same for all values of the size",
+            next="give the size in place of the factor, bound the size by fewer than 65536, or "
+            "export one program for each size",
+        )
+    return found
 
 
 def _resized(

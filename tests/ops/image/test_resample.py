@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import purevk
+from purevk.errors import UnsupportedProgramError
 from tests.ops.harness import Case, aten, check, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -185,3 +187,42 @@ def test_dynamic_sizes():
             for have, want in zip(program.forward(x), run(x)):
                 torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
     assert aten
+
+
+class Interpolated(torch.nn.Module):
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, **self.options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale_factor": (1.7, 0.6), "mode": "nearest"},
+        {"scale_factor": (1.7, 1.2345), "mode": "bilinear"},
+        {"scale_factor": 1.3, "mode": "area"},
+        {"scale_factor": 1.3, "mode": "bicubic", "recompute_scale_factor": True},
+    ],
+    ids=lambda options: options["mode"],
+)
+def test_sizes_of_a_call_times_a_factor(options):
+    module = Interpolated(**options)
+    sides = torch.export.Dim("h", min=4, max=60), torch.export.Dim("w", min=4, max=60)
+    x = tensor(1, 2, 10, 12)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({2: sides[0], 3: sides[1]},))
+    with purevk.compile(exported) as program:
+        for height, width in ((4, 5), (10, 50), (60, 33), (23, 60)):
+            x = tensor(1, 2, height, width)
+            torch.testing.assert_close(program.forward(x), module(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_factor_that_no_fraction_follows():
+    """int(90 * 0.7) is 62."""
+    side = torch.export.Dim("h", min=4, max=100)
+    module, x = Interpolated(scale_factor=0.7, mode="nearest"), tensor(1, 2, 10, 10)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({2: side},))
+    with pytest.raises(UnsupportedProgramError, match="times 0.7 cannot be followed"):
+        purevk.compile(exported)
