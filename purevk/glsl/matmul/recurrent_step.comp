@@ -20,6 +20,7 @@
 //   ROWS   rows of an invocation
 //   VEC4   1: H, and the offsets and strides of weight and state, are multiples of 4
 //   BIAS   1: there is a bias
+//   BOTH   1: there are two directions
 // Grid: (ceil(H * LANES / LOCAL), ceil(batches / ROWS), directions)
 #include "core/common.glslh"
 #include "core/elements.glslh"
@@ -42,6 +43,9 @@
 #endif
 #ifndef BIAS
 #define BIAS 0
+#endif
+#ifndef BOTH
+#define BOTH 0
 #endif
 #include "matmul/recurrent.glslh"
 
@@ -94,19 +98,20 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 void main() {
     int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
     int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;
-    int direction = int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
+    int direction = BOTH * int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
     float sum[GATES][ROWS];
     UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
     int from[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) from[r] = offset_state + direction * hop_state + min(row0 + r, batches - 1) * state_row;
 #if VEC4
-    for (int k = 4 * lane; k < H; k += 4 * LANES) {
+    int quads = H >> 2, row_of_unit = (offset_weight + (first + unit) * weight_row) >> 2, gate = (H * weight_row) >> 2;
+    int quad_from[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) quad_from[r] = from[r] >> 2;
+    for (int q = lane; q < quads; q += LANES) {
         vec4 w[GATES];
-        UNROLL for (int g = 0; g < GATES; g++) {
-            w[g] = FLOATS_OF(T, buf_weight[(offset_weight + (first + g * H + unit) * weight_row + k) >> 2]);
-        }
+        UNROLL for (int g = 0; g < GATES; g++) w[g] = FLOATS_OF(T, buf_weight[row_of_unit + g * gate + q]);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            vec4 state = FLOATS_OF(T, buf_state[(from[r] + k) >> 2]);
+            vec4 state = FLOATS_OF(T, buf_state[quad_from[r] + q]);
             UNROLL for (int g = 0; g < GATES; g++) sum[g][r] += dot(w[g], state);
         }
     }
@@ -131,20 +136,24 @@ void main() {
         UNROLL for (int r = 1; r < ROWS; r++) mine[g] = lane == r ? sum[g][r] : mine[g];
     }
     int row = row0 + lane;
-    if (id / LANES >= H || lane >= ROWS || row >= batches) return;
-    float given[GATES];
-    UNROLL for (int g = 0; g < GATES; g++) {
-        given[g] = FLOAT_OF(T, buf_gates[offset_gates + direction * hop_gates + row * gates_row + g * H + unit]);
+    bool finishes = id / LANES < H && lane < ROWS && row < batches;
+    float given[GATES], bias[GATES], before = 0.0, cell = 0.0;
+    UNROLL for (int g = 0; g < GATES; g++) given[g] = bias[g] = 0.0;
+    if (finishes) {
+        UNROLL for (int g = 0; g < GATES; g++) {
+            given[g] = FLOAT_OF(T, buf_gates[offset_gates + direction * hop_gates + row * gates_row + g * H + unit]);
 #if BIAS
-        mine[g] += FLOAT_OF(T, buf_bias[offset_bias + first + g * H + unit]);
+            bias[g] = FLOAT_OF(T, buf_bias[offset_bias + first + g * H + unit]);
+#endif
+        }
+#if KIND == 2
+        before = STATE(offset_state + direction * hop_state + row * state_row + unit);
+#elif KIND == 3
+        cell = FLOAT_OF(T, buf_before[offset_before + direction * hop_before + row * before_row + unit]);
 #endif
     }
-    float before = 0.0, cell = 0.0;
-#if KIND == 2
-    before = STATE(offset_state + direction * hop_state + row * state_row + unit);
-#elif KIND == 3
-    cell = FLOAT_OF(T, buf_before[offset_before + direction * hop_before + row * before_row + unit]);
-#endif
+    UNROLL for (int g = 0; g < GATES; g++) mine[g] += bias[g];
+    if (!finishes) return;
     float after = state_after(given, mine, before, cell);
     buf_out[offset_out + direction * hop_out + row * out_row + unit] = ELEMENT_OF(T, after);
 #if KIND == 3

@@ -243,6 +243,7 @@ class _Layer:
         rows = min(power_of_two(_dims.upper(self.batches)), _ROWS)
         local = max(_LOCAL, lowering.traits.subgroup_size)
         macros = {**self.macros, "LOCAL": local, "LANES": lanes, "ROWS": rows}
+        macros["BOTH"] = int(self.directions == 2)
         hop_state = state.strides[0]
         for t in range(self.steps):
             # The second direction begins at the last step.
