@@ -432,3 +432,20 @@ def test_fixed_lengths_of_recurrent_layers_are_named() -> None:
         purevk.compile(torch.nn.GRU(3, 4), (torch.rand(5, 2, 3),), ({0: torch.export.Dim.DYNAMIC},))
     (note,) = caught.value.__notes__
     assert "Recurrent layers" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_dynamic_dims_that_an_input_lacks_are_named() -> None:
+    import torch
+
+    with pytest.raises(IndexError) as caught:
+        purevk.compile(torch.nn.Linear(3, 4), (torch.rand(2, 3),), ({7: torch.export.Dim("b")},))
+    (note,) = caught.value.__notes__
+    assert "Check dynamic_shapes" in note and "dims that the arguments have" in note
+
+
+def test_torch_does_not_warn_of_recurrent_layers(recwarn: pytest.WarningsRecorder) -> None:
+    import torch
+
+    with purevk.compile(torch.nn.LSTM(3, 4).eval(), (torch.rand(5, 2, 3),)):
+        assert not [each for each in recwarn if "_flat_weights" in str(each.message)]

@@ -108,6 +108,11 @@ def without_noise() -> Iterator[None]:
     with warnings.catch_warnings():
         # torch.export copies a class of its own that it has deprecated.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        # Recurrent layers keep a list of their parameters, and set it anew in each call.
+        warnings.filterwarnings(
+            "ignore",
+            r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned",
+        )
         # `watched` takes notes while dynamo traces the body of a loop or branch.
         warnings.filterwarnings(
             "ignore",

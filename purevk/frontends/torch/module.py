@@ -95,7 +95,7 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
     kind, text = type(error).__name__, str(error)
     if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
-    elif kind == "GuardOnDataDependentSymNode" and _in_distributions(error):
+    elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
         yield (
             "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
             "call torch.distributions.Distribution.set_default_validate_args(False)."
@@ -106,12 +106,15 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
             "torch.where or torch.cond for that."
         )
         yield _COMPILE
-    elif kind == "ConstraintViolationError" or (
-        kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text)
+    elif (
+        kind == "ConstraintViolationError"
+        or (kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text))
+        or (kind == "IndexError" and not line and _raised_in(error, "_export", "non_strict_utils"))
     ):
         yield (
-            "Check dynamic_shapes: its keys are the arguments of forward, the sizes of the example "
-            "inputs lie within the bounds, and the module must not fix a size that is dynamic."
+            "Check dynamic_shapes: its keys are the arguments of forward, and those in it dims that "
+            "the arguments have; the sizes of the example inputs lie within the bounds, and the "
+            "module must not fix a size that is dynamic."
         )
         if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
             yield "Recurrent layers fix the length of their sequences."
@@ -126,13 +129,13 @@ def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
         yield _COMPILE
 
 
-def _in_distributions(error: Exception) -> bool:
-    """Whether a line of `torch.distributions` raised the error, for the user's code or for torch."""
+def _raised_in(error: Exception, *parts: str) -> bool:
+    """Whether a line of a file or folder of torch's package was running when an error was raised."""
     import torch
 
-    folder = os.path.join(os.path.dirname(torch.__file__), "distributions", "")
+    place = os.path.join(os.path.dirname(torch.__file__), *parts)
     return any(
-        frame.filename.startswith(folder) for frame in traceback.extract_tb(error.__traceback__)
+        frame.filename.startswith(place) for frame in traceback.extract_tb(error.__traceback__)
     )
 
 
