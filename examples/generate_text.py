@@ -35,9 +35,7 @@ class Step(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         positions = (position + torch.arange(tokens.shape[1]))[None]
-        result = self.model(
-            tokens, position_ids=positions, past_key_values=self.cache, logits_to_keep=1
-        )
+        result = self.model(tokens, position_ids=positions, cache=self.cache, logits_to_keep=1)
         return result.logits[:, -1]
 
 
