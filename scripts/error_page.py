@@ -83,6 +83,9 @@ def _raw(node: ast.expr, constants: dict[str, ast.expr]) -> str:
     if isinstance(node, ast.IfExp):
         both = [_raw(each, constants).strip() for each in (node.body, node.orelse)]
         return " / ".join(dict.fromkeys(each for each in both if each))
+    if isinstance(node, ast.BoolOp):
+        found = [_raw(each, constants).strip() for each in node.values]
+        return " / ".join(each for each in found if each != GAP) or GAP
     if isinstance(node, ast.Name) and isinstance(
         constants.get(node.id), (ast.Constant, ast.JoinedStr)
     ):

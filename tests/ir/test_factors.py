@@ -28,11 +28,6 @@ def test_scaled(factor, most):
 def test_most_factors_can_be_followed():
     size = Dim.of(Symbol("s", 500))
     refused = [factor for factor in TENTHS if scaled(size, factor) is None]
-    assert refused == [
-        factor
-        for factor in TENTHS
-        if any(math.floor(n * factor) != n * round(10 * factor) // 10 for n in range(501))
-    ]
     assert 0.7 in refused and 1.7 not in refused and len(refused) < 15
 
 

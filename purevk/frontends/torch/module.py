@@ -133,9 +133,9 @@ def _raised_in(error: Exception, *parts: str) -> bool:
     """Whether a line of a file or folder of torch's package was running when an error was raised."""
     import torch
 
-    place = os.path.join(os.path.dirname(torch.__file__), *parts)
+    path = os.path.join(os.path.dirname(torch.__file__), *parts)
     return any(
-        frame.filename.startswith(place) for frame in traceback.extract_tb(error.__traceback__)
+        frame.filename.startswith(path) for frame in traceback.extract_tb(error.__traceback__)
     )
 
 

@@ -59,8 +59,10 @@ class Ratios:
     def rounded(self, expression: Any) -> Size:
         """An integer that `math.floor`, `ceil`, `trunc` or `round` gives."""
         kind = type(expression).__name__
-        if kind in ("FloorToInt", "TruncToInt") and (number := self._scaled(expression.args[0])):
-            return number
+        if kind in ("FloorToInt", "TruncToInt"):
+            number = self._scaled(expression.args[0])
+            if number is not None:
+                return number
         found = self.read(expression.args[0])
         above, below = found.above, found.below
         if not _few_digits(above):

@@ -27,9 +27,8 @@ def _scaled(size: Size, factor: float) -> Size:
     if found is None:
         raise UnsupportedProgramError(
             f"a size known only at a call times {factor} cannot be followed",
-            why="no fraction of few digits gives the same for all values of the size",
-            next="give the size in place of the factor, bound the size by fewer than 65536, or "
-            "export one program for each size",
+            why="no fraction of few digits gives the same for all sizes",
+            next="give the size in place of the factor, or export one program for each size",
         )
     return found
 

@@ -202,7 +202,7 @@ class Interpolated(torch.nn.Module):
     "options",
     [
         {"scale_factor": (1.7, 0.6), "mode": "nearest"},
-        {"scale_factor": (1.7, 1.2345), "mode": "bilinear"},
+        {"scale_factor": (1.7, 2.4), "mode": "bilinear"},
         {"scale_factor": 1.3, "mode": "area"},
         {"scale_factor": 1.3, "mode": "bicubic", "recompute_scale_factor": True},
     ],
