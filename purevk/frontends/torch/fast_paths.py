@@ -28,8 +28,9 @@ def table() -> dict[Any, Any]:
 
 def copy(x: _Tensor, source: _Tensor, non_blocking: bool = False) -> _Tensor:
     """What `x.copy_(source)` leaves in x. `run_decompositions` takes `source` in place of a copy
-    that becomes the new value of a buffer, whatever its dtype and sizes are."""
-    return source.to(x.dtype).expand(x.shape)
+    that becomes the new value of a buffer, whatever its dtype and sizes are, and though `source` may
+    be a buffer that is written later."""
+    return source.to(x.dtype).expand(x.shape).clone()
 
 
 def encoder_layer(

@@ -72,7 +72,25 @@ class Shifted(Two):
         return self.b * 1, self.a
 
 
-@pytest.mark.parametrize("kind", [Both, Swap, PlainSwap, Part, Window, Replaced, Shifted])
+class CopiedThenReplaced(Two):
+    def forward(self, x):
+        old = self.b
+        self.b = self.b * 2
+        self.a.copy_(old)
+        return old, self.a, self.b
+
+
+class CopiedThenWritten(Two):
+    def forward(self, x):
+        self.b.copy_(self.a)
+        self.a.add_(x)
+        return self.b, self.a
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Both, Swap, PlainSwap, Part, Window, Replaced, Shifted, CopiedThenReplaced, CopiedThenWritten],
+)
 def test_buffers(kind):
     module = kind()
     with purevk.compile(kind(), (torch.ones(3),)) as program:
