@@ -2,8 +2,8 @@
 
 ResNet-50, ViT-B/16 and BERT with seeded random weights, matmuls, and attention, in half precision,
 bfloat16 and float32; with `--layers`, single layers and operators of many kinds; with `--models`,
-models of transformers. The figures are milliseconds of device time for a call, with inputs and
-outputs in the memory of the device:
+models of transformers; with `--diffusion`, models of diffusers. The figures are milliseconds of
+device time for a call, with inputs and outputs in the memory of the device:
 
 - purevk: between timestamps of the device, dispatches overlap as in a call;
 - torch: eager, as a CUDA graph, and compiled by `torch.compile` and then captured as a CUDA graph;
@@ -36,6 +36,7 @@ import numpy
 import torch
 
 from bench import torch_cuda
+from bench.diffusion import diffusion
 from bench.layers import layers
 from bench.models import models
 from bench.networks import Sample, Work, works
@@ -203,6 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = functools.partial(of.add_argument, dest="works", action="store_const", default=works)
     add("--layers", const=layers, help="single layers of many kinds instead")
     add("--models", const=models, help="models of transformers instead")
+    add("--diffusion", const=diffusion, help="models of diffusers instead")
     parser.add_argument("--tiny", action="store_true", help="small ones of the same structure")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32], help="of networks")
     parser.add_argument(

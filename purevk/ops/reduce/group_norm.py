@@ -1,6 +1,7 @@
 """Normalizations with statistics of channels or groups of channels: batch, instance and group norm.
 
-If groups are many, or small enough for one workgroup each, they have a kernel. Otherwise the result
+If groups are many, or small enough for one workgroup each, they have a kernel; on GPUs, several
+workgroups share a large group (`group_slices.py`). Otherwise the result
 is `x * scale + shift`, with one scale and shift per channel (and per image, unless it is a batch
 norm). The result keeps the layout of x.
 """
@@ -20,6 +21,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.promotion import wide_type
+from purevk.ops.reduce.group_slices import form_of, lower_slices
 from purevk.ops.reduce.normalization import EpilogueIndex, alike, batch_norm_factors, emit_norm
 from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.statistics import reduce
@@ -109,6 +111,10 @@ def _kernel_lower(lowering: Lowering, node: Node) -> None:
     ]
     inner = channels // groups
     vector = gcd4(inner if nhwc else area, *offsets)
+    aligned = gcd4(x.offset, out.offset)
+    if form := form_of(lowering.traits, x.type, groups, nhwc, vector, aligned):
+        lower_slices(lowering, node, x, out, weight, bias, form)
+        return
     channel = (1, "channel(row, col)")
     if nhwc:
         index = EpilogueIndex("row_start(row) + offset_in_row(col)", column=channel)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purevk.ops.reduce import group_norm
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 from tests.ops.quantized.harness import kernels_of
 
@@ -71,6 +72,51 @@ def test_group_norm_and_what_follows(device):
         check(cases)
         with program_of(first, (x, w, b, scales[0])) as program:
             assert dispatches(program) == ["reduce/norm.comp"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "batch, channels, groups, sides",
+    [(1, 8, 2, (33, 40)), (2, 40, 4, (19, 28)), (1, 6, 2, (50, 7)), (3, 64, 16, (40, 36)),
+     (1, 1280, 32, (16, 12)), (1, 128, 32, (64, 48)), (2, 12, 1, (8, 12, 10))],
+)  # fmt: skip
+def test_groups_in_slices(monkeypatch, last, batch, channels, groups, sides):
+    """Several workgroups share a group, also one that has pixels left, or channels that are no
+    multiple of 4, whether channels come first or last."""
+    for name, value in (("_SECOND", float("-inf")), ("_LEAST_EACH", 1), ("_WORKGROUPS", 500)):
+        monkeypatch.setattr(f"purevk.ops.reduce.group_slices.{name}", value)
+    forms, form_of = [], group_norm.form_of
+
+    def recorded(*args):
+        forms.append(form_of(*args))
+        return forms[-1]
+
+    monkeypatch.setattr(group_norm, "form_of", recorded)
+    ones = [1] * len(sides)
+    x, w, b = tensor(batch, channels, *sides), tensor(channels), tensor(channels, seed=1)
+    mask, scale = tensor(channels, *ones) > 0, tensor(batch, channels, *ones)
+    to_last = (0, *range(2, x.ndim), 1)
+    to_first = (0, x.ndim - 1, *range(1, x.ndim - 1))
+
+    def norm(x, w, b):
+        return F.group_norm(x.permute(to_first) if last else x, groups, w, b)
+
+    def more(x, w, mask, scale):
+        x = x.permute(to_first) if last else x
+        return F.silu(torch.where(mask, F.group_norm(x, groups, w), 0.5)) * (1 + scale) + x
+
+    def stored(x):
+        return x.permute(to_last).contiguous() if last else x
+
+    # torch takes the difference of large sums where channels come last.
+    wide = F.group_norm((x + 1000).double(), groups, w.double(), b.double())
+    cases = [Case(norm, (stored(x + 1000), w, b), atol=2e-3, expected=wide.float())]
+    for dtype, atol in ((torch.float32, 2e-5), (torch.float16, 2e-2), (torch.bfloat16, 2e-1)):
+        args = (stored(x).to(dtype), w.to(dtype), mask, scale.to(dtype))
+        cases.append(Case(more, args, atol=atol, rtol=1e-5 if atol < 1e-3 else 5e-2))
+    with kernels_of("gpu"):
+        check(cases)
+    assert forms and all(form is not None and form.nhwc == last for form in forms)
 
 
 def test_batch_norm():
