@@ -126,6 +126,7 @@ def choose_fragment_tile(
     paired: bool = False,
     always: bool = False,
     copied: int = 0,
+    alone: bool = False,
 ) -> Fragments | None:
     """The tile of `matmul_fragments.comp` for a problem; None if none fits, or if another kernel is
     expected to be faster.
@@ -134,6 +135,7 @@ def choose_fragment_tile(
         paired: it makes one column of two, and has an even number of fragments along the columns.
         always: whether another kernel is faster does not matter.
         copied: elements of operands that have to be copied into the order of fragments before.
+        alone: the matmul is not one of many kernels of a network, after which all start slowly.
     """
     found, costs = _fragment_tiles(traits, problem), traits.profile.matmul.fragments
     if paired:
@@ -141,8 +143,10 @@ def choose_fragment_tile(
     if not found:
         return None
     if not always:
-        cost = found[0].cost(traits, problem) + costs.copy * copied
-        others = costs.others_copied if copied else costs.others
+        cost, others = found[0].cost(traits, problem), costs.others
+        if copied:
+            cost += costs.copy * copied + (0.0 if alone else costs.copy_start)
+            others = costs.others_copied if alone else costs.others
         if cost >= others * _total(traits, problem, _cheapest(traits, problem)):
             return None
     kind = "fragments of pairs" if paired else "fragments"

@@ -105,8 +105,9 @@ class FragmentCosts(NamedTuple):
         join: for a multiprocessor to add up a fragment of results of slices, per slice.
         weight: to read an element of the right operand.
         copy: to copy an element of an operand into the order of fragments before.
+        copy_start: to start that copy, in a network; alone, `others_copied` has it.
         others: as that of `ConvolutionCosts`.
-        others_copied: the same, where an operand is copied.
+        others_copied: the same of a matmul alone, where an operand is copied.
     """
 
     start: float
@@ -116,6 +117,7 @@ class FragmentCosts(NamedTuple):
     join: float
     weight: float
     copy: float
+    copy_start: float
     others: float
     others_copied: float
 

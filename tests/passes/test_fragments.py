@@ -27,7 +27,9 @@ def stepwise(request, monkeypatch):
     """Fragments of halves on a device without matrix cores, for 20 rows or more; with the parameter True
     even if operands are copied before."""
 
-    def tile_of(traits, dtype, rows, columns, terms, paired=False, always=False, copied=0):
+    def tile_of(
+        traits, dtype, rows, columns, terms, paired=False, always=False, copied=0, alone=False
+    ):
         fits = (
             dtype is DType.float16
             and (getattr(request, "param", False) or not copied)
@@ -367,7 +369,8 @@ def test_rows_that_are_copied(stepwise):
 
 
 def test_costs_of_copies():
-    """Large products are worth copies of their operands, and small ones are not."""
+    """Large products are worth copies of their operands, and small ones are not. In a network, where
+    other kernels run between, that of the rows alone is worth more."""
     traits = DeviceTraits(
         frozenset(("subgroup_shuffle",)),
         subgroup_size=32,
@@ -380,9 +383,13 @@ def test_costs_of_copies():
         fragment_order=lambda dtype, columns: True,
     )
 
-    def takes(rows, columns, terms):
-        copied = terms * (rows + columns)
-        return operator.tile_of(traits, DType.float16, rows, columns, terms, copied=copied)
+    def takes(rows, columns, terms, both=True, alone=True):
+        copied = terms * (rows + columns if both else rows)
+        sizes = (rows, columns, terms)
+        tile = operator.tile_of(traits, DType.float16, *sizes, copied=copied, alone=alone)
+        return tile is not None
 
-    assert takes(4096, 4096, 4096) is not None and takes(512, 4096, 4096) is not None
-    assert takes(128, 1024, 1024) is None and takes(128, 4096, 4096) is None
+    assert takes(4096, 4096, 4096) and takes(512, 4096, 4096)
+    assert not takes(128, 1024, 1024) and not takes(128, 4096, 4096)
+    assert not takes(1024, 1152, 1152, False) and takes(1024, 1152, 1152, False, False)
+    assert not takes(32, 256, 256, False, False)

@@ -23,8 +23,9 @@
 // operand too, so the device has to be tested first.
 //
 // Buffers and parameters: as conv2d.comp, but ldb, and row_a. Pixels of a row may overlap.
-//   The weight is [OC / 16, KH * KW * IC / 32, 512]: for 16 output channels and 32 channels of a tap
-//   RIGHT_ELEMENT of fragment_blocks.glslh.
+//   The weight is [OC / 16, IC / 32 * KH * KW, 512]: for 16 output channels and a tap of 32 channels
+//   RIGHT_ELEMENT of fragment_blocks.glslh. All taps of 32 channels follow one another, since pixels
+//   that several taps read are in the first cache then.
 // Macros: those of matmul_io.glslh, VEC8_A, VEC8_B and VEC4_OUT 1, and
 //   WINDOW       0: KH, KW and the strides are 1, the padding is 0 (1)
 //   SUBGROUPS_M, SUBGROUPS_N   subgroups of a workgroup along rows and columns (2, 2)
@@ -163,7 +164,8 @@ shared vec4 parts[(SLICES - 1) * RESULTS * FRAGMENTS_M * FRAGMENTS_N * 64];
 #endif
 
 #define ROWS (batches * OH * OW)
-#define UNITS (KH * KW * (IC / 32))  // of 32 channels of a tap
+#define TAPS (KH * KW)
+#define UNITS (IC / 32 * TAPS)  // taps of 32 channels
 #define ROW_OF(i, h) min((block_m + i) * 16 + lane / 4 + 8 * h, ROWS - 1)
 #define COLUMN_OF(j) (min(block_n + j, OC / 16 - 1) * 16 + lane % 4 * 4)
 
@@ -206,27 +208,28 @@ void find_row(int i, int h, int m) {
 }
 
 void start_at(int unit) {
-    tap = unit / (IC / 32);
-    group = unit - tap * (IC / 32);
+    group = unit / TAPS;
+    tap = unit - group * TAPS;
     tap_x = tap % KW;
     tap_at = tap / KW * dilation_y * row_a + tap_x * dilation_x * pixel_a;
 }
 
+// Behind the last one, the last channels are read once more.
 void advance() {
-    group++;
 #if WINDOW
-    if (group == IC / 32) {
-        group = 0;
-        tap++;  // no row has a bit for what is behind the last one
-        tap_x++;
-        tap_at += dilation_x * pixel_a;
-        if (tap_x == KW) {
-            tap_x = 0;
-            tap_at += dilation_y * row_a - KW * dilation_x * pixel_a;
-        }
+    tap++;
+    tap_x++;
+    tap_at += dilation_x * pixel_a;
+    if (tap_x == KW) {
+        tap_x = 0;
+        tap_at += dilation_y * row_a - KW * dilation_x * pixel_a;
+    }
+    if (tap == TAPS) {
+        tap = tap_at = 0;
+        group = min(group + 1, IC / 32 - 1);
     }
 #else
-    group = min(group, IC / 32 - 1);  // the last one is read once more
+    group = min(group + 1, IC / 32 - 1);
 #endif
 }
 

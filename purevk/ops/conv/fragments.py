@@ -2,8 +2,8 @@
 (`glsl/matmul/fragment_blocks.glslh`). Their kernel loads pixels and weight directly, without shared
 memory.
 
-Such a weight is a tensor [out / 16, taps * in / 32, 512]: for 16 output channels and 32 channels of a
-tap, 512 elements in the order that RIGHT_ELEMENT gives.
+Such a weight is a tensor [out / 16, in / 32 * taps, 512]: for 16 output channels and a tap of 32
+channels, 512 elements in the order that RIGHT_ELEMENT gives.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def tile_of(
 def right_blocks(builder: Builder, weight: Value) -> Value:
     """A weight [kernel rows, kernel columns, in, out] in the order of fragments."""
     height, width, channels, columns = weight.type.dims
-    units = height * width * (channels // GROUP)
-    split = (units, 4, 8, columns // BLOCK, 4, 2, 2)
+    taps, groups = height * width, channels // GROUP
+    split = (taps, groups, 4, 8, columns // BLOCK, 4, 2, 2)
     made = builder.emit("aten.view.default", weight, split)
-    made = builder.emit("aten.permute.default", made, (3, 0, 5, 4, 6, 1, 2))
+    made = builder.emit("aten.permute.default", made, (4, 1, 0, 6, 5, 7, 2, 3))
     made = builder.emit("purevk.copy", made)
-    return builder.emit("aten.view.default", made, (columns // BLOCK, units, BLOCK * GROUP))
+    return builder.emit("aten.view.default", made, (columns // BLOCK, groups * taps, BLOCK * GROUP))
 
 
 def joins_pixels(conv: Conv2d) -> bool:

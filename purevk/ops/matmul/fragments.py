@@ -56,9 +56,10 @@ def tile_of(
     paired: bool = False,
     always: bool = False,
     copied: int = 0,
+    alone: bool = False,
 ) -> Fragments | None:
     """The tile for a matmul with operands in the order of fragments; None if another kernel is
-    faster, or runs while this one does not. `paired`, `always` and `copied` are those of
+    faster, or runs while this one does not. `paired`, `always`, `copied` and `alone` are those of
     `choose_fragment_tile`."""
     if not has_fragments(traits, dtype) or not all(isinstance(s, int) for s in (columns, terms)):
         return None
@@ -71,7 +72,7 @@ def tile_of(
         wide=True,
         bfloat16=dtype is DType.bfloat16,
     )
-    return choose_fragment_tile(traits, problem, paired, always, copied)
+    return choose_fragment_tile(traits, problem, paired, always, copied, alone)
 
 
 def _shape(

@@ -32,6 +32,7 @@ from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
 _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
+_FEW = 8  # matmuls: with more of them, a graph is a network
 
 
 def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -64,6 +65,7 @@ class _Finder:
         self._pairs = PairFinder(graph)
         self._matmuls: dict[Value, Node] = {}  # by the results of their gates
         self._is_shared = are_shared(graph)
+        self._alone = sum(node.op in (MATMUL, QUANTIZED) for node in graph.nodes) <= _FEW
         self.sources: dict[Node, Value | None] = {}
         self.readers: dict[Value, set[Node]] = {}
         self.gates: dict[Node, PairReader] = {}
@@ -226,7 +228,14 @@ class _Finder:
         if columns % BLOCK or _dims.specialize(terms) % BLOCK or not self._fits(node):
             return False
         sizes = (count, columns, terms)
-        tile = tile_of(self._traits, rows.type.dtype, *sizes, always=always, copied=copied)
+        tile = tile_of(
+            self._traits,
+            rows.type.dtype,
+            *sizes,
+            always=always,
+            copied=copied,
+            alone=self._alone,
+        )
         return tile is not None
 
     def _fits(self, node: Node) -> bool:

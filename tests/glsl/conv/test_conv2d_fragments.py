@@ -23,7 +23,7 @@ def right_blocks(weight: np.ndarray) -> np.ndarray:
         for tap in range(height * width):
             for channel in range(channels):
                 g, h = column % 16 // 4 * 2 + column % 2, column // 2 % 2
-                unit = tap * (channels // 32) + channel // 32
+                unit = channel // 32 * height * width + tap
                 at = h * 256 + g * 32 + channel % 32
                 blocks[column // 16, unit, at] = weight[column, channel, tap // width, tap % width]
     return blocks.reshape(-1)
