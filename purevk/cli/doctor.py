@@ -100,6 +100,16 @@ def _vulkan(args: argparse.Namespace) -> list[Check]:
     return [Check("Vulkan loader", "ok", "found"), *drivers, *devices]
 
 
+def _manifests_of(folder: str) -> list[Path]:
+    """The manifests in a folder. None where there is no such folder, or where this user may not look
+    into it, as the Vulkan loader has it."""
+    path = Path(os.path.expanduser(folder))
+    try:
+        return sorted(path / name for name in os.listdir(path) if name.endswith(".json"))
+    except OSError:
+        return []
+
+
 def _drivers() -> list[Check]:
     """The manifests of the drivers on Linux and macOS. Windows keeps them in its registry."""
     if sys.platform == "win32":
@@ -107,22 +117,18 @@ def _drivers() -> list[Check]:
     named = knobs.VK_DRIVER_FILES() or knobs.VK_ICD_FILENAMES()
     if named:
         files = [Path(name) for name in named.split(os.pathsep)]
-        lost = [str(file) for file in files if not file.exists()]
+        lost = [str(file) for file in files if not os.path.exists(file)]
         if lost:
             return [
                 Check(
                     "Vulkan drivers",
                     "missing",
-                    f"VK_DRIVER_FILES or VK_ICD_FILENAMES names files that do not exist: {', '.join(lost)}",
+                    f"VK_DRIVER_FILES or VK_ICD_FILENAMES names files that this user cannot find: {', '.join(lost)}",
                     ["unset VK_DRIVER_FILES VK_ICD_FILENAMES"],
                 )
             ]
     else:
-        files = [
-            file
-            for folder in _MANIFESTS
-            for file in sorted(Path(folder).expanduser().glob("*.json"))
-        ]
+        files = [file for folder in _MANIFESTS for file in _manifests_of(folder)]
     if not files:
         return [
             Check(

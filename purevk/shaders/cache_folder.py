@@ -110,7 +110,8 @@ class EntryFolder:
             except FileNotFoundError:
                 _write_file(path, data)
         except OSError as error:
-            if path.is_file() and isinstance(error, PermissionError) and os.name == "nt":
+            # os.path: where the user may not look into a folder, pathlib raises.
+            if os.name == "nt" and isinstance(error, PermissionError) and os.path.isfile(path):
                 return  # another process has the same entry open
             with self._lock:
                 if not self.writable:

@@ -82,6 +82,10 @@ def test_no_driver(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "_MANIFESTS", (str(tmp_path / "nowhere"),))
     (check,) = doctor._drivers()
     assert check.found == "no driver is installed" and check.fix
+    # os.stat raises for it, also for root, as for a folder that is closed to a user.
+    monkeypatch.setattr(doctor, "_MANIFESTS", (str(tmp_path / ("x" * 300)),))
+    (check,) = doctor._drivers()
+    assert check.found == "no driver is installed"
 
 
 def test_a_damaged_file_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
