@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,7 @@ def test_missing_example_inputs_are_asked_for() -> None:
     [
         ("range", "dynamic_shapes"),
         ("keys", "dynamic_shapes"),
+        ("bare dim", "dynamic_shapes: it has an entry for each argument"),
         ("sizes", "module(*inputs)"),
         ("meta", "meta device"),
     ],
@@ -304,7 +306,7 @@ def test_missing_example_inputs_are_asked_for() -> None:
 def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
     torch = pytest.importorskip("torch")
     batch = torch.export.Dim("batch", min=5, max=9)
-    shapes = {"range": ({0: batch},), "keys": {"y": {0: batch}}}.get(case)
+    shapes = {"range": ({0: batch},), "keys": {"y": {0: batch}}, "bare dim": batch}.get(case)
     module = torch.nn.Linear(
         3 if case == "sizes" else 2, 3, device="meta" if case == "meta" else None
     )
@@ -442,6 +444,53 @@ def test_dynamic_dims_that_an_input_lacks_are_named() -> None:
         purevk.compile(torch.nn.Linear(3, 4), (torch.rand(2, 3),), ({7: torch.export.Dim("b")},))
     (note,) = caught.value.__notes__
     assert "Check dynamic_shapes" in note and "dims that the arguments have" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize("form", ["named", "hint", "by keyword"])
+def test_a_dynamic_dim_of_one_in_the_example_is_named(form: str) -> None:
+    import torch
+
+    batch = torch.export.Dim.DYNAMIC if form == "hint" else torch.export.Dim("batch", max=8)
+    one = torch.rand(1, 3)
+    args, kwargs = ((), {"input": one}) if form == "by keyword" else ((one,), {})
+    shapes = {"input": {0: batch}}
+    with pytest.raises(Exception, match="specialized") as caught:
+        purevk.compile(torch.nn.Linear(3, 4), args, shapes, kwargs=kwargs)
+    (note,) = caught.value.__notes__
+    assert "input.shape[0] is 1" in note and "example of 2 or more" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_objects_that_export_does_not_know_are_named() -> None:
+    import torch
+
+    class Box:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Boxed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Box:
+            return Box(x * 2)
+
+    with pytest.raises(Exception, match="not a known type") as caught:
+        purevk.compile(Boxed(), (torch.rand(2, 3),))
+    (note,) = caught.value.__notes__
+    assert "tuples, lists and dicts" in note and "itself runs" not in note
+
+
+def test_a_failed_export_prints_no_graph(capfd: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    class Branch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("from forward", file=sys.stderr)
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(Exception, match="data-dependent"):
+        purevk.compile(Branch(), (torch.rand(2),))
+    shown = capfd.readouterr().err
+    assert "from forward" in shown and "torch.ops.aten" not in shown
 
 
 def test_torch_does_not_warn_of_recurrent_layers(recwarn: pytest.WarningsRecorder) -> None:

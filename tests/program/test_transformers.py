@@ -235,8 +235,9 @@ def test_one_method_that_fills_the_cache_of_an_encoder_is_refused() -> None:
     model = transformers.T5ForConditionalGeneration(config).eval()
     static = transformers.StaticCache(config=config, max_cache_len=8)
     static.early_initialization(1, 2, 8, torch.float32, torch.device("cpu"))
-    with pytest.raises(UnsupportedProgramError, match="is_updated"):
+    with pytest.raises(UnsupportedProgramError, match="is_updated") as caught:
         purevk.compile(Next(), (torch.tensor([[1]]), torch.randn(1, 5, 16)))
+    assert "docs/state.md" in caught.value.next
 
 
 def test_a_static_cache_without_memory_is_refused() -> None:

@@ -183,12 +183,19 @@ def refuse_other(module: Any, effects: Effects, one: Any, other: Any) -> None:
     """
     if other is not None and _alike(one, other):
         return
-    names = ", ".join(dict.fromkeys(repr(each.key) for each in python_changes(effects)))
+    changes = python_changes(effects)
+    names = ", ".join(dict.fromkeys(repr(each.key) for each in changes))
+    cure = "keep it in a buffer (register_buffer) and write into that, or pass it as an input"
+    if any(each.key == "is_updated" and "cross_attention_cache" in each.owner for each in changes):
+        cure = (
+            "make a method for each value of is_updated, one for the first token and one for the "
+            "others: docs/state.md, Caches of transformers"
+        )
     raise UnsupportedProgramError(
         f"forward changes what the next call reads: {names}",
         where=type(module).__name__,
         why="torch.export records what is computed, not what is done to Python objects",
-        next="keep it in a buffer (register_buffer) and write into that, or pass it as an input",
+        next=cure,
     )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import operator
-import os
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
+from purevk.frontends.advice import explain
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
 from purevk.frontends.torch.effects import (
@@ -68,97 +65,6 @@ class ProgramSource:
         return tensors_of(self.program)
 
 
-def _explain(error: Exception, name: str, module: Any) -> None:
-    """Adds to an error of `torch.export` what was exported, the line of the user's code, and another
-    way. Python 3.10 has no notes."""
-    if not hasattr(error, "add_note"):
-        return
-    line = _user_line(error)
-    parts = [
-        f"torch.export could not export {type(module).__name__} for the method {name!r}"
-        f"{f', at {line}' if line else ''}.",
-        *_cures(error, module, line),
-    ]
-    error.add_note(" ".join(parts))
-
-
-_COMPILE = (
-    'torch.compile(module, backend="purevk") runs what torch can trace of a module, and the rest in '
-    "Python."
-)
-
-
-def _cures(error: Exception, module: Any, line: str) -> Iterator[str]:
-    """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
-    import torch
-
-    kind, text = type(error).__name__, str(error)
-    if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
-        yield "Weights of the module are on the meta device: load them, or use purevk.plan."
-    elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
-        yield (
-            "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
-            "call torch.distributions.Distribution.set_default_validate_args(False)."
-        )
-    elif kind == "GuardOnDataDependentSymNode":
-        yield (
-            "The elements of a tensor decide there what Python does. An exported program needs "
-            "torch.where or torch.cond for that."
-        )
-        yield _COMPILE
-    elif (
-        kind == "ConstraintViolationError"
-        or (kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text))
-        or (kind == "IndexError" and not line and _raised_in(error, "_export", "non_strict_utils"))
-    ):
-        yield (
-            "Check dynamic_shapes: its keys are the arguments of forward, and those in it dims that "
-            "the arguments have; the sizes of the example inputs lie within the bounds, and the "
-            "module must not fix a size that is dynamic."
-        )
-        if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
-            yield "Recurrent layers fix the length of their sequences."
-    elif ".numpy()" in text:
-        yield "torch.export follows operators of torch, not those of numpy. Use torch's there."
-        yield _COMPILE
-    elif isinstance(error, TypeError) and not line:
-        yield "Check the example inputs: one is needed for each argument of forward."
-    elif not line or type(error).__module__ == "builtins":
-        yield "Check first that the module itself runs: module(*inputs)."
-    else:
-        yield _COMPILE
-
-
-def _raised_in(error: Exception, *parts: str) -> bool:
-    """Whether a line of a file or folder of torch's package was running when an error was raised."""
-    import torch
-
-    path = os.path.join(os.path.dirname(torch.__file__), *parts)
-    return any(
-        frame.filename.startswith(path) for frame in traceback.extract_tb(error.__traceback__)
-    )
-
-
-def _user_line(error: Exception) -> str:
-    """The innermost line in the traceback that belongs neither to torch, nor to purevk, nor to
-    Python's library. Empty if there is none."""
-    found = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_of_the_user()):
-            found = f"{frame.filename}:{frame.lineno}"
-    return found
-
-
-@functools.cache
-def _not_of_the_user() -> tuple[str, ...]:
-    import torch
-
-    packages = [str(Path(__file__).parents[2]), os.path.dirname(torch.__file__)]
-    library = os.path.dirname(os.__file__)
-    modules = [each.path for each in os.scandir(library) if each.name != "site-packages"]
-    return tuple(os.path.join(each, "") for each in packages) + tuple(modules)
-
-
 class ModuleSource:
     """Graphs of a module, from one export.
 
@@ -196,7 +102,7 @@ class ModuleSource:
                 self.program = decompose(exported)
         except Exception as error:
             if not isinstance(error, PurevkError):
-                _explain(error, name, module)
+                explain(error, name, module, self.declared.fixed(positional, named))
             raise
         self.signature = with_layouts(
             signature_of(exported, module), exported, self.program, effects
@@ -295,16 +201,38 @@ def _export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
 
-    with watched(module) as effects:
+    with watched(module) as effects, _graph_to_log():
         exported = export()
     refuse_effects(module, effects, exported)
     changes = python_changes(effects)
     if changes:
         other = None
-        with contextlib.suppress(Exception), applied(changes), watched(module):
+        with (
+            contextlib.suppress(Exception),
+            applied(changes),
+            watched(module),
+            _graph_to_log(),
+        ):
             other = export()
         refuse_other(module, effects, exported, other)
     return exported, effects
+
+
+@contextlib.contextmanager
+def _graph_to_log() -> Iterator[None]:
+    """Within, a failed export does not print the graph until the error to the terminal, which may have
+    thousands of lines. It goes to the log. Only within `_tracing`."""
+    from torch.export import _trace
+
+    def print_to_log(*graph: Any, **_: Any) -> None:
+        _log.debug("the graph until the error: %s", *graph)
+
+    before = vars(_trace).get("print", print)
+    vars(_trace)["print"] = print_to_log
+    try:
+        yield
+    finally:
+        vars(_trace)["print"] = before
 
 
 def tensors_of(program: Any) -> dict[str, Any]:
@@ -385,6 +313,20 @@ class _Declared:
                         used.add(label)
                         found[position, dim] = label
                 position += 1
+        return found
+
+    def fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """The declared dims along which an example has a size of 0 or 1, such as "x.shape[0] is 1"."""
+        from torch.utils._pytree import tree_leaves
+
+        found = []
+        for name, value in self._named(args, kwargs).items():
+            group = tree_leaves(value)
+            for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
+                shape = getattr(leaf, "shape", ())
+                for dim, _ in _dims_of(spec):
+                    if isinstance(dim, int) and dim < len(shape) and shape[dim] <= 1:
+                        found.append(f"{name}.shape[{dim}] is {int(shape[dim])}")
         return found
 
     def refuse_outside(

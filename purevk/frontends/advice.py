@@ -1,0 +1,133 @@
+"""What to do about an error of `torch.export`: notes that purevk adds to it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def explain(error: Exception, name: str, module: Any, fixed: Sequence[str]) -> None:
+    """Adds to an error of `torch.export` what was exported, the line of the user's code, and another
+    way. Python 3.10 has no notes.
+
+    Args:
+        fixed: the declared dims along which an example has a size of 0 or 1, as text.
+    """
+    if not hasattr(error, "add_note"):
+        return
+    line = _user_line(error)
+    parts = [
+        f"torch.export could not export {type(module).__name__} for the method {name!r}"
+        f"{f', at {line}' if line else ''}.",
+        *_cures(error, module, line, fixed),
+    ]
+    error.add_note(" ".join(parts))
+
+
+_COMPILE = (
+    'torch.compile(module, backend="purevk") runs what torch can trace of a module, and the rest in '
+    "Python."
+)
+
+
+_SHAPES = (
+    "Check dynamic_shapes: it has an entry for each argument of forward, in their order or by their "
+    'names, such as {"x": {0: torch.export.Dim("batch")}}, with dims that the arguments have; the '
+    "sizes of the example inputs lie within the bounds, and the module must not fix a size that is "
+    "dynamic."
+)
+
+
+def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> Iterator[str]:
+    """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
+    import torch
+
+    kind, text = type(error).__name__, str(error)
+    if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
+        yield "Weights of the module are on the meta device: load them, or use purevk.plan."
+    elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
+        yield (
+            "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
+            "call torch.distributions.Distribution.set_default_validate_args(False)."
+        )
+    elif kind == "GuardOnDataDependentSymNode":
+        yield (
+            "The elements of a tensor decide there what Python does. An exported program needs "
+            "torch.where or torch.cond for that."
+        )
+        yield _COMPILE
+    elif _is_of_shapes(error, line):
+        if fixed and "specialized" in text:
+            yield (
+                f"In the example, {' and '.join(fixed)}. torch.export fixes sizes of 0 and 1: take an "
+                "example of 2 or more along dims that are dynamic. The program takes 1, too."
+            )
+        else:
+            yield _SHAPES
+        if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
+            yield "Recurrent layers fix the length of their sequences."
+    elif "not a known type" in text or "Unsupported input type" in text:
+        yield (
+            "The arguments and results of forward may be tensors, numbers, and tuples, lists and dicts "
+            "of them. Wrap the module in one that takes and returns these."
+        )
+        if "EncoderDecoderCache" in text:
+            yield (
+                "With use_cache=False, a model with an encoder returns no cache. docs/state.md has a "
+                "module that keeps the cache on the device."
+            )
+    elif ".numpy()" in text:
+        yield "torch.export follows operators of torch, not those of numpy. Use torch's there."
+        yield _COMPILE
+    elif isinstance(error, TypeError) and not line:
+        yield "Check the example inputs: one is needed for each argument of forward."
+    elif not line or type(error).__module__ == "builtins":
+        yield "Check first that the module itself runs: module(*inputs)."
+    else:
+        yield _COMPILE
+
+
+def _is_of_shapes(error: Exception, line: str) -> bool:
+    """Whether `torch.export` refused `dynamic_shapes`: their form, or what they ask for."""
+    kind, text = type(error).__name__, str(error)
+    return (
+        kind == "ConstraintViolationError"
+        or (kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text))
+        or (kind == "ValueError" and "user-specified range" in text)
+        or (kind == "IndexError" and not line and _raised_in(error, "_export", "non_strict_utils"))
+        or (kind == "TypeError" and not line and _raised_in(error, "export", "dynamic_shapes"))
+    )
+
+
+def _raised_in(error: Exception, *parts: str) -> bool:
+    """Whether a line of a file or folder of torch's package was running when an error was raised."""
+    import torch
+
+    path = os.path.join(os.path.dirname(torch.__file__), *parts)
+    return any(
+        frame.filename.startswith(path) for frame in traceback.extract_tb(error.__traceback__)
+    )
+
+
+def _user_line(error: Exception) -> str:
+    """The innermost line in the traceback that belongs neither to torch, nor to purevk, nor to
+    Python's library. Empty if there is none."""
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_of_the_user()):
+            found = f"{frame.filename}:{frame.lineno}"
+    return found
+
+
+@functools.cache
+def _not_of_the_user() -> tuple[str, ...]:
+    import torch
+
+    packages = [str(Path(__file__).parents[1]), os.path.dirname(torch.__file__)]
+    library = os.path.dirname(os.__file__)
+    modules = [each.path for each in os.scandir(library) if each.name != "site-packages"]
+    return tuple(os.path.join(each, "") for each in packages) + tuple(modules)
