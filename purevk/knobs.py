@@ -6,6 +6,7 @@ A knob is read when it is used, not at import, so a test may set the variable at
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -39,6 +40,16 @@ def _count(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:  # nan is none
+        raise ValueError("a number of seconds, 0 or more")
+    return number
+
+
 def _seed(text: str) -> int | None:
     return _count(text) if text else None
 
@@ -59,7 +70,7 @@ class Knob:
 
     def __call__(self) -> Any:
         text = os.environ.get(self.name)
-        if text is None:
+        if text is None or (not text and self.parse in (_count, _seconds)):
             return self.default
         try:
             return self.parse(text)
@@ -193,9 +204,9 @@ PROGRESS = Knob(
 )
 TIMEOUT = Knob(
     "PUREVK_TIMEOUT",
-    float,
+    _seconds,
     120.0,
-    "Seconds to wait for the device before DeviceLostError is raised.",
+    "Seconds to wait for the device before DeviceLostError is raised. inf: as long as it takes.",
 )
 FRAGMENTS = Knob(
     "PUREVK_FRAGMENTS",
@@ -206,7 +217,7 @@ FRAGMENTS = Knob(
 )
 POLL = Knob(
     "PUREVK_POLL",
-    float,
+    _seconds,
     0.002,
     "Seconds that a call polls a GPU before it sleeps. Waking up costs tens of microseconds. 0:"
     " sleep at once.",
@@ -320,6 +331,13 @@ def warn_of_unknown() -> None:
             f"{name} is no variable of purevk, and has no effect"
             + (f"; is {ends[near[0]]} meant?" if near else "; docs/knobs.md has all of them"),
         )
+
+
+def check() -> None:
+    """Reads all variables. One that cannot be read raises `PurevkError` here, at load, and not later in
+    a call that happens to be slow enough to need it."""
+    for knob in ALL:
+        knob()
 
 
 _OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR

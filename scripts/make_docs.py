@@ -65,8 +65,9 @@ def knobs_page() -> str:
         "Environment variables",
         _prose(
             "purevk reads a variable when it uses it, so you may set it at any time. `1`, `true`,"
-            " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no. A"
-            " `RuntimeWarning` names a `PUREVK_` variable that is not in this table."
+            " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no. For a"
+            " number, the empty text means the default. A value that cannot be read raises an error"
+            " when the device is opened. A `RuntimeWarning` names a `PUREVK_` variable that is not in this table."
         ),
         "```sh\nPUREVK_DEVICE=llvmpipe PUREVK_VERIFY=1 purevk run model.pte\n```",
         _table(

@@ -55,6 +55,21 @@ def test_a_variable_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert "1 or 0" in caught.value.why and "docs/knobs.md" in caught.value.next
 
 
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "-inf"])
+@pytest.mark.parametrize("name", ["PUREVK_TIMEOUT", "PUREVK_POLL"])
+def test_seconds_that_cannot_be_read(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(PurevkError, match=f"{name}='{text}' cannot be read") as caught:
+        knobs.check()
+    assert caught.value.why == "expected a number of seconds, 0 or more"
+
+
+def test_an_empty_number_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for knob in (knobs.TIMEOUT, knobs.POLL, knobs.MAX_NODES, knobs.CACHE_MAX_BYTES):
+        monkeypatch.setenv(knob.name, "")
+        assert knob() == knob.default
+
+
 OPEN = """
 import json, sys, warnings
 import purevk
@@ -70,3 +85,20 @@ def test_opening_a_device_names_it() -> None:
     found = python(OPEN, DATA / "linear_relu.pte", PUREVK_DEVISE="llvmpipe")
     ((text, kind),) = [each for each in found if "PUREVK_" in each[0]]
     assert "is PUREVK_DEVICE meant?" in text and kind == "RuntimeWarning"
+
+
+LOAD = """
+import json, sys
+import purevk
+try:
+    purevk.load(sys.argv[1])
+    print(json.dumps("loaded"))
+except purevk.PurevkError as error:
+    print(json.dumps(error.what))
+"""
+
+
+@pytest.mark.device
+def test_a_wrong_variable_raises_at_load_also_if_only_slow_calls_read_it() -> None:
+    found = python(LOAD, DATA / "linear_relu.pte", PUREVK_TIMEOUT="2 min")
+    assert found == "PUREVK_TIMEOUT='2 min' cannot be read"

@@ -232,7 +232,7 @@ class Submission:
                         next="raise PUREVK_TIMEOUT, or use smaller inputs",
                     )
                 result = state.functions.vkWaitForFences(
-                    state.handle, 1, fence, 1, min(_SLICE_NS, int(left * 1e9) + 1)
+                    state.handle, 1, fence, 1, int(min(_SLICE_NS, left * 1e9 + 1))
                 )
         if result:
             state.check(result, "vkWaitForFences", self._queue.name)

@@ -55,7 +55,7 @@ class Check:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    checks = [*_packages(), *_vulkan(args), _compiler(), _cache(), *_optional()]
+    checks = [*_packages(), *_variables(), *_vulkan(args), _compiler(), _cache(), *_optional()]
     return {
         "ok": all(check.status != "missing" for check in checks),
         "checks": [asdict(check) for check in checks],
@@ -80,6 +80,19 @@ def _packages() -> list[Check]:
             )
         ]
     return [Check("Python packages", "ok", ", ".join(there))]
+
+
+def _variables() -> list[Check]:
+    """The variables that cannot be read. A program raises for them when it is loaded."""
+    found = []
+    for knob in knobs.ALL:
+        try:
+            knob()
+        except PurevkError as error:
+            found.append(
+                Check("environment", "missing", describe_error(error), [f"unset {knob.name}"])
+            )
+    return found
 
 
 def _vulkan(args: argparse.Namespace) -> list[Check]:

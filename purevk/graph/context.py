@@ -71,6 +71,7 @@ class Context:
 
     def __init__(self, device: api.Device, cache: Cache | None = None) -> None:
         knobs.warn_of_unknown()
+        knobs.check()
         self.device = device
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)

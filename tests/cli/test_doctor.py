@@ -101,6 +101,14 @@ def test_a_damaged_file_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
 
 
+def test_a_variable_that_cannot_be_read(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PUREVK_TIMEOUT", "2 min")
+    ran = cli("doctor", "--json")
+    check = by_name(ran.json)["environment"]
+    assert ran.code == 1 and check["fix"] == ["unset PUREVK_TIMEOUT"]
+    assert "PUREVK_TIMEOUT='2 min' cannot be read" in check["found"]
+
+
 def test_no_device(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_device(*args: object, **kwargs: object) -> None:
         raise DeviceError("No Vulkan driver on this machine", why="the loader found none")
