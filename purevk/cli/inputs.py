@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -206,11 +207,11 @@ def _number(item: str, where: str, default: float | None = None) -> float:
     try:
         return float(item)
     except ValueError:
-        hint = (
-            "no such file"
-            if Path(item).suffix or "/" in item
-            else "it is no number, and none of random, ones, zeros"
-        )
+        hint = "it is no number, and none of random, ones, zeros"
+        if os.path.isfile(item):
+            hint = "only .npy and .npz files are read"
+        elif Path(item).suffix or "/" in item:
+            hint = "no such file"
         raise InputError(
             f"{item!r} is no input",
             where=where,

@@ -530,7 +530,7 @@ class Executable:
             f"out has sizes {list(target.shape)}",
             where=self.plan.graph.name,
             why=f"the result has sizes {list(sizes)}",
-            next="pass memory of the sizes of the result, or leave out= out",
+            next="pass memory of the sizes of the result, or call it without out=",
         )
 
     def close(self) -> None:

@@ -32,6 +32,14 @@ class StructureError(ValueError):
     """A value is not nested as a tree says."""
 
 
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """A question after the name that a misspelt one may mean; empty if none is like it."""
+    import difflib
+
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; is {near[0]} meant?" if near else ""
+
+
 @dataclass(frozen=True)
 class Tree:
     """How a value is nested.
@@ -269,6 +277,11 @@ class Signature:
             return ("output",)
         return tuple(self.outputs.names("" if self.outputs.keys else "output"))
 
+    @property
+    def taken(self) -> str:
+        """The names of the arguments, as text."""
+        return ", ".join(each.name for each in self.parameters) or "none"
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of the graph for the arguments of a call.
 
@@ -299,17 +312,22 @@ class Signature:
         for parameter in self.parameters:
             if parameter.name not in given and parameter.name not in self.defaults:
                 known = {each.name for each in self.parameters} | self.defaults.keys()
-                unknown = ", ".join(name for name in given if name not in known)
+                unknown = [name for name in given if name not in known]
+                missing = [name for name in known if name not in given]
                 raise StructureError(
                     f"{parameter.name} is missing"
-                    + (f", and {unknown} is no argument" if unknown else "")
+                    + (f", and {', '.join(unknown)} is no argument" if unknown else "")
+                    + (_nearest(unknown[0], missing) if len(unknown) == 1 else "")
                 )
             value = given.pop(parameter.name, self.defaults.get(parameter.name))
             inputs += self._flatten(parameter.name, value, parameter.tree, self.exact)
         for name, value in given.items():
             if name not in self.defaults:
-                taken = ", ".join(each.name for each in self.parameters)
-                raise StructureError(f"{name} is no argument; the method takes {taken or 'none'}")
+                names = [*(each.name for each in self.parameters), *self.defaults]
+                near = _nearest(name, [each for each in names if each not in kwargs])
+                raise StructureError(
+                    f"{name} is no argument{near or f'; the method takes {self.taken}'}"
+                )
             if not same_literal(value, self.defaults[name]):
                 raise StructureError(
                     f"{name} was left at its default {self.defaults[name]!r} at export"

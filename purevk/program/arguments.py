@@ -140,7 +140,8 @@ def bind(
             str(error),
             where=where,
             why="the arguments have to be nested as those of the export were",
-            next="call the method as the exported module was called",
+            next="call the method as the exported module was called; its arguments are "
+            f"{graph.signature.taken}",
         )
 
 

@@ -433,7 +433,7 @@ def _placed(made: tuple[Any, ...], targets: Sequence[Any]) -> tuple[Any, ...]:
             raise InputError(
                 f"out has sizes {list(target.shape)}",
                 why=f"the result has sizes {list(output.shape)}",
-                next="pass memory of the sizes of the result, or leave out= out",
+                next="pass memory of the sizes of the result, or call it without out=",
             )
         if not isinstance(target, np.ndarray):
             target.copy_(output)

@@ -68,7 +68,7 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
                 why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
                 f"{'a writable' if writable else 'a read-only'} {str(each.dtype).removeprefix('torch.')}"
                 " was given",
-                next="pass memory of the dtype of the result, or leave out= out",
+                next="pass memory of the dtype of the result, or call it without out=",
             )
         if overlaps_itself(array):
             raise InputError(
@@ -76,7 +76,7 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
                 where=where,
                 why=f"its sizes are {list(array.shape)} and its strides {_strides(array)},"
                 " so that several elements of the result would be written to one",
-                next="pass memory of its own for each element, or leave out= out",
+                next="pass memory of its own for each element, or call it without out=",
             )
         _refuse_overlap(arrays, array, where)
         arrays.append(array)

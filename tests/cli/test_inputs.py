@@ -88,6 +88,17 @@ def test_what_is_refused(specs: list[str], size: list[tuple[str, int]], what: st
     assert caught.value.what == what
 
 
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    with pytest.raises(InputError, match="is no input") as caught:
+        make(str(path))
+    assert caught.value.why == "no such file"
+    path.write_bytes(b"jpeg")
+    with pytest.raises(InputError, match="is no input") as caught:
+        make(str(path))
+    assert caught.value.why == "only .npy and .npz files are read"
+
+
 def test_sizes_without_a_bound() -> None:
     """They may grow, up to 32 bits; memory ends before."""
     length = Symbol("s0", open=True)

@@ -160,7 +160,7 @@ def test_memory_whose_elements_overlap(
     with purevk.load(LINEAR) as program:
         with pytest.raises(InputError, match="elements of out 0 share memory") as error:
             program.forward(linear_input, out=out)
-        assert "strides" in error.value.why and "leave out= out" in error.value.next
+        assert "strides" in error.value.why and "without out=" in error.value.next
         with pytest.raises(InputError, match="elements of out 0 share memory"):
             program.submit(linear_input, out=out).result(60)
         # The reach of a row is longer than the step to the next, and yet no element is another.

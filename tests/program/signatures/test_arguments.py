@@ -158,6 +158,25 @@ def test_examples_that_are_one_tensor() -> None:
         agree(program, model, Z, Y, X)
 
 
+def test_a_misspelt_keyword_names_the_one_that_is_meant(tmp_path: Path) -> None:
+    model = module(lambda self, image, *, mask, scale=None: image * mask)
+    with purevk.compile(model, (X,), kwargs={"mask": Y}) as program:
+        program.save(tmp_path / "m.pvk")
+    with purevk.load(tmp_path / "m.pvk") as program:
+        cases = {
+            "mask is missing, and maks is no argument; is mask meant?": {"maks": Y},
+            "scales is no argument; is scale meant?": {"mask": Y, "scales": None},
+            "other is no argument; the method takes image, mask": {"mask": Y, "other": Y},
+        }
+        for text, kwargs in cases.items():
+            with pytest.raises(SignatureError) as caught:
+                program(X, **kwargs)
+            assert caught.value.what == text
+        with pytest.raises(SignatureError) as caught:
+            program(imag=X, mask=Y)
+        assert caught.value.what == "image is missing, and imag is no argument; is image meant?"
+
+
 def test_keywords_in_any_order(tmp_path: Path) -> None:
     model = module(lambda self, x, b, *, c, d=2.0: x * b - c * d)
     with purevk.compile(torch.export.export(model, (X,), {"c": Y, "b": Z})) as program:
@@ -165,8 +184,9 @@ def test_keywords_in_any_order(tmp_path: Path) -> None:
         agree(program, model, X, c=Y, b=Z)
         with pytest.raises(SignatureError, match="pass c, b by name"):
             program(X, Z, Y)
-        with pytest.raises(SignatureError, match="^c is missing, and e is no argument"):
+        with pytest.raises(SignatureError, match="^c is missing, and e is no argument") as caught:
             program(X, b=Z, e=Y)
+        assert caught.value.next.endswith("its arguments are x, c, b")
         assert [each.name for each in program.inputs] == ["x", "c", "b"]
         program.save(tmp_path / "m.pvk")
     with purevk.load(tmp_path / "m.pvk") as program:
