@@ -32,6 +32,10 @@ class GraphDrawing:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
+    def __repr__(self) -> str:
+        graph = self.plan.graph
+        return f"<graph of {graph.name}, {len(graph.nodes)} nodes; print() shows it>"
+
     def data(self) -> dict[str, Any]:
         """The graph as plain data.
 

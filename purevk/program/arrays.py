@@ -118,6 +118,8 @@ def _unreadable(tensor: Any) -> tuple[str, str]:
         return "a tensor on the device meta, which has no elements", "pass a tensor on the CPU"
     if type(tensor).__name__ == "FakeTensor":
         return "a FakeTensor, which has no elements", "call the program outside of tracing"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor of torch.func", "call the program outside of torch.vmap and torch.func"
     if tensor.is_quantized:
         return "a quantized tensor", "pass x.dequantize() or x.int_repr()"
     if DType.from_torch(tensor.dtype) is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -215,6 +217,17 @@ def _on_several(
         return load(path, device=[*devices], split=split, check=False, **options)
 
 
+def _instead_of(model: Any) -> str:
+    """What to do with something that is no module; empty if it tells nothing."""
+    if isinstance(model, (str, os.PathLike)):
+        return "purevk.load(path) takes files"
+    if isinstance(model, type):
+        return f"make a module of the class: {model.__name__}(...)"
+    if inspect.isroutine(model):
+        return "write a torch.nn.Module whose forward calls the function"
+    return ""
+
+
 def _source(
     name: str,
     model: Any,
@@ -235,7 +248,8 @@ def _source(
             f"method {name!r} is made of {type(model).__name__}",
             where="purevk.compile",
             why="an ExportedProgram, or a module with example inputs, is expected",
-            next='purevk.compile(module, inputs), or purevk.compile({"name": (module, inputs), ...})',
+            next=_instead_of(model)
+            or 'purevk.compile(module, inputs), or purevk.compile({"name": (module, inputs), ...})',
         )
     if not isinstance(inputs, (tuple, list)):
         inputs = (inputs,)

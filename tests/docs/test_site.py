@@ -126,7 +126,7 @@ def test_the_page_of_errors_has_what_errors_say() -> None:
     raised = {name for name in purevk.__all__ if name.endswith("Error")}
     assert set(found) >= raised - {"ValidationError"} and sum(map(len, found.values())) > 400
     with pytest.raises(purevk.InputError) as caught:
-        purevk.compile("model.py")
+        purevk.compile(3)
     error = caught.value
     (row,) = [each for each in found["InputError"] if each.what == "method … is made of …"]
     assert row.why == error.why and row.next == error.next

@@ -104,6 +104,12 @@ def test_an_epilogue_is_part_of_its_kernel() -> None:
     assert node["flops"] and node["bytes"] and node["results"][0]["type"] == "float32[2,3]"
 
 
+def test_a_prompt_shows_what_it_is() -> None:
+    with purevk.load(DATA / "linear_relu.pte") as program:
+        shown = repr(program.graph())
+    assert re.fullmatch(r"<graph of forward, \d+ nodes; print\(\) shows it>", shown)
+
+
 def test_states_are_written() -> None:
     with purevk.load(DATA / "counter_portable.pte") as program:
         data = program.graph().data()

@@ -316,6 +316,21 @@ def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
     assert words in note
 
 
+def test_what_is_no_module_is_told_what_to_do() -> None:
+    torch = pytest.importorskip("torch")
+    cases = {
+        "purevk.load": LINEAR,
+        "forward calls": torch.relu,
+        "forward calls the function": lambda x: x + 1,
+        "Linear(...)": torch.nn.Linear,
+        "purevk.compile(module, inputs)": 3,
+    }
+    for words, given in cases.items():
+        with pytest.raises(InputError, match="is made of") as caught:
+            purevk.compile(given, (torch.rand(2),))
+        assert words in caught.value.next
+
+
 def test_a_state_dict_is_no_module() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(InputError, match="state dict") as caught:

@@ -366,6 +366,17 @@ def test_inputs_without_dense_elements() -> None:
             torch.testing.assert_close(program(given), x * 2)
 
 
+def test_tensors_of_transforms_are_named() -> None:
+    with purevk.compile(torch.nn.ReLU(), (X,)) as program:
+        for call in (
+            lambda: torch.vmap(program)(torch.ones(2, 3)),
+            lambda: torch.func.vjp(program, X),
+        ):
+            with pytest.raises(InputError, match=r"is a tensor of torch\.func") as caught:
+                call()
+            assert "outside of torch.vmap and torch.func" in caught.value.next
+
+
 class Plain(torch.Tensor):
     pass
 
