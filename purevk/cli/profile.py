@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, check_output, duration, error_data
+from purevk.cli.output import Output, check_output, count, duration, error_data
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
 from purevk.progress import Steps
@@ -57,6 +57,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             "method": name,
             "call_seconds": call.end - call.start,
             "profile": profile,
+            "next": next_steps(profile, call.end - call.start, args.model),
             "trace": None,
             "etdump": None,
         }
@@ -130,6 +131,42 @@ def measure(
         "on_cpu": host_table(timed.on_cpu),
     }
     return profile, timed
+
+
+def next_steps(profile: Mapping[str, Any], call_seconds: float, model: str) -> list[str]:
+    """What could make a call faster, for what takes its time.
+
+    Args:
+        profile: as `measure` gives it.
+        model: the path, for commands.
+    """
+    if profile["error"] is not None:
+        return []
+    kernels, steps = profile["measured"], []
+    on_cpu = sum(row["seconds"] for row in profile["on_cpu"])
+    if profile["on_cpu"]:
+        calls = sum(row["calls"] for row in profile["on_cpu"])
+        steps.append(
+            f"{count(calls, 'operator')} on the CPU, {duration(on_cpu)} and copies: `purevk inspect"
+            f" {model}` says why (docs/extending.md: kernels of your own)"
+        )
+    host = call_seconds - kernels - on_cpu
+    if host > call_seconds / 2:
+        steps.append(
+            f"the host takes {duration(host)} of {duration(call_seconds)}: program.submit prepares the"
+            " next call meanwhile, and out= saves memory for results (docs/calling.md)"
+        )
+    memory = sum(row["seconds"] for row in profile["rows"] if row["bound"] == "memory")
+    if memory > kernels / 2:
+        steps.append(
+            f"{100 * memory / kernels:.0f}% of the kernels' time is memory-bound: on GPUs, half"
+            " precision and quantized weights move fewer bytes"
+        )
+    if profile["roofline"] < 0.6 * kernels:
+        steps.append(
+            f"`purevk tune {model}` measures the kernels that could run, and keeps the fastest"
+        )
+    return [*steps, "docs/help/performance.md has more"]
 
 
 def trace(
@@ -210,6 +247,10 @@ def show(data: dict[str, Any], out: Output) -> None:
         ]
     )
     show_profile(data["profile"], out)
+    if data["next"]:
+        out.heading("next")
+    for step in data["next"]:
+        out.line(f"  {step}")
     if data["trace"] is not None:
         out.line(f"trace: {data['trace']} (open it at ui.perfetto.dev or chrome://tracing)")
     if data["etdump"] is not None:

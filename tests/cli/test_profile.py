@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purevk.cli import main
-from purevk.cli.profile import trace
+from purevk.cli.profile import next_steps, trace
 from purevk.cli.stopwatch import Span
 from purevk.report.timings import Timing
 
@@ -151,10 +151,28 @@ def test_operators_on_the_cpu_are_listed(
 
 
 @pytest.mark.device
+def test_next_steps_fit_what_takes_the_time() -> None:
+    row = {"bound": "memory", "seconds": 0.8}
+    profile = {"error": None, "measured": 1.0, "roofline": 0.9, "rows": [row], "on_cpu": []}
+    memory, more = next_steps(profile, 1.1, "m.pvk")
+    assert memory.startswith("80% of the kernels' time is memory-bound")
+    assert more.startswith("docs/help/performance.md")
+    row["bound"], profile["roofline"] = "arithmetic", 0.3
+    assert next_steps(profile, 1.1, "m.pvk")[0].startswith("`purevk tune m.pvk`")
+    profile["roofline"] = 0.9
+    assert "program.submit" in next_steps(profile, 5.0, "m.pvk")[0]
+    profile["on_cpu"] = [{"calls": 2, "seconds": 4.0}]
+    (cpu, _) = next_steps(profile, 5.0, "m.pvk")
+    assert cpu.startswith("2 operators on the CPU, 4.00 s") and "purevk inspect m.pvk" in cpu
+    profile["error"] = {"what": "no timestamps"}
+    assert next_steps(profile, 5.0, "m.pvk") == []
+
+
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", str(DATA / "linear_relu.pte"), "--by", "dispatch"]) == 0
     shown = capsys.readouterr().out
     assert "profile, each dispatch alone" in shown and "of limit" in shown
+    assert "docs/help/performance.md has more" in shown
 
 
 @pytest.mark.device
