@@ -448,4 +448,10 @@ class Program:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Program {self.name} on {self.device.name}: {', '.join(self.methods)}>"
+        about = f"Program {self.name} on {self.device.name}: {', '.join(self.methods)}"
+        if self._closed:
+            return f"<{about}; closed>"
+        on_cpu = count_steps(method.executable.plan for method in self.methods.values())[
+            "cpu_nodes"
+        ]
+        return f"<{about}; nodes on the CPU: {on_cpu}>" if on_cpu else f"<{about}>"

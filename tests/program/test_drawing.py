@@ -104,6 +104,14 @@ def test_an_epilogue_is_part_of_its_kernel() -> None:
     assert node["flops"] and node["bytes"] and node["results"][0]["type"] == "float32[2,3]"
 
 
+def test_a_prompt_shows_nodes_on_the_cpu(topk_on_the_cpu: Path) -> None:
+    with purevk.load(topk_on_the_cpu) as program:
+        assert repr(program).endswith(": forward; nodes on the CPU: 1>")
+    assert repr(program).endswith(": forward; closed>")
+    with purevk.load(DATA / "linear_relu.pte") as program:
+        assert repr(program).endswith(": forward>")
+
+
 def test_a_prompt_shows_what_it_is() -> None:
     with purevk.load(DATA / "linear_relu.pte") as program:
         shown = repr(program.graph())
