@@ -61,10 +61,11 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
         )
         yield _COMPILE
     elif _is_of_shapes(error, line):
-        if fixed and "specialized" in text:
+        if fixed and fixes_sizes(error):
             yield (
-                f"In the example, {' and '.join(fixed)}. torch.export fixes sizes of 0 and 1: take an "
-                "example of 2 or more along dims that are dynamic. The program takes 1, too."
+                f"In the example, {' and '.join(fixed)}, and torch.export fixes sizes of 0 and 1. Take "
+                "an example of 2 or more there. If that fails too, its error says what the module does "
+                "not take."
             )
         else:
             yield _SHAPES
@@ -89,6 +90,11 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
         yield "Check first that the module itself runs: module(*inputs)."
     else:
         yield _COMPILE
+
+
+def fixes_sizes(error: Exception) -> bool:
+    """Whether `torch.export` fixed a size that `dynamic_shapes` declare as dynamic."""
+    return "specialized" in str(error) and _is_of_shapes(error, "")
 
 
 def _is_of_shapes(error: Exception, line: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
-from purevk.frontends.advice import explain
+from purevk.frontends.advice import explain, fixes_sizes
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
 from purevk.frontends.torch.effects import (
@@ -94,20 +94,30 @@ class ModuleSource:
         self.name, self.module, self.mutable = name, module, mutable
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
-        self._example, self._shapes = (positional, named), dynamic_shapes
+        self._shapes = dynamic_shapes
         try:
             with _tracing, without_noise(), torch.no_grad(), exportable(module):
-                exported, effects = _export(module, positional, named, dynamic_shapes)
+                try:
+                    exported, effects = _export(module, positional, named, dynamic_shapes)
+                except Exception as error:
+                    given = self.declared.without_ones(positional, named)
+                    if declared is not None or given is None or not fixes_sizes(error):
+                        raise
+                    positional, named = given
+                    exported, effects = _export_instead(
+                        error, module, positional, named, dynamic_shapes
+                    )
                 keep_earlier(exported)
                 self.program = decompose(exported)
         except Exception as error:
             if not isinstance(error, PurevkError):
-                explain(error, name, module, self.declared.fixed(positional, named))
+                explain(error, name, module, self.declared.fixed(args, kwargs))
             raise
         self.signature = with_layouts(
             signature_of(exported, module), exported, self.program, effects
         )
         self.mutable |= mutated_buffers(self.program)
+        self._example = positional, named
         self.dim_names = self.declared.names(self._leaves(positional, named))
 
     def renew(self) -> None:
@@ -216,6 +226,20 @@ def _export(
             other = export()
         refuse_other(module, effects, exported, other)
     return exported, effects
+
+
+def _export_instead(
+    error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
+) -> tuple[Any, Effects]:
+    """What `_export` gives for other example inputs than those with which it raised `error`. Raises
+    `error` if it fails for them, too."""
+    try:
+        return _export(module, args, kwargs, shapes)
+    except UnsupportedProgramError:
+        raise
+    except Exception as other:  # torch.export raises errors of many classes
+        _log.debug("export without sizes of 1 in the example failed: %s", other)
+    raise error
 
 
 @contextlib.contextmanager
@@ -328,6 +352,35 @@ class _Declared:
                     if isinstance(dim, int) and dim < len(shape) and shape[dim] <= 1:
                         found.append(f"{name}.shape[{dim}] is {int(shape[dim])}")
         return found
+
+    def without_ones(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Example inputs that have each element twice along the declared dims with a size of 1, which
+        torch.export would fix. None: there are no such dims."""
+        import torch
+        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        if not self.simple or not any(text.endswith(" is 1") for text in self.fixed(args, kwargs)):
+            return None
+
+        def twice(name: str, value: Any) -> Any:
+            leaves, nesting = tree_flatten(value)
+            specs = _spec_leaves(leaves, self.by_name.get(name))
+            for number, (leaf, spec) in enumerate(zip(leaves, specs)):
+                for dim, _ in _dims_of(spec) if isinstance(leaf, torch.Tensor) else ():
+                    if dim < leaf.dim() and leaf.shape[dim] == 1:
+                        leaf = torch.cat([leaf, leaf], dim).requires_grad_(leaf.requires_grad)
+                leaves[number] = leaf
+            return tree_unflatten(leaves, nesting)
+
+        order = [each.name for each in self.parameters]
+        given = {**dict(zip(order, args)), **kwargs}
+        made = {name: twice(name, value) for name, value in given.items()}
+        return (
+            tuple(made[name] for name in order[: len(args)]),
+            {name: made[name] for name in kwargs},
+        )
 
     def refuse_outside(
         self,

@@ -222,6 +222,35 @@ def test_a_number_of_more_than_32_bits_is_refused() -> None:
         program(*rows(400))
 
 
+@pytest.mark.parametrize("batch", [Dim("batch", max=8), Dim.DYNAMIC], ids=["named", "dynamic"])
+def test_an_example_of_one_along_a_dynamic_dim(batch: Any, tmp_path: Path) -> None:
+    """torch.export itself would fix the size, and refuses that."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, x: Any, *, mask: Any, more: Any) -> Any:
+            return (x * mask[..., None]).sum(1).squeeze(0) + sum(each.sum(1) for each in more)
+
+    def inputs(size: int, length: int) -> Any:
+        more = [torch.rand(size, 4).transpose(0, 1).contiguous().t(), torch.rand(1, 2)]
+        return (torch.rand(size, length, 1),), {"mask": torch.rand(size, length), "more": more}
+
+    length = Dim("length", max=9) if isinstance(batch, Dim) else batch
+    shapes = {"x": {0: batch, 1: length}, "mask": {0: batch, 1: length}, "more": [{0: batch}, None]}
+    model, (args, kwargs) = Masked(), inputs(1, 1)
+    with purevk.compile(model, args, shapes, kwargs=kwargs) as program:
+        for sizes in ((1, 1), (3, 1), (1, 5), (3, 5), (8, 9)):
+            args, kwargs = inputs(*sizes)
+            torch.testing.assert_close(program(*args, **kwargs), model(*args, **kwargs))
+        if isinstance(batch, Dim):
+            args, kwargs = inputs(9, 5)
+            with pytest.raises(SizeConstraintError, match="is 9"):
+                program(*args, **kwargs)
+        program.save(tmp_path / "m.pvk")
+    with purevk.load(tmp_path / "m.pvk") as program:
+        args, kwargs = inputs(3, 5)
+        torch.testing.assert_close(program(*args, **kwargs), model(*args, **kwargs))
+
+
 def test_undeclared_dims_stay_as_they_are() -> None:
     with (
         purevk.compile(Model(above_4), rows(8)) as program,
