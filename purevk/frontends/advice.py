@@ -60,7 +60,7 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
             "torch.where or torch.cond for that."
         )
         yield _COMPILE
-    elif _is_of_shapes(error, line):
+    elif is_of_shapes(error):
         if fixed and fixes_sizes(error):
             yield (
                 f"In the example, {' and '.join(fixed)}, and torch.export fixes sizes of 0 and 1. Take "
@@ -94,11 +94,12 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
 
 def fixes_sizes(error: Exception) -> bool:
     """Whether `torch.export` fixed a size that `dynamic_shapes` declare as dynamic."""
-    return "specialized" in str(error) and _is_of_shapes(error, "")
+    return "specialized" in str(error) and is_of_shapes(error)
 
 
-def _is_of_shapes(error: Exception, line: str) -> bool:
+def is_of_shapes(error: Exception) -> bool:
     """Whether `torch.export` refused `dynamic_shapes`: their form, or what they ask for."""
+    line = _user_line(error)
     kind, text = type(error).__name__, str(error)
     return (
         kind == "ConstraintViolationError"

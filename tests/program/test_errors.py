@@ -476,6 +476,19 @@ def test_a_dynamic_dim_that_export_fixes_is_named(size: int) -> None:
     assert f"x.shape[0] is {size}" in note and "example of 2 or more" in note
 
 
+def test_other_wrong_dims_are_named_before_sizes_of_one() -> None:
+    import torch
+
+    class Even(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.shape[1] > 5 else x
+
+    shapes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("n", min=2, max=9)}}
+    with pytest.raises(Exception, match="n <= 9") as caught:
+        purevk.compile(Even(), (torch.rand(1, 4),), shapes)
+    assert "constant (1)" not in str(caught.value)
+
+
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
 def test_objects_that_export_does_not_know_are_named() -> None:
     import torch

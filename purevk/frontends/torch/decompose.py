@@ -64,7 +64,9 @@ def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any =
 
     if isinstance(model, torch.export.ExportedProgram):
         return decompose(model)
-    with without_noise(), torch.no_grad(), exportable(model):
+    from purevk.frontends.torch.fast_paths import masks_as_given
+
+    with without_noise(), torch.no_grad(), exportable(model), masks_as_given():
         program = torch.export.export(
             model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
         )

@@ -1,6 +1,6 @@
 """Operators that are written with other ones here: what the transformer modules of torch call for
 inference, kernels of whole layers, for which torch has no decompositions, and a loss whose
-decomposition in torch is wrong. Imports torch.
+decomposition in torch is wrong; and how these modules are traced with masks. Imports torch.
 
 Masks are True, or not 0, where a key is not seen. `mask_type` says which they are: 0 for [T, T], 1
 for [B, T], 2 for sizes that broadcast to [B, heads, T, T].
@@ -8,12 +8,35 @@ for [B, T], 2 for sizes that broadcast to [B, heads, T, T].
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.modules import transformer
 
 _Tensor = torch.Tensor
+
+
+_DETECT = "_detect_is_causal_mask"
+_detect_in_torch = vars(transformer)[_DETECT]
+
+
+def _as_given(mask: _Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    return is_causal is True
+
+
+@contextlib.contextmanager
+def masks_as_given() -> Iterator[None]:
+    """Within, transformer modules of torch that are not told whether a mask is causal use it as it is,
+    with the same results. Else they compare its elements with those of a causal mask, which no export
+    can trace."""
+    vars(transformer)[_DETECT] = _as_given
+    try:
+        yield
+    finally:
+        vars(transformer)[_DETECT] = _detect_in_torch
 
 
 def table() -> dict[Any, Any]:

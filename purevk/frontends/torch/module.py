@@ -13,7 +13,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
-from purevk.frontends.advice import explain, fixes_sizes
+from purevk.frontends.advice import explain, fixes_sizes, is_of_shapes
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
 from purevk.frontends.torch.effects import (
@@ -90,13 +90,21 @@ class ModuleSource:
         import torch
         from torch.utils._pytree import tree_map
 
+        from purevk.frontends.torch.fast_paths import masks_as_given
+
         args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
         self.name, self.module, self.mutable = name, module, mutable
         self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._shapes = dynamic_shapes
         try:
-            with _tracing, without_noise(), torch.no_grad(), exportable(module):
+            with (
+                _tracing,
+                without_noise(),
+                torch.no_grad(),
+                exportable(module),
+                masks_as_given(),
+            ):
                 try:
                     exported, effects = _export(module, positional, named, dynamic_shapes)
                 except Exception as error:
@@ -231,13 +239,15 @@ def _export(
 def _export_instead(
     error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
 ) -> tuple[Any, Effects]:
-    """What `_export` gives for other example inputs than those with which it raised `error`. Raises
-    `error` if it fails for them, too."""
+    """What `_export` gives for other example inputs than those with which it raised `error`. If it
+    fails for them, too, raises what it says of dynamic shapes, else `error`."""
     try:
         return _export(module, args, kwargs, shapes)
     except UnsupportedProgramError:
         raise
     except Exception as other:  # torch.export raises errors of many classes
+        if is_of_shapes(other):
+            raise other from None
         _log.debug("export without sizes of 1 in the example failed: %s", other)
     raise error
 

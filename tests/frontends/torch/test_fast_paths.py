@@ -78,3 +78,30 @@ def test_modules_under_torch_compile() -> None:
             given = {"key_padding_mask": PADDED, "average_attn_weights": average}
             made = torch.compile(attention, **options)(x, x, x, **given)
             torch.testing.assert_close(made, attention(x, x, x, **given), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["later", "random"])
+def test_masks_that_may_be_causal(kind: str) -> None:
+    """Not told, the modules compare the elements of a mask with a causal one."""
+    detect = torch.nn.modules.transformer._detect_is_causal_mask
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.inner = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+        def forward(self, text: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            later = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            mask = later if kind == "later" else later.cos().nan_to_num()
+            return self.inner(text, x, tgt_mask=mask)
+
+    def inputs(size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(size, 4, 16), torch.randn(size, length, 16)
+
+    model, batch, length = Both().eval(), torch.export.Dim("batch"), torch.export.Dim("length")
+    shapes = ({0: batch}, {0: batch, 1: length})
+    with torch.no_grad(), purevk.compile(model, inputs(2, 5), shapes) as program:
+        for given in (inputs(2, 5), inputs(3, 7)):
+            torch.testing.assert_close(program(*given), model(*given), rtol=1e-4, atol=1e-5)
+    assert torch.nn.modules.transformer._detect_is_causal_mask is detect
