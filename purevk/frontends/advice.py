@@ -47,7 +47,8 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
     import torch
 
     kind, text = type(error).__name__, str(error)
-    if any(each.is_meta for each in (*module.parameters(), *module.buffers())):
+    weights = (*module.parameters(), *module.buffers())
+    if "meta" in text and any(each.is_meta for each in weights):
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
     elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
         yield (
@@ -106,7 +107,12 @@ def is_of_shapes(error: Exception) -> bool:
         or (kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text))
         or (kind == "ValueError" and "user-specified range" in text)
         or (kind == "IndexError" and not line and _raised_in(error, "_export", "non_strict_utils"))
-        or (kind == "TypeError" and not line and _raised_in(error, "export", "dynamic_shapes"))
+        or (
+            kind == "TypeError"
+            and "argument" not in text  # of the example inputs
+            and not line
+            and _raised_in(error, "export", "dynamic_shapes")
+        )
     )
 
 

@@ -167,8 +167,8 @@ def plan(
     Args:
         model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or the path of a .pte or .pvk
             file.
-        example_inputs: inputs to trace a module with. They are moved to the meta device if the
-            module's weights are there.
+        example_inputs: inputs to trace a module with: a tuple, or a single tensor. They are moved
+            to the meta device if the module's weights are there.
         dynamic_shapes: as for `torch.export.export`.
         device: a context; None: the best device, or that of PUREVK_DEVICE; "typical": no device, a
             desktop GPU is assumed.
@@ -179,7 +179,7 @@ def plan(
     Raises:
         UnsupportedProgramError: the model has an operator without a kernel and without a CPU
             function, or depends on the values of weights that are not loaded.
-        InputError: `device` is no device.
+        InputError: `device` is no device, or `model` none of these.
     """
     if isinstance(device, str) and device != "typical":
         raise InputError(
@@ -230,12 +230,25 @@ def _plan_file(path: str | os.PathLike[str], method: str, traits: Any) -> Plan:
 def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Graph:
     import torch
 
-    from purevk.frontends.torch.decompose import export
+    from purevk.frontends.torch.decompose import decompose
     from purevk.frontends.torch.exported import read_exported
+    from purevk.frontends.torch.module import ModuleSource
 
-    if isinstance(model, torch.nn.Module):
+    if isinstance(model, torch.export.ExportedProgram):
+        program = decompose(model)
+    elif not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"{type(model).__name__} is nothing to plan",
+            where="purevk.plan",
+            why="a module, an ExportedProgram, or the path of a .pte or .pvk file is expected",
+            next="write a torch.nn.Module whose forward calls the function",
+        )
+    else:
+        if not isinstance(example_inputs, (tuple, list)):
+            example_inputs = (example_inputs,)
         tensors = [*model.parameters(), *model.buffers()]
         if any(tensor.device.type == "meta" for tensor in tensors):
             move = lambda tensor: tensor.to("meta") if isinstance(tensor, torch.Tensor) else tensor  # noqa: E731
             example_inputs = torch.utils._pytree.tree_map(move, tuple(example_inputs))
-    return read_exported(export(model, example_inputs, dynamic_shapes), planned_only=True)
+        program = ModuleSource("forward", model, example_inputs, {}, dynamic_shapes, set()).program
+    return read_exported(program, planned_only=True)

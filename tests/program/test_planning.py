@@ -124,6 +124,22 @@ def test_no_weights_are_needed() -> None:
         planned.forward(torch.empty(1, 1 << 16))
 
 
+def test_examples_are_those_that_compile_takes() -> None:
+    module, x = torch.nn.Linear(4, 3).eval(), torch.rand(1, 4)
+    batch = torch.export.Dim("batch", max=8)
+    for given in (x, [x], (x.numpy(),)):
+        planned = purevk.plan(module, given, device="typical")
+        assert str(planned).startswith("Linear(float32[1,4])")
+    planned = purevk.plan(module, (x,), ({0: batch},), device="typical")
+    assert "<=8,4])" in str(planned).partition("\n")[0]
+    with pytest.raises(InputError, match="function is nothing to plan"):
+        purevk.plan(lambda x: x, (x,), device="typical")
+    with pytest.raises(TypeError, match="required argument") as caught:
+        purevk.plan(module, device="typical")
+    if hasattr(Exception, "add_note"):
+        assert "example inputs" in caught.value.__notes__[0]
+
+
 def test_weights_that_share_memory_count_once() -> None:
     with torch.device("meta"):
         module = Net(64).eval()

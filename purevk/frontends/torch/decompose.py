@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.torch import higher_order
-from purevk.frontends.torch.caches import exportable
-from purevk.frontends.torch.effects import without_noise
 from purevk.ops import registry
 
 PYTHON = {
@@ -56,21 +53,6 @@ def _updates_statistics(node: Any) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or name_of(node.target) != INSTANCE_NORM:
         return False
     return node.args[3] is not None and bool(node.args[5])
-
-
-def export(model: Any, example_inputs: Sequence[Any] = (), dynamic_shapes: Any = None) -> Any:
-    """A module (traced with the inputs) or an exported program, decomposed."""
-    import torch
-
-    if isinstance(model, torch.export.ExportedProgram):
-        return decompose(model)
-    from purevk.frontends.torch.fast_paths import masks_as_given
-
-    with without_noise(), torch.no_grad(), exportable(model), masks_as_given():
-        program = torch.export.export(
-            model, tuple(example_inputs), dynamic_shapes=dynamic_shapes, strict=False
-        )
-        return decompose(program)
 
 
 def decompose(program: Any) -> Any:
