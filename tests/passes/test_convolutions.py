@@ -153,6 +153,26 @@ def test_joined_and_sliced(stepwise):
     compare(Joined(), [torch.randn(2, 32, 6, 6)], 4)
 
 
+class Narrow(nn.Module):
+    """Few output channels, as where images are made, with what follows for each number, and with a
+    residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = nn.Conv2d(32, 3, 3, padding=1), nn.Conv2d(32, 5, 1, bias=False)
+        self.third = nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x, image):
+        made = self.first(x).sigmoid()
+        return torch.cat([made, self.rest(x), image + self.third(x)], 1)
+
+
+def test_few_columns(stepwise):
+    """Channels of zeros are added to the weight, but not where a residual has none."""
+    torch.manual_seed(10)
+    compare(Narrow(), [torch.randn(2, 32, 7, 6), torch.randn(2, 3, 7, 6)], 2)
+
+
 class Wide(nn.Module):
     """A result of float32, and one that is a sum over pixels."""
 

@@ -38,8 +38,8 @@ _MOST_ELEMENTS = 1 << 30  # of a copy with joined pixels
 
 
 def takes(conv: Conv2d, result: TensorType) -> bool:
-    """Whether the kernel's conditions hold, but for those on the device, as the convolution is or with
-    joined pixels."""
+    """Whether the kernel's conditions hold, but for those on the device, as the convolution is, with
+    joined pixels, or with output channels of zeros (up to 16 in all)."""
     x, weight = conv.x.type, conv.weight.type
     if x.dtype not in (DType.float16, DType.bfloat16) or weight.dtype is not x.dtype:
         return False
@@ -52,7 +52,9 @@ def takes(conv: Conv2d, result: TensorType) -> bool:
     channels, columns = (_dims.specialize(size) for size in weight.dims[2:])
     if joins_pixels(conv):
         return columns % BLOCK == 0 and conv.window.kernel[0] <= MOST_TAPS
-    return channels % GROUP == 0 and columns % BLOCK == 0 and conv.window.taps <= MOST_TAPS
+    if columns % BLOCK and (columns > BLOCK or conv.extras):
+        return False
+    return channels % GROUP == 0 and conv.window.taps <= MOST_TAPS
 
 
 def tile_of(
@@ -89,6 +91,12 @@ def right_blocks(builder: Builder, weight: Value) -> Value:
     made = builder.emit("aten.permute.default", made, (4, 1, 0, 6, 5, 7, 2, 3))
     made = builder.emit("purevk.copy", made)
     return builder.emit("aten.view.default", made, (columns // BLOCK, groups * taps, BLOCK * GROUP))
+
+
+def pad_columns(builder: Builder, value: Value) -> Value:
+    """A weight or bias with zeros behind the last output channel, up to a multiple of 16."""
+    missing = -_dims.specialize(value.type.dims[-1]) % BLOCK
+    return pad(builder, value, (0, missing)) if missing else value
 
 
 def joins_pixels(conv: Conv2d) -> bool:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from purevk.ir import Graph, Node, Value
+from purevk.ir import Graph, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
-from purevk.ops.conv.fragments import GROUP, join_pixels, joins_pixels, right_blocks, takes, tile_of
+from purevk.ops.conv.fragments import (
+    GROUP,
+    join_pixels,
+    joins_pixels,
+    pad_columns,
+    right_blocks,
+    takes,
+    tile_of,
+)
 from purevk.ops.conv.fragments import NAME as FRAGMENTS
+from purevk.ops.matmul.fragments import BLOCK
 from purevk.passes.matmul.block_weights import constants_of
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
@@ -34,15 +43,19 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
         conv = Conv2d.of(current)
         x, weight, window, used = conv.x, conv.weight, conv.window, GROUP
         if joined := joins_pixels(conv):
-            columns = _dims.specialize(node.result.type.dims[3])
-            x, weight, window, used = join_pixels(rewriter, conv, columns)
+            width = _dims.specialize(node.result.type.dims[3])
+            x, weight, window, used = join_pixels(rewriter, conv, width)
         if (conv.weight, joined) not in weights:
-            weights[conv.weight, joined] = right_blocks(rewriter, weight)
+            weights[conv.weight, joined] = right_blocks(rewriter, pad_columns(rewriter, weight))
+        bias, result = conv.bias, node.result.type
+        if bias is not None:
+            bias = pad_columns(rewriter, bias)
+        columns = _padded(result.dims[1])
         made = rewriter.emit(
             FRAGMENTS,
             x,
             weights[conv.weight, joined],
-            conv.bias,
+            bias,
             window.kernel,
             window.stride,
             window.padding,
@@ -51,10 +64,17 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             conv.extras,
             used,
             # An epilogue that only converts has no step that says so.
-            results=(node.result.type,),
+            results=(result.with_dims((result.dims[0], columns, *result.dims[2:])),),
         )
+        if columns != result.dims[1]:
+            made = rewriter.emit("aten.slice.Tensor", made, 1, 0, result.dims[1], 1)
         rewriter.replace(node, made)
     return rewriter.finish()
+
+
+def _padded(columns: Size) -> int:
+    """Output channels with those of zeros."""
+    return -(-_dims.specialize(columns) // BLOCK) * BLOCK
 
 
 def _chosen(graph: Graph, traits: DeviceTraits) -> set[Node]:
@@ -73,6 +93,6 @@ def _chosen(graph: Graph, traits: DeviceTraits) -> set[Node]:
         if joins_pixels(conv):
             terms = conv.window.kernel[0] * GROUP
         dtype, rows = conv.x.type.dtype, batches * height * width
-        if tile_of(traits, dtype, rows, columns, terms, not conv.is_matmul) is not None:
+        if tile_of(traits, dtype, rows, _padded(columns), terms, not conv.is_matmul) is not None:
             chosen.add(node)
     return chosen
