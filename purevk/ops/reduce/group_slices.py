@@ -20,7 +20,8 @@ _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LEAST_EACH = 4  # vectors of an invocation: with fewer, joining takes longer than reading
 _WORKGROUPS = 2  # for each multiprocessor
 # Measured on an NVIDIA H200: bytes that a multiprocessor moves in a nanosecond if a row is read in
-# vectors or by elements, and nanoseconds that the second dispatch takes and the joining of slices.
+# vectors or by elements, where whole sectors of memory belong to a group; and nanoseconds that the
+# second dispatch takes and the joining of slices.
 _RATE, _RATE_OF_ELEMENTS, _SECOND = 30.0, 6.0, 4000.0
 
 
@@ -62,6 +63,8 @@ def form_of(
     rows, columns = _dims.upper(batch) * groups, channels // groups * _dims.upper(area)
     row_bytes = 2 * columns * x.dtype.itemsize  # read and written
     rate = _RATE if vector else _RATE_OF_ELEMENTS
+    if nhwc:  # other groups have the rest of a sector
+        rate *= min(channels // groups * x.dtype.itemsize / traits.profile.sector_bytes, 1.0)
     whole = -(-rows // traits.processors) * row_bytes / rate
     shared = _SECOND + 1.5 * rows * row_bytes / (_RATE * traits.processors)
     return made if shared < whole else None
