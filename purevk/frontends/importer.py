@@ -46,7 +46,7 @@ InputSizes = Sequence[tuple[int | Bound, ...] | None]
 
 
 # Parameters for which an operator takes a tensor of one element as well as a number.
-_NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s"}
+_NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s", "predicate"}
 
 
 class Importer:

@@ -90,6 +90,18 @@ def test_a_choice_by_a_number_in_a_tensor():
     check(Position(), [(tensor(3, 4), torch.tensor(at)) for at in (5, 0, 2, 3)], control=1)
 
 
+class Total(torch.nn.Module):
+    """The number is of a float tensor, so it stays on the device."""
+
+    def forward(self, x):
+        return torch.cond(x.sum().item() > 0, lambda x: x.sort(0)[0], lambda x: x.cumsum(0), (x,))
+
+
+def test_a_choice_by_a_fractional_number():
+    x = tensor(3, 4)
+    check(Total(), [(x.abs(),), (-x.abs(),), (x,)], control=1)
+
+
 # -- loops ---------------------------------------------------------------------------------------
 class Doubling(torch.nn.Module):
     def forward(self, x, limit):
