@@ -151,8 +151,8 @@ class Limit(NamedTuple):
 
 
 def position_limits(definition: Operator, args: tuple[Arg, ...]) -> list[Limit]:
-    """What a call must check of the positions that follow from data: slices and selections take
-    them at their word."""
+    """What a call must check of the positions that follow from data, and of the index of a selection:
+    slices and selections take them at their word."""
     if definition.name not in _AT_POSITIONS:
         return []
     bound = definition.bind(args)
@@ -161,14 +161,16 @@ def position_limits(definition: Operator, args: tuple[Arg, ...]) -> list[Limit]:
         return []
     limits: list[Limit] = []
     for name in ("index", "start", "end"):
-        position = bound.get(name)
-        if not isinstance(position, Dim):
+        position, size = bound.get(name), x.type.dims[dim]
+        if name == "index" and isinstance(position, int) and isinstance(size, Dim):
+            position = position + size if position < 0 else position
+        elif not isinstance(position, Dim):
             continue
-        if all(symbol.is_size and not symbol.unbacked for symbol in _dims.symbols(position)):
+        elif all(symbol.is_size and not symbol.unbacked for symbol in _dims.symbols(position)):
             continue
-        if _dims.upper(position) < 0:
-            position = position + x.type.dims[dim]
-        last = x.type.dims[dim] - 1 if name == "index" else x.type.dims[dim]
+        elif _dims.upper(position) < 0:
+            position = position + size
+        last = size - 1 if name == "index" else size
         where = f"the {name} of {definition.name} lies"
         if _dims.range_of(position)[0] < 0:
             limits.append(Limit(position, ">=", 0, f"{where} before the tensor"))

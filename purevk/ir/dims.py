@@ -434,23 +434,39 @@ def symbols(size: Size) -> set[Symbol]:
 
 
 def _decide(left: Size, op: str, right: Size) -> bool:
+    known = _known(left, op, right)
+    if known is not None:
+        return known
+    answer = _COMPARE[op](hint(left - right), 0)
+    _note(Guard(left, op, right, answer))
+    return answer
+
+
+def _known(left: Size, op: str, right: Size) -> bool | None:
+    """The answer to a comparison, where the bounds settle it."""
     difference = left - right if isinstance(left, Dim) else -(right - left)
     low, high = range_of(difference)
     at_low, at_high = _COMPARE[op](low, 0), _COMPARE[op](high, 0)
     if op in ("<", "<=", ">", ">="):
-        if at_low == at_high:
-            return at_low
-    elif low == high:
+        return at_low if at_low == at_high else None
+    if low == high:
         return at_low
-    elif low > 0 or high < 0:
-        return op == "!="
-    elif isinstance(difference, Dim) and _differs_unless_special(difference):
-        return op == "!="
-    answer = _COMPARE[op](hint(difference), 0)
+    apart = isinstance(difference, Dim) and _differs_unless_special(difference)
+    return op == "!=" if low > 0 or high < 0 or apart else None
+
+
+def _note(guard: Guard) -> None:
     log = _log.get()
     if log is not None:
-        log.guards[Guard(left, op, right, answer)] = None
-    return answer
+        log.guards[guard] = None
+
+
+def assume(left: Size, op: str, right: Size) -> bool:
+    """Whether a comparison holds. If the bounds leave it open, it is taken to hold, with a guard."""
+    known = _known(left, op, right)
+    if known is None:
+        _note(Guard(left, op, right, True))
+    return known is not False
 
 
 def ask(guard: Guard) -> bool:

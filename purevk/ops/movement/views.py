@@ -231,13 +231,22 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
 
 
 def _bounded(index: Size, size: Size) -> Size:
+    literal = isinstance(index, int)
     if _dims.upper(index) < 0:
         index = index + size
     if isinstance(index, int):
         return _dims.minimum(_dims.maximum(index, 0), size)
-    # A position that only a call knows is taken at its word: torch.export has put its bounds into
-    # the model.
-    return index
+    if _follows_from_data(index):
+        # A position that only a call knows is taken at its word: `position_limits` has it checked.
+        return _dims.maximum(index, 0) if literal else index
+    # Sizes mostly lie within. torch takes the nearest one where they do not.
+    if not _dims.assume(index, ">=", 0):
+        return 0
+    return index if _dims.assume(index, "<=", size) else size
+
+
+def _follows_from_data(size: Size) -> bool:
+    return any(symbol.unbacked or not symbol.is_size for symbol in _dims.symbols(size))
 
 
 def _slice_shape(
@@ -269,6 +278,11 @@ _view("aten.slice.Tensor", _slice_shape, _slice_layout, "aten.slice_copy.Tensor"
 
 def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
     at = wrap(dim, x.rank)
+    size = x.dims[at]
+    if isinstance(index, int) and not _follows_from_data(size):
+        first = index + size if index < 0 else index
+        if not (_dims.assume(first, ">=", 0) and _dims.assume(first, "<", size)):
+            raise ShapeError(f"index {index} is outside of dim {at} of {x}")
     return x.with_dims((*x.dims[:at], *x.dims[at + 1 :]))
 
 

@@ -219,6 +219,22 @@ def test_sizes_read_off_tensors() -> None:
         agrees(program, parts, tensor(9, 4), torch.tensor(4))
 
 
+def test_the_last_rows_of_a_selection() -> None:
+    """Those of a mask that selects fewer rows are all of them."""
+
+    def function(x: torch.Tensor) -> Any:
+        chosen = x[x[:, 0] > 0]
+        return chosen[-3:] * 2, chosen[:-3].sum(0)
+
+    with compiled(function, tensor(9, 4)) as program:
+        for seed in range(3):
+            agrees(program, function, tensor(9, 4, seed=seed))
+        for count in (0, 1, 2, 3, 9):
+            x = -tensor(9, 4).abs()
+            x[:count] *= -1
+            agrees(program, function, x)
+
+
 def test_checks_against_sizes_of_inputs() -> None:
     with compiled(
         parts,
