@@ -80,7 +80,7 @@ class Sizes:
         for position, node in enumerate(users):
             example = None if node is None else node.meta.get("val")
             for dim, size in enumerate(symbolic_sizes(example)):
-                if isinstance(size, int):
+                if isinstance(size, int) or size.node.expr.is_Integer:
                     continue
                 expression = size.node.expr
                 if not expression.is_Symbol or str(expression) in self.symbols:

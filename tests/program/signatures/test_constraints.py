@@ -201,6 +201,21 @@ def test_floats_made_of_sizes(function: Any, tmp_path: Path) -> None:
                 torch.testing.assert_close(got, model(*rows(count)))
 
 
+@pytest.mark.parametrize("start", [-3, -5], ids=str)
+def test_a_dim_that_export_fixes(start: int) -> None:
+    """torch fixes or bounds a dim where a slice starts before its first element."""
+    model = Model(lambda x: x[start:] * 2)
+    exported = torch.export.export(model, rows(2), dynamic_shapes=({0: Dim.AUTO},))
+    with purevk.compile(exported) as program:
+        check(program, model, (2,))
+        with pytest.raises(SizeConstraintError, match="5"):
+            program(*rows(5))
+    for first in (8, 2, 1):
+        with purevk.compile(model, rows(first), ({0: Dim.AUTO},)) as program:
+            for count in (8, 2, 3, 1, 6):
+                check(program, model, (count,))
+
+
 def test_integers_that_are_sizes() -> None:
     class Zeros(torch.nn.Module):
         def forward(self, x: Any, n: int) -> Any:
