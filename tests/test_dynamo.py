@@ -278,6 +278,17 @@ def test_the_window_of_a_growing_tensor() -> None:
         _agrees(compiled, windows, torch.randn(rows, 3))
 
 
+def test_a_tensor_of_which_only_the_size_matters() -> None:
+    """The graph gets its size as a number, and has no rows left at the bounds of the sizes."""
+
+    def rest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[y.shape[0] :] * 2
+
+    compiled = torch.compile(rest, backend="purevk", dynamic=True)
+    for rows, others in ((7, 4), (60, 2), (5, 5), (8, 7), (90, 70), (3, 5)):
+        _agrees(compiled, rest, torch.randn(rows, 3), torch.randn(others, 2))
+
+
 def test_an_integer_that_torch_finds_to_be_one_number() -> None:
     def scaled(x: torch.Tensor, count: int) -> torch.Tensor:
         torch._check(count == 7)

@@ -126,13 +126,14 @@ class _AotSizes(Sizes):
     """Sizes of a graph for which dynamo checks its own guards.
 
     Attributes:
-        numbers: integer arguments that are no size of a tensor, by position.
+        numbers: integer arguments that are no size of a tensor, by position. They are numbers if the
+            graph is read for these.
     """
 
     def __init__(self, aot: AotGraph, program: Any, importer: Importer) -> None:
         super().__init__(program, importer, bounded=False)
         self.aot = aot
-        self.numbers: dict[int, Dim] = {}
+        self.numbers: dict[int, Size] = {}
 
     def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
         """No guards: dynamo checks its own before it calls the graph."""
@@ -144,7 +145,7 @@ class _AotSizes(Sizes):
             example = node.meta.get("val")
             at = self.aot._nodes.index(node)
             if at in self.aot._own:
-                self.numbers[at] = self._number(example.node, at)
+                self.numbers[at] = self._number(example.node, at, self.wanted(len(inputs), 0))
                 inputs.append(None)
             elif at in self.aot.tensors:
                 inputs.append(node)
@@ -154,8 +155,8 @@ class _AotSizes(Sizes):
         if any(str(symbol) not in self.symbols for symbol in expression.free_symbols):
             super().derive(position, dim, expression)
 
-    def _number(self, number: Any, at: int) -> Dim:
-        """The symbol of an integer argument."""
+    def _number(self, number: Any, at: int, wanted: Any) -> Size:
+        """The symbol of an integer argument, or the number that it is `wanted` for."""
         if not number.expr.is_Symbol:
             raise UnsupportedProgramError(
                 f"size {number.expr} cannot be followed",
@@ -163,6 +164,9 @@ class _AotSizes(Sizes):
                 why="it is an argument of the graph",
                 next="compile with dynamic=False",
             )
+        if isinstance(wanted, int):
+            self.symbols[str(number.expr)] = wanted
+            return wanted
         if self.sizes_depend_on(number.expr):
             lower = max(self.range(number.expr)[0] or 0, 0)
             hint = int(number.hint) if number.has_hint() else 64
@@ -240,6 +244,9 @@ class _AotReader(Reader):
         number = self.sizes.numbers.get(self.aot._nodes.index(node))
         if number is None:
             return self.sizes.size(example.node.expr)
+        if isinstance(number, int):
+            self.importer.fixed_input(number)
+            return number
         (symbol,) = _dims.symbols(number)
         self.importer.symbols[symbol] = SymbolSource(None, None, len(self.importer.inputs))
         self.importer.inputs.append(number)
@@ -272,7 +279,7 @@ class _AotReader(Reader):
             first = self.known(size) + start if hint + start > 0 else 0
         number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
         if number is not None and number.has_hint() and number.hint < 0:
-            first = first + self.known(size)
+            first = _dims.maximum(first + self.known(size), 0)
         return (
             tensor,
             dim,

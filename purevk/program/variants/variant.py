@@ -193,7 +193,17 @@ class Variant:
             if made_wider is not None and wider_env is not None:
                 return made_wider, wider_env
         made = self._checked(sizes, arrays)
-        return made, made.environment(arrays)
+        made_env = made.bind(arrays)
+        if made_env is None:
+            env = made.environment(arrays)
+            broken = next((guard for guard in made.guards if not guard.holds(env)), None)
+            raise InputError(
+                f"the method does not take inputs of these sizes: {describe_given(self.graph, arrays)}",
+                where=self.where,
+                why="they are outside of its bounds" if broken is None else broken.explain(env),
+                next="pass sizes within the exported bounds",
+            )
+        return made, made_env
 
     def _outside(
         self, env: Mapping[Symbol, int], arrays: Sequence[Any]
