@@ -279,11 +279,17 @@ _view("aten.slice.Tensor", _slice_shape, _slice_layout, "aten.slice_copy.Tensor"
 def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
     at = wrap(dim, x.rank)
     size = x.dims[at]
-    if isinstance(index, int) and not _follows_from_data(size):
-        first = index + size if index < 0 else index
-        if not (_dims.assume(first, ">=", 0) and _dims.assume(first, "<", size)):
+    if not _follows_from_data(index) and not _follows_from_data(size):
+        position = _position(index, size)
+        if not (_dims.assume(position, ">=", 0) and _dims.assume(position, "<", size)):
             raise ShapeError(f"index {index} is outside of dim {at} of {x}")
     return x.with_dims((*x.dims[:at], *x.dims[at + 1 :]))
+
+
+def _position(index: Size, size: Size) -> Size:
+    """The position along a dim that an index stands for, which may count from the end."""
+    negative = _dims.upper(index) < 0 if _follows_from_data(index) else index < 0
+    return index + size if negative else index
 
 
 def _select_layout(
@@ -295,10 +301,8 @@ def _select_layout(
     index: Size,
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
-    if isinstance(index, int) and index < 0:
-        index = index + x.dims[at]
     strides = (*layout.strides[:at], *layout.strides[at + 1 :])
-    return (Layout(layout.offset + index * layout.strides[at], strides),)
+    return (Layout(layout.offset + _position(index, x.dims[at]) * layout.strides[at], strides),)
 
 
 _view("aten.select.int", _select_shape, _select_layout, "aten.select_copy.int")

@@ -216,6 +216,33 @@ def test_a_dim_that_export_fixes(start: int) -> None:
                 check(program, model, (count,))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.cat([x, y])[-y.shape[0]] * 2,
+        lambda x, y: torch.cat([x, y])[y.shape[0] - x.shape[0]] * 2,
+        lambda x, y: torch.cat([x, y])[y.shape[0] // 2].view(3, 1),
+        lambda x, y: torch.cat([x, y]).select_scatter(x[0] + 1, 0, -y.shape[0]),
+    ],
+)
+def test_indices_made_of_sizes(function: Any) -> None:
+    """A negative one counts from the end."""
+
+    class Both(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return function(x, y)
+
+    def pair(first: int, second: int) -> tuple[Any, ...]:
+        return torch.randn(first, 3), torch.randn(second, 3)
+
+    dims = ({0: Dim.AUTO}, {0: Dim.AUTO})
+    torch.manual_seed(1)
+    with purevk.compile(Both(), pair(7, 4), dims) as program:
+        for counts in ((7, 4), (4, 7), (1, 4), (4, 1), (1, 1), (5, 5), (3, 8)):
+            given = pair(*counts)
+            torch.testing.assert_close(program(*given), function(*given))
+
+
 def test_integers_that_are_sizes() -> None:
     class Zeros(torch.nn.Module):
         def forward(self, x: Any, n: int) -> Any:
