@@ -126,7 +126,17 @@ def _patches(batch: int) -> dict[str, torch.Tensor]:
 
 def _tiny() -> list[Work]:
     def build(library: Any) -> nn.Module:
-        return _unet(library, 8, 16, 16, 16, text=12, attention_head_dim=2, norm_num_groups=4)
+        return _unet(
+            library,
+            8,
+            16,
+            text=12,
+            attention_head_dim=2,
+            norm_num_groups=4,
+            layers_per_block=1,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        )
 
     return [_work("unet", "UNet", build, _conditioned(12, 8))]
 

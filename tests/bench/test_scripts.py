@@ -94,9 +94,12 @@ def test_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "| ViT, batch 2 | float32 |" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("works", ["--layers", "--models"])
-def test_layers_and_models(works: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.parametrize(
+    "works, library",
+    [("--layers", "torch"), ("--models", "transformers"), ("--diffusion", "diffusers")],
+)
+def test_layers_and_models(works: str, library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
     from bench.gpu import LIMIT, main
 
     out = tmp_path / "out.json"

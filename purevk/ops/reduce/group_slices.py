@@ -126,7 +126,7 @@ def lower_slices(
     count = area if form.nhwc else _dims.ceil_div(inner * area, each)
     images = x.dims[0]
     moments = lowering.temporary(TensorType(DType.float32, (images * groups * form.slices, 2)))
-    macros = {
+    macros: dict[str, str | int] = {
         "T_X": x.dtype.glsl,
         "NHWC": int(form.nhwc),
         "VEC4": int(form.vector),
