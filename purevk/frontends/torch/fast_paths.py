@@ -20,7 +20,7 @@ _Tensor = torch.Tensor
 
 
 _DETECT = "_detect_is_causal_mask"
-_detect_in_torch = vars(transformer)[_DETECT]
+_detect_in_torch = vars(transformer).get(_DETECT)
 
 
 def _as_given(mask: _Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -32,6 +32,9 @@ def masks_as_given() -> Iterator[None]:
     """Within, transformer modules of torch that are not told whether a mask is causal use it as it is,
     with the same results. Else they compare its elements with those of a causal mask, which no export
     can trace."""
+    if _detect_in_torch is None:  # a torch that does not compare them
+        yield
+        return
     vars(transformer)[_DETECT] = _as_given
     try:
         yield

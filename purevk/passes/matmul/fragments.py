@@ -32,7 +32,8 @@ from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
 
 _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
-_FEW = 8  # matmuls: with more of them, a graph is a network
+# Matmuls, with more of which a graph is a network, and rows, of which so many were measured there.
+_FEW, _MANY_ROWS = 8, 768
 
 
 def order_for_fragments(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -234,7 +235,7 @@ class _Finder:
             *sizes,
             always=always,
             copied=copied,
-            alone=self._alone,
+            alone=self._alone or _dims.upper(count) < _MANY_ROWS,
         )
         return tile is not None
 
