@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import purevk
 from purevk.ops.reduce import group_norm
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 from tests.ops.quantized.harness import kernels_of
@@ -174,3 +175,29 @@ def test_dynamic_sizes():
             x = tensor(1, 4, *size)
             for have, want in zip(program.forward(x), run(x)):
                 torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+
+
+def test_groups_in_slices_of_sizes_that_calls_have(monkeypatch):
+    """Slices are shares of the pixels that a call has, also where some have none."""
+    for name, value in (("_SECOND", float("-inf")), ("_LEAST_EACH", 1), ("_WORKGROUPS", 500)):
+        monkeypatch.setattr(f"purevk.ops.reduce.group_slices.{name}", value)
+    norm = torch.nn.GroupNorm(4, 24).requires_grad_(False)
+    norm.weight.copy_(tensor(24))
+
+    class Last(torch.nn.Module):
+        def forward(self, x):
+            return norm(x.permute(0, 3, 1, 2))
+
+    batch, height, width = (torch.export.Dim(name, min=1, max=40) for name in "bhw")
+    for module, shape, dynamic in (
+        (norm, (2, 24, 9, 12), {0: batch, 2: height, 3: 4 * width}),
+        (Last(), (2, 9, 12, 24), {0: batch, 1: height, 2: width}),
+    ):
+        with kernels_of("gpu"):
+            program = purevk.compile(module, (tensor(*shape),), dynamic_shapes=({**dynamic},))
+            assert "reduce/group_apply.comp" in dispatches(program)
+            for b, h, w in ((2, 9, 12), (1, 1, 4), (5, 40, 32), (3, 2, 8)):
+                x = tensor(*((b, 24, h, w) if module is norm else (b, h, w, 24)))
+                made = torch.from_numpy(program.forward(x.numpy()).copy())
+                torch.testing.assert_close(made, module(x), atol=2e-5, rtol=1e-5)
+            program.close()
