@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from purevk.errors import PurevkError
@@ -338,6 +339,28 @@ def check() -> None:
     a call that happens to be slow enough to need it."""
     for knob in ALL:
         knob()
+    dump_folder()
+
+
+def dump_folder() -> Path | None:
+    """The folder of PUREVK_DUMP, which is made if it is missing; None: the variable is not set.
+
+    Raises:
+        PurevkError: it cannot be made.
+    """
+    if not (text := DUMP()):
+        return None
+    folder = Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PurevkError(
+            f"the folder of {DUMP.name} cannot be made",
+            where=text,
+            why=str(error),
+            next="name a folder that you may write to, or unset the variable",
+        ) from None
+    return folder
 
 
 _OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -30,6 +31,8 @@ def replacing(path: Path, mode: int = 0o666, durable: bool = False) -> Iterator[
     Raises:
         OSError: the file cannot be written.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,13 @@ def test_seconds_that_cannot_be_read(name: str, text: str, monkeypatch: pytest.M
     with pytest.raises(PurevkError, match=f"{name}='{text}' cannot be read") as caught:
         knobs.check()
     assert caught.value.why == "expected a number of seconds, 0 or more"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PUREVK_DUMP", str(tmp_path / "file" / "folder"))
+    with pytest.raises(PurevkError, match="the folder of PUREVK_DUMP cannot be made"):
+        knobs.check()
 
 
 def test_an_empty_number_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ def glsl_of(job: CompileJob) -> str:
 
 def dump(folder: Path, jobs: Mapping[CacheKey, Callable[[], CompileJob]]) -> None:
     """Writes the GLSL of kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
     for key, job in jobs.items():
         path = folder / f"{stem_of(key)}.comp"
         if not path.exists():
@@ -43,7 +42,6 @@ def dump(folder: Path, jobs: Mapping[CacheKey, Callable[[], CompileJob]]) -> Non
 
 def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
     """Writes the SPIR-V of kernels."""
-    folder.mkdir(parents=True, exist_ok=True)
     for key, code in spirv.items():
         path = folder / f"{stem_of(key)}.spv"
         if not path.exists():

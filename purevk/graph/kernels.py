@@ -129,8 +129,8 @@ class KernelStore:
         """
         with self._lock:
             wanted = list(dict.fromkeys(specs))
-            if knobs.DUMP():
-                dump(Path(knobs.DUMP()), self._jobs(wanted))
+            if folder := knobs.dump_folder():
+                dump(folder, self._jobs(wanted))
             found = {spec: held for spec in wanted if (held := self._pipelines.get(spec))}
             missing = [spec for spec in wanted if spec not in found]
             if not missing:
@@ -218,8 +218,8 @@ class KernelStore:
         report.cached += len(jobs) - len(fresh)
         report.compiled += len(fresh)
         report.compile_seconds += done.seconds
-        if knobs.DUMP():
-            dump_spirv(Path(knobs.DUMP()), done.spirv)
+        if folder := knobs.dump_folder():
+            dump_spirv(folder, done.spirv)
         if knobs.OVERRIDE():
             changed = overridden(done.spirv, jobs)
             done = replace(done, spirv={**done.spirv, **changed}, overridden=frozenset(changed))

@@ -237,7 +237,7 @@ def optimize(
         PurevkError: a name to skip is not that of an optional pass.
     """
     skipped = skipped_passes() if skip is None else frozenset(skip)
-    check, folder = knobs.VERIFY(), knobs.DUMP() if dump else ""
+    check, folder = knobs.VERIFY(), knobs.dump_folder() if dump else None
     if check:
         verify(graph, "front end")
     if folder:
@@ -274,9 +274,7 @@ def skipped_passes() -> frozenset[str]:
     return names
 
 
-def _dump(graph: Graph, folder: str, number: int, name: str) -> None:
+def _dump(graph: Graph, folder: Path, number: int, name: str) -> None:
     from purevk.ir.printer import to_text
 
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    (path / f"{graph.name}.{number:02}.{name}.txt").write_text(to_text(graph), encoding="utf-8")
+    (folder / f"{graph.name}.{number:02}.{name}.txt").write_text(to_text(graph), encoding="utf-8")

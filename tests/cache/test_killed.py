@@ -233,6 +233,13 @@ def write_bundle(path: Path) -> None:
     cache.export_bundle(path, [key_of(1)])
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+    """The error names the folder, not a temporary file."""
+    with pytest.raises(IsADirectoryError) as caught, replace_file(tmp_path):
+        pass
+    assert caught.value.filename == str(tmp_path)
+
+
 def write_bytes(path: Path) -> None:
     with replace_file(path) as file:
         file.write(b"new")
