@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import InputError, PurevkError, SizeConstraintError, UnsupportedProgramError
+from purevk.errors import InputError, PurevkError, UnsupportedProgramError
 from purevk.frontends.advice import explain, fixes_sizes, is_of_shapes
+from purevk.frontends.declared import Declared
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
 from purevk.frontends.torch.effects import (
@@ -28,7 +28,6 @@ from purevk.frontends.torch.effects import (
 from purevk.frontends.torch.exported import mutated_buffers, read_exported
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.ir import Graph, Signature
-from purevk.ir.signature import permutation_hint
 
 _log = logging.getLogger("purevk")
 
@@ -85,7 +84,7 @@ class ModuleSource:
         kwargs: Mapping[str, Any],
         dynamic_shapes: Any,
         mutable: set[str],
-        declared: _Declared | None = None,
+        declared: Declared | None = None,
     ) -> None:
         import torch
         from torch.utils._pytree import tree_map
@@ -94,7 +93,7 @@ class ModuleSource:
 
         args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
         self.name, self.module, self.mutable = name, module, mutable
-        self.declared = declared or _Declared(module, args, kwargs, dynamic_shapes)
+        self.declared = declared or Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._shapes = dynamic_shapes
         try:
@@ -182,7 +181,7 @@ class ModuleSource:
             SizeConstraintError: a size is outside of the bounds that the user declared.
             InputError: torch cannot export the module for this call.
         """
-        args, kwargs = self.declared.normalized(args, kwargs)
+        args, kwargs = _normalized(args, kwargs)
         self.declared.refuse_outside(args, kwargs, bounds, self._example)
         shapes = self.declared.automatic(args, kwargs, self._example)
         for dynamic in (shapes, None) if shapes is not None else (None,):
@@ -293,178 +292,6 @@ def _warn_of_one_tensor_twice(name: str, program: Any) -> None:
         )
 
 
-class _Declared:
-    """What the user declared of a module's inputs: dynamic dims, their names and bounds."""
-
-    def __init__(
-        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
-    ) -> None:
-        import inspect
-
-        self.parameters: list[inspect.Parameter] = []
-        try:
-            self.parameters = list(inspect.signature(module.forward).parameters.values())
-        except (TypeError, ValueError):
-            pass
-        self.simple = all(
-            each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-            for each in self.parameters
-        )
-        order = [each.name for each in self.parameters]
-        self.by_name: dict[str, Any] = {}
-        if isinstance(dynamic_shapes, Mapping):
-            self.by_name = dict(dynamic_shapes)
-        elif isinstance(dynamic_shapes, (tuple, list)):
-            self.by_name = dict(zip([*order[: len(args)], *kwargs], dynamic_shapes))
-
-    def normalized(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as torch tensors and Python values."""
-        from torch.utils._pytree import tree_map
-
-        positional, named = tree_map(_as_torch, (tuple(args), dict(kwargs)))
-        return positional, named
-
-    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        order = [each.name for each in self.parameters]
-        return {**dict(zip(order, args)), **kwargs}
-
-    def names(self, leaves: Sequence[tuple[str, Any]]) -> dict[tuple[int, int], str]:
-        """The user's names of dims, by the number of the input and the dim. A name counts once."""
-        found: dict[tuple[int, int], str] = {}
-        used: set[str] = set()
-        position = 0
-        groups: dict[str, list[Any]] = {}
-        for name, leaf in leaves:
-            groups.setdefault(name, []).append(leaf)
-        for name, group in groups.items():
-            specs = _spec_leaves(group, self.by_name.get(name))
-            for spec in specs:
-                for dim, declared in _dims_of(spec):
-                    label = getattr(declared, "__name__", None)
-                    if isinstance(label, str) and label.isidentifier() and label not in used:
-                        used.add(label)
-                        found[position, dim] = label
-                position += 1
-        return found
-
-    def fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """The declared dims along which an example has a size of 0 or 1, such as "x.shape[0] is 1"."""
-        from torch.utils._pytree import tree_leaves
-
-        found = []
-        for name, value in self._named(args, kwargs).items():
-            group = tree_leaves(value)
-            for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
-                shape = getattr(leaf, "shape", ())
-                for dim, _ in _dims_of(spec):
-                    if isinstance(dim, int) and dim < len(shape) and shape[dim] <= 1:
-                        found.append(f"{name}.shape[{dim}] is {int(shape[dim])}")
-        return found
-
-    def without_ones(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Example inputs that have each element twice along the declared dims with a size of 1, which
-        torch.export would fix. None: there are no such dims."""
-        import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
-        if not self.simple or not any(text.endswith(" is 1") for text in self.fixed(args, kwargs)):
-            return None
-
-        def twice(name: str, value: Any) -> Any:
-            leaves, nesting = tree_flatten(value)
-            specs = _spec_leaves(leaves, self.by_name.get(name))
-            for number, (leaf, spec) in enumerate(zip(leaves, specs)):
-                for dim, _ in _dims_of(spec) if isinstance(leaf, torch.Tensor) else ():
-                    if dim < leaf.dim() and leaf.shape[dim] == 1:
-                        leaf = torch.cat([leaf, leaf], dim).requires_grad_(leaf.requires_grad)
-                leaves[number] = leaf
-            return tree_unflatten(leaves, nesting)
-
-        order = [each.name for each in self.parameters]
-        given = {**dict(zip(order, args)), **kwargs}
-        made = {name: twice(name, value) for name, value in given.items()}
-        return (
-            tuple(made[name] for name in order[: len(args)]),
-            {name: made[name] for name in kwargs},
-        )
-
-    def refuse_outside(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        bounds: str,
-        example: tuple[Any, Any],
-    ) -> None:
-        """Raises `SizeConstraintError` for a size outside of the declared bounds, or that is another
-        one than the example's and was not declared as dynamic."""
-        from torch.utils._pytree import tree_leaves
-
-        before = self._named(*example)
-        for name, value in self._named(args, kwargs).items():
-            group = tree_leaves(value)
-            self._refuse_other(name, group, tree_leaves(before.get(name)))
-            for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
-                for dim, declared in _dims_of(spec):
-                    lower, upper = _bound(declared, "min"), _bound(declared, "max")
-                    shape = getattr(leaf, "shape", ())
-                    if dim >= len(shape) or bounds == "grow":
-                        continue
-                    size = int(shape[dim])
-                    if (lower is not None and size < lower) or (upper is not None and size > upper):
-                        label = getattr(declared, "__name__", f"dim {dim}")
-                        raise SizeConstraintError(
-                            f"{name}.shape[{dim}] is {size}",
-                            where=f"dim {label!r}",
-                            why=f"it was declared with min={lower}, max={upper}",
-                            next='declare other bounds, or compile with bounds="grow"',
-                        )
-
-    def _refuse_other(self, name: str, group: Sequence[Any], before: Sequence[Any]) -> None:
-        if len(group) != len(before) or not self.simple:
-            return
-        specs = _spec_leaves(group, self.by_name.get(name))
-        for leaf, other, spec in zip(group, before, specs):
-            dynamic = {dim for dim, _ in _dims_of(spec)}
-            sizes = zip(getattr(leaf, "shape", ()), getattr(other, "shape", ()))
-            for dim, (size, known) in enumerate(sizes):
-                if size != known and dim not in dynamic and len(leaf.shape) == len(other.shape):
-                    wanted = [
-                        None if dim in dynamic else size for dim, size in enumerate(other.shape)
-                    ]
-                    raise SizeConstraintError(
-                        f"{name} has size {size} along dim {dim}",
-                        where="purevk.compile",
-                        why=f"the example has {known}, and the dim is not declared as dynamic",
-                        next=permutation_hint(leaf.shape, wanted)
-                        or "compile the module with dynamic_shapes, or pass the example's size",
-                    )
-
-    def automatic(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], example: tuple[Any, Any]
-    ) -> Any:
-        """Dynamic shapes for another export: what was declared is `Dim.AUTO`, and so are integers
-        that were others before. None: nothing is dynamic."""
-        import torch
-
-        if not self.simple:
-            return None
-        auto = torch.export.Dim.AUTO
-        before = self._named(*example)
-        found: dict[str, Any] = {}
-        for name, value in self._named(args, kwargs).items():
-            other = before.get(name)
-            varies = type(value) is int and type(other) is int and other != value
-            if varies and 1 < value < 2**31:
-                found[name] = auto
-            else:
-                found[name] = _automatic(value, self.by_name.get(name), auto)
-        return found if any(_has_dims(spec) for spec in found.values()) else None
-
-
 def _distinct(value: Any) -> Any:
     """Example inputs, each with memory of its own: torch.export takes two that are one object for
     one input, whatever a call gives, and cannot trace writes into views of one storage."""
@@ -483,6 +310,16 @@ def _distinct(value: Any) -> Any:
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
     return tree_map(own, value)
+
+
+def _normalized(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as torch tensors and Python values."""
+    from torch.utils._pytree import tree_map
+
+    positional, named = tree_map(_as_torch, (tuple(args), dict(kwargs)))
+    return positional, named
 
 
 def _as_torch(leaf: Any) -> Any:
@@ -518,74 +355,3 @@ def _with_strides(array: np.ndarray) -> Any:
     if 0 not in strides:
         made.copy_(torch.from_numpy(array.copy()))
     return made
-
-
-def _spec_leaves(group: Sequence[Any], spec: Any) -> list[Any]:
-    """The declaration for each leaf of an argument."""
-    if len(group) == 1 and not _is_nested(group, spec):
-        return [spec]
-    if isinstance(spec, Mapping):
-        spec = list(spec.values())
-    if not isinstance(spec, (tuple, list)):
-        return [None] * len(group)
-    flat: list[Any] = []
-    for item in spec:
-        flat += [item] if _is_leaf_spec(item) else _spec_leaves(group[len(flat) :], item)
-    return (flat + [None] * len(group))[: len(group)]
-
-
-def _is_nested(group: Sequence[Any], spec: Any) -> bool:
-    return isinstance(spec, (tuple, list, Mapping)) and not _is_leaf_spec(spec)
-
-
-def _is_leaf_spec(spec: Any) -> bool:
-    """Whether a declaration is that of one tensor: dims by number, or a list of dims."""
-    if spec is None or not isinstance(spec, (tuple, list, Mapping)):
-        return True
-    if isinstance(spec, Mapping):
-        return all(isinstance(key, int) for key in spec)
-    return all(not isinstance(item, (tuple, list, Mapping)) for item in spec)
-
-
-def _dims_of(spec: Any) -> list[tuple[int, Any]]:
-    """The dims that a tensor's declaration names, with what it says of them."""
-    if isinstance(spec, Mapping):
-        items = list(spec.items())
-    elif isinstance(spec, (tuple, list)):
-        items = list(enumerate(spec))
-    else:
-        return []
-    return [(dim, each) for dim, each in items if each is not None and not isinstance(each, int)]
-
-
-def _bound(declared: Any, name: str) -> int | None:
-    value = getattr(declared, name, None)
-    try:
-        number = None if value is None else operator.index(value)
-    except TypeError:
-        return None
-    return None if number is None or number >= 2**31 - 1 else number
-
-
-def _automatic(value: Any, spec: Any, auto: Any) -> Any:
-    """A declaration with `Dim.AUTO` in place of each dim, for a value of this nesting."""
-    import torch
-    from torch.utils._pytree import tree_flatten, tree_unflatten
-
-    if isinstance(value, torch.Tensor):
-        # torch.export takes sizes 0 and 1 as fixed, and warns if they are declared.
-        dims = [dim for dim, _ in _dims_of(spec) if dim < value.dim() and value.shape[dim] > 1]
-        return dict.fromkeys(dims, auto) or None
-    leaves, nesting = tree_flatten(value)
-    if len(leaves) == 1 and nesting.is_leaf():
-        return None
-    specs = [_automatic(leaf, each, auto) for leaf, each in zip(leaves, _spec_leaves(leaves, spec))]
-    return tree_unflatten(specs, nesting)
-
-
-def _has_dims(spec: Any) -> bool:
-    if isinstance(spec, Mapping):
-        return any(_has_dims(each) for each in spec.values())
-    if isinstance(spec, (tuple, list)):
-        return any(_has_dims(each) for each in spec)
-    return spec is not None
