@@ -57,6 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         paired: bool = False,
         always: bool = False,
         copied: int = 0,
+        alone: bool = False,
     ) -> Stepwise:
         return Stepwise(1, 2, 1, 2, 2, 1, 1)
 
