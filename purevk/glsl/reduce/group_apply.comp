@@ -121,8 +121,8 @@ void main() {
         }
     }
     barrier();
-    int place = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
-    if (place >= PLACES) return;
+    int offset = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
+    if (offset >= STRIDE) return;
 #if NHWC && VEC4
     UNROLL for (int k = 0; k < EACH; k++) {
         int g = (ID % LANES * EACH + k) / inner;
@@ -135,11 +135,11 @@ void main() {
     scale = rstds[ID % LANES / inner] * weight_of(CHANNEL);
     shift = bias_of(CHANNEL);
 #endif
-    int i = first + place;
-    for (; i + (AHEAD - 1) * PLACES < last; i += AHEAD * PLACES) {
+    int i = first + offset;
+    for (; i + (AHEAD - 1) * STRIDE < last; i += AHEAD * STRIDE) {
         V some[AHEAD];
-        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * PLACES));
-        UNROLL for (int k = 0; k < AHEAD; k++) finish(i + k * PLACES, some[k]);
+        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * STRIDE));
+        UNROLL for (int k = 0; k < AHEAD; k++) finish(i + k * STRIDE, some[k]);
     }
-    for (; i < last; i += PLACES) finish(i, READ(x_offset + AT(i)));
+    for (; i < last; i += STRIDE) finish(i, READ(x_offset + AT(i)));
 }

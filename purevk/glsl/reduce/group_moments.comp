@@ -15,15 +15,15 @@ shared float means[LOCAL * KEPT];
 shared float squares[LOCAL * KEPT];
 
 void main() {
-    int place = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
+    int offset = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
     V mean = V(0.0), square = V(0.0);
     float n = 0.0;
-    int i = place < PLACES ? first + place : last;
+    int i = offset < STRIDE ? first + offset : last;
     // The moments of some elements at a time are joined with those before (Chan, Golub and LeVeque,
     // "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
-    for (; i + (AHEAD - 1) * PLACES < last; i += AHEAD * PLACES) {
+    for (; i + (AHEAD - 1) * STRIDE < last; i += AHEAD * STRIDE) {
         V some[AHEAD];
-        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * PLACES));
+        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * STRIDE));
         V sum = some[0];
         UNROLL for (int k = 1; k < AHEAD; k++) sum += some[k];
         V middle = sum / float(AHEAD), apart = middle - mean;
@@ -33,7 +33,7 @@ void main() {
         square += apart * apart * (n * share_of_these);
         n += float(AHEAD);
     }
-    for (; i < last; i += PLACES) {
+    for (; i < last; i += STRIDE) {
         V v = READ(x_offset + AT(i)), apart = v - mean;
         n += 1.0;
         mean += apart / n;
@@ -62,10 +62,10 @@ void main() {
     for (int g = int(gl_SubgroupID); g < GROUPS_HERE; g += int(gl_NumSubgroups)) {
         float sum = 0.0, all = float(last - first) * float(WEIGHT);
 #define OF_GROUP(DO)                                                                                   \
-    for (int k = int(gl_SubgroupInvocationID); k < PLACES * each; k += int(gl_SubgroupSize)) {         \
+    for (int k = int(gl_SubgroupInvocationID); k < STRIDE * each; k += int(gl_SubgroupSize)) {         \
         int p = k / each, at = p * (LANES * KEPT) + g * each + (k - p * each);                         \
         /* Of each of them, so many elements. */                                                       \
-        float count = float((last - first - p + PLACES - 1) / PLACES) * float(WEIGHT / each);          \
+        float count = float((last - first - p + STRIDE - 1) / STRIDE) * float(WEIGHT / each);          \
         if (p < last - first) { DO }                                                                   \
     }
         OF_GROUP(sum += count * means[at];)

@@ -102,9 +102,9 @@ def _divided(
     else:
         count = inner * _dims.upper(area) // each
     blocks = batch * groups // together
-    places = local // lanes
+    stride = local // lanes
     wanted = -(-_WORKGROUPS * traits.processors // blocks)
-    slices = min(wanted, max(count // (_LEAST_EACH * places), 1))
+    slices = min(wanted, max(count // (_LEAST_EACH * stride), 1))
     if slices < 2 and together == 1:
         return None
     return Form(nhwc, vector, local, together, lanes, slices)
