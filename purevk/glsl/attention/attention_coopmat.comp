@@ -15,6 +15,10 @@
 // whose elements are in the order that fragments.glslh states; the device must have been tested for
 // that. The scores are then in the right order for the left operand of the second matmul.
 //
+// With MASK_WORDS, the keys of a step are in shared memory in another order than in memory, in which
+// those of an invocation's scores are neighbours: KEYS / 4 of them, which the four invocations of a
+// row share out. So an invocation reads many elements of the mask at a time, one step ahead.
+//
 // Buffers, parameters and macros: attention_io.glslh; q, k and v are all float16, or all bfloat16.
 // Heads are padded with zeros to multiples of 16 columns. More macros:
 //   BFLOAT16  with COOPMAT, 1: they are bfloat16. Needs a compiler that knows GL_EXT_bfloat16. (0)
@@ -157,6 +161,34 @@ void multiply(inout float sums[FRAGMENT_N / 2], float left[8], ivec3 right) {
 }
 #endif
 
+#if MASK_WORDS
+#define KEYS_EACH (KEYS / 4)
+// The row of the tile that holds a key of a step, and the key of element i of 8 columns of scores.
+#define TILE_ROW(key) ((key) % KEYS_EACH / 2 * 8 + (key) / KEYS_EACH * 2 + (key) % 2)
+#define KEY8(lane, block, i) ((lane) % 4 * KEYS_EACH + 2 * (block) + (i) % 2)
+#define MASK_BYTES_float16_t 2
+#define MASK_BYTES_uint16_t 2
+#define MASK_BYTES_uint8_t 1
+#define MASK_BYTES_PASTE(T) MASK_BYTES_##T
+#define MASK_BYTES_OF(T) MASK_BYTES_PASTE(T)
+#define MASK_EACH (4 * MASK_WORDS / MASK_BYTES_OF(T_MASK))  // elements of a load
+#define MASK_LOADS (KEYS_EACH / MASK_EACH)
+#define MASK_HELD (MASK_LOADS * MASK_WORDS)
+// Element i of a row's words.
+#if COOPMAT
+#define MASK_OF_float16_t(words, i) float(unpackFloat2x16(words[(i) / 2])[(i) % 2])
+#else
+#define MASK_OF_float16_t(words, i) unpackHalf2x16(words[(i) / 2])[(i) % 2]
+#endif
+#define MASK_OF_uint16_t(words, i) uintBitsToFloat((i) % 2 == 0 ? words[(i) / 2] << 16 : words[(i) / 2] & 0xffff0000u)
+#define MASK_OF_uint8_t(words, i) (words[(i) / 4] >> 8 * ((i) % 4) & 0xffu)
+#define MASK_OF_PASTE(T, words, i) MASK_OF_##T(words, i)
+#define MASK_OF(T, words, i) MASK_OF_PASTE(T, words, i)
+#else
+#define TILE_ROW(key) (key)
+#define KEY8(lane, block, i) (8 * (block) + COLUMN8(lane, i))
+#endif
+
 // Element i (0 .. 3) of 8 columns of scores or of sums.
 #define OF8(fragments, block, i) fragments[(block) * 8 / FRAGMENT_N][SUM8(block, i)]
 
@@ -205,13 +237,28 @@ void put() {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
         int i = id + s * LOCAL;
-        PUT(i / VECTORS_K * KEY_LINE + i % VECTORS_K * EACH, next_k[s]);
+        PUT(TILE_ROW(i / VECTORS_K) * KEY_LINE + i % VECTORS_K * EACH, next_k[s]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
         int i = id + s * LOCAL;
-        PUT(TILE_V + i / VECTORS_V * VALUE_LINE + i % VECTORS_V * EACH, next_v[s]);
+        PUT(TILE_V + TILE_ROW(i / VECTORS_V) * VALUE_LINE + i % VECTORS_V * EACH, next_v[s]);
     }
 }
+
+#if MASK_WORDS
+// The mask of query s and of this invocation's keys of the step from key t0 on.
+void read_mask(out uint words[MASK_HELD], int base_mask, int s, int t0) {
+    int row = base_mask + min(s, S - 1) * mask_row, t = t0 + LANE % 4 * KEYS_EACH;
+    UNROLL for (int n = 0; n < MASK_LOADS; n++) {
+        int at = (row + min(t + n * MASK_EACH, T - MASK_EACH)) / MASK_EACH;
+#if MASK_WORDS == 1
+        words[n] = buf_mask[at];
+#else
+        UNROLL for (int w = 0; w < MASK_WORDS; w++) words[n * MASK_WORDS + w] = buf_mask[at][w];
+#endif
+    }
+}
+#endif
 
 #if Q_STEPS
 // The queries of this workgroup, from `first` on, into shared memory.
@@ -276,6 +323,14 @@ void main() {
             seen[m][h] = keys_of(row0 + 16 * m + ROW8(lane, 2 * h));
         }
     }
+#if MASK_WORDS
+    uint next_mask[FRAGMENTS_M][2][MASK_HELD];
+    UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+        UNROLL for (int h = 0; h < 2; h++) {
+            if (next < keys) read_mask(next_mask[m][h], base_mask, row0 + 16 * m + ROW8(lane, 2 * h), next);
+        }
+    }
+#endif
     ROLL while (next < keys) {
         int t0 = next;
         barrier();
@@ -283,6 +338,15 @@ void main() {
         barrier();
         next = next_step(t0 + KEYS, keys, first);
         if (next < keys) fetch(base_k, base_v, next);
+#if MASK_WORDS
+        uint mask[FRAGMENTS_M][2][MASK_HELD];
+        UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
+            UNROLL for (int h = 0; h < 2; h++) {
+                mask[m][h] = next_mask[m][h];
+                read_mask(next_mask[m][h], base_mask, row0 + 16 * m + ROW8(lane, 2 * h), next);
+            }
+        }
+#endif
         SUMS(scores[FRAGMENTS_M][KEYS_N]);
 #if Q_STEPS
         UNROLL for (int j = 0; j < KEYS_N; j++) {
@@ -308,17 +372,43 @@ void main() {
                 UNROLL for (int m = 0; m < FRAGMENTS_M; m++) MULTIPLY(scores[m][j], q[m][d - Q_STEPS]);
             }
         }
-        bool plain = MASK == 0 && SCORED == 0 && MASKED == 0 && t0 >= shown.x && t0 + KEYS <= shown.y;
+        // Whether the queries see all keys of this step, as far as CAUSAL, LIMITS and functions tell.
+        bool whole = MASKED == 0 && t0 >= shown.x && t0 + KEYS <= shown.y;
         UNROLL for (int m = 0; m < FRAGMENTS_M; m++) {
             float unit = intBitsToFloat(scale_bits) * UNIT, factor = 1.0;
-            if (plain && unit > 0.0) {
+            if (SCORED == 0 && MASK != 1 && unit > 0.0) {
                 factor = unit;  // scores are multiplied where they are used
             } else {
                 UNROLL for (int j = 0; j < KEYS8; j++) {
                     UNROLL for (int i = 0; i < 4; i++) {
-                        int s = row0 + 16 * m + ROW8(lane, i), t = t0 + 8 * j + COLUMN8(lane, i);
-                        float score = OF8(scores[m], j, i);
-                        OF8(scores[m], j, i) = masked_score(score, base_mask, s, t, seen[m][i / 2]) * UNIT;
+                        int s = row0 + 16 * m + ROW8(lane, i), t = t0 + KEY8(lane, j, i);
+                        OF8(scores[m], j, i) = scaled_score(OF8(scores[m], j, i), s, t) * UNIT;
+                    }
+                }
+            }
+#if MASK
+            UNROLL for (int j = 0; j < KEYS8; j++) {
+                UNROLL for (int i = 0; i < 4; i++) {
+#if MASK_WORDS
+#define MASK_HERE MASK_OF(T_MASK, mask[m][i / 2], 2 * j + i % 2)
+#else
+                    int s = min(row0 + 16 * m + ROW8(lane, i), S - 1), t = min(t0 + KEY8(lane, j, i), T - 1);
+#define MASK_HERE READ_MASK(base_mask + s * mask_row + t * mask_column)
+#endif
+#if MASK == 1
+                    OF8(scores[m], j, i) += MASK_HERE;
+#else
+                    if (MASK_HERE == 0u) OF8(scores[m], j, i) = UNSEEN;
+#endif
+                }
+            }
+#endif
+            if (!whole) {
+                UNROLL for (int j = 0; j < KEYS8; j++) {
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        int s = row0 + 16 * m + ROW8(lane, i), t = t0 + KEY8(lane, j, i);
+                        ivec2 few = seen[m][i / 2];
+                        if (t < few.x || t >= few.y || !is_seen(s, t)) OF8(scores[m], j, i) = UNSEEN;
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -144,6 +145,7 @@ class Coopmat:
                 "VEC8_KV": int(wide),
                 "Q_STEPS": self.q_steps if wide else 0,
                 "REVERSED": int(limited),
+                "MASK_WORDS": self.mask_words(call),
             },
             params=call.params,
             specialize=lowering.fixed(_known(call.params)),
@@ -151,6 +153,18 @@ class Coopmat:
             subgroup_size=32,
             flops=call.flops,
         )
+
+    def mask_words(self, call: Attention) -> int:
+        """MASK_WORDS: how many words of the mask are read at a time; 0: an element."""
+        macros, params = call.macros, call.params
+        if "mask" not in call.buffers or macros.get("TEXEL_MASK") or macros.get("LIMITS") == 2:
+            return 0  # limits of 2 let steps begin at any key
+        itemsize = call.buffers["mask"][0].dtype.itemsize
+        if itemsize > 2 or params["mask_column"] != 1:
+            return 0
+        starts = [params[name] for name in ("T", "mask_batch", "mask_head", "mask_row")]
+        common = math.gcd(*map(_dims.gcd_of, (*starts, params["offset_mask"])), self.keys // 4)
+        return next((n for n in (4, 2, 1) if common % (4 * n // itemsize) == 0), 0)
 
     def _loads_evenly(self, elements: int, *widths: int) -> bool:
         """Whether all invocations load equally many vectors of so many elements in a step."""

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from purevk.dtypes import DType
 from purevk.graph.devices import default_context
-from purevk.lower.lowering import Lowering
+from purevk.ir import Dim, Layout, Symbol, TensorType, Value
+from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.attention import attention
 from purevk.ops.attention.choice import choose
-from purevk.ops.attention.kernels import Coopmat, Decode, Tiled
+from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Tiled
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, tensor
 
@@ -331,3 +333,30 @@ def test_queries_that_share_keys(form, dtype, monkeypatch):
         _case(q, k, v, some(2, 1, 2, 61), gqa=True),
         _case(q, k, v, causal=True, gqa=True),
     )
+
+
+@pytest.mark.parametrize(
+    ("dims", "dtype", "keys", "words"),
+    [
+        ((1, 1, 64, 64), DType.float16, 64, 4),
+        ((1, 1, 64, 64), DType.bfloat16, 16, 2),
+        ((1, 1, 64, 64), DType.bool, 64, 4),
+        ((1, 1, 64, 64), DType.bool, 32, 2),
+        ((2, 1, 64, 60), DType.float16, 64, 2),
+        ((2, 1, 64, 62), DType.float16, 64, 1),
+        ((2, 1, 1, 61), DType.float16, 64, 0),
+        ((1, 1, 64, 64), DType.float32, 64, 0),
+        ((2, 1, 64, 4 * Dim.of(Symbol("n", 64))), DType.bool, 64, 1),
+        ((2, 1, 64, Dim.of(Symbol("n", 64))), DType.bool, 64, 0),
+    ],
+    ids=str,
+)
+def test_words_of_a_mask(dims, dtype, keys, words):
+    """As many elements as rows and strides are multiples of, and as an invocation has keys."""
+    type = TensorType(dtype, dims)
+    mask = Operand(Value("mask", type), Layout.dense(dims), type)
+    strides = (0 if size == 1 else step for size, step in zip(dims, mask.strides))
+    params = {"T": dims[3], "offset_mask": 0}
+    params |= zip((f"mask_{axis}" for axis in ("batch", "head", "row", "column")), strides)
+    call = Attention({"mask": (mask, "r")}, {}, params, mask, 1, 1, 64, 64, 0)
+    assert Coopmat(keys=keys).mask_words(call) == words
