@@ -24,6 +24,7 @@
 //   WIDTH          columns at once, or invocations of a row (see above)
 //   SET            1: the last entry replaces the element; 0: entries are joined with it
 //   COMBINE(a, b)  joins an element and an entry
+//   ADD            1: COMBINE adds them; integers then join by one atomic operation (0)
 //   REACH          how many of the n a workgroup computes; with ROWS, a multiple of LOCAL / WIDTH
 //   SPAN           entries that an invocation looks at per iteration, where rows are joined
 //   INDEX_WORDS    2: the index is int64, and only low words are read
@@ -56,6 +57,9 @@
 #endif
 #ifndef COMBINE
 #define COMBINE(a, b) (b)
+#endif
+#ifndef ADD
+#define ADD 0
 #endif
 #ifndef REACH
 #define REACH 64
@@ -151,12 +155,16 @@ int number_of(uint bits) { return int(bits); }
 float number_of(uint bits) { return uintBitsToFloat(bits); }
 #endif
 void join(int at, ACC v) {
+#if ADD && defined(INTEGERS)
+    atomicAdd(tile[at], bits_of(v));
+#else
     uint old = tile[at];
     for (;;) {
         uint was = atomicCompSwap(tile[at], old, bits_of(COMBINE(number_of(old), v)));
         if (was == old) break;
         old = was;
     }
+#endif
 }
 #endif
 #endif

@@ -214,6 +214,7 @@ def emit_tiles(
             "WIDTH": width,
             "SET": int(mode == "set"),
             "COMBINE(a, b)": combine,
+            "ADD": int(mode == "add"),
             "REACH": reach,
             "VEC4": int(vector and rows),
             "SOURCE": int(source is not None),

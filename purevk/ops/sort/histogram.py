@@ -58,7 +58,8 @@ rewrite("aten.mode.default", _mode_shape, _mode)
 def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, high: float) -> Value:
     """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
     dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
-    counts = constant(builder, 0.0, (bins,), wide)
+    # Integers join in shared memory at once, floats by exchanges that many entries of a bin repeat.
+    counts = constant(builder, 0, (bins,), DType.int32)
     x = builder.emit(
         "aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), wide
     )
@@ -81,7 +82,7 @@ def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, hi
         width = last - first
     above, below = builder.emit("aten.ge.Tensor", x, first), builder.emit("aten.le.Tensor", x, last)
     inside = builder.emit(
-        "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), wide
+        "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), DType.int32
     )
     bin = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, first, 1), float(bins))
     bin = builder.emit(
@@ -131,8 +132,11 @@ def _binned(
     edge is included."""
     bins = [each.type.dims[0] - 1 for each in edges]
     total = _dims.product(bins)
-    zeros = constant(builder, 0.0, (total + 1,), x.type.dtype)
-    made = zeros if is_empty(x.type) else _filled(builder, zeros, x, edges, weight)
+    dtype = x.type.dtype if weight is not None else DType.int32
+    made = constant(builder, 0.0 if weight is not None else 0, (total + 1,), dtype)
+    if not is_empty(x.type):
+        made = _filled(builder, made, x, edges, weight)
+    made = builder.emit("aten._to_copy.default", made, x.type.dtype)
     made = builder.emit(
         "aten.view.default", builder.emit("aten.slice.Tensor", made, 0, 0, total, 1), tuple(bins)
     )
@@ -173,7 +177,7 @@ def _filled(
     given = (
         builder.emit("aten.view.default", weight, (count,))
         if weight is not None
-        else constant(builder, 1.0, (count,), x.type.dtype)
+        else constant(builder, 1, (count,), DType.int32)
     )
     return builder.emit("aten.index_put.default", zeros, (bin,), given, True)
 
