@@ -99,6 +99,22 @@ def test_a_dim_that_is_marked() -> None:
     ) == 1
 
 
+def test_memory_for_a_bound_that_the_model_decides() -> None:
+    """Pipelines of diffusers compare the number of elements with 2**31."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if x.numel() * 2 > 2**31 else x.cos()
+
+    compiled = torch.compile(function, backend="purevk", options={"fallback": False})
+    before = set(_programs())
+    for size in (5, 70, 300):
+        x = torch.randn(16, size)
+        torch._dynamo.mark_dynamic(x, 1)
+        _agrees(compiled, function, x)
+    (program,) = set(_programs()) - before
+    assert 0 < program.memory.inputs < 2**20
+
+
 def test_graph_breaks() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x @ w)

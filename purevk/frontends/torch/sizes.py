@@ -182,9 +182,11 @@ class Sizes:
         else:
             # Without a bound, memory is planned for the example's size, rounded up. A larger call
             # is lowered again.
-            planned = upper
-            if planned is None:
-                planned = max(64, 1 << (self.hint(expression) - 1).bit_length())
+            rounded = max(64, 1 << (self.hint(expression) - 1).bit_length())
+            if upper is None:
+                planned = rounded
+            else:
+                planned = min(upper, rounded) if self._decided(expression, upper) else upper
             # torch traces for sizes of 2 and more. A smaller one within the bounds gets a lowering
             # of its own.
             traced = max(lower or 0, self._traced_from(expression))
@@ -209,6 +211,18 @@ class Sizes:
             if bounds is not None and bounds.lower.is_Integer:
                 return max(int(bounds.lower), 2 if self.bounded else 0)
         return 0
+
+    def _decided(self, symbol: Any, upper: int) -> bool:
+        """Whether a bound follows from what the module decided, such as `x.numel() < 2**31`, and not
+        from a declaration. Calls do not come near such a bound."""
+        import sympy
+
+        return any(
+            sympy.simplify(guard.expr.xreplace({symbol: sympy.Integer(upper + 1)})) == sympy.false
+            for environment in environments(self.program.graph.find_nodes(op="placeholder"))
+            for guard in environment.guards
+            if guard.expr.free_symbols == {symbol}
+        )
 
     def sizes_depend_on(self, symbol: Any) -> bool:
         """Whether the sizes of a tensor depend on a symbol."""
