@@ -115,6 +115,31 @@ def test_memory_for_a_bound_that_the_model_decides() -> None:
     assert 0 < program.memory.inputs < 2**20
 
 
+@pytest.mark.parametrize("grown, text", [(12, 4), (70, 4), (12, 8)])
+def test_sizes_that_the_model_relates(grown: int, text: int) -> None:
+    """dynamo keeps a guard where it finds no symbol for a size, such as that of an image that shrinks
+    to the size of a latent, or of ids that are flattened and split by another batch."""
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shrink = torch.nn.Conv2d(1, 1, 3, stride=2, padding=1)
+            self.embed = torch.nn.Linear(20, 4)
+
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            latent, image, words, ids = args
+            times = (ids.flatten()[:, None] * torch.arange(4)).reshape(words.shape[0], -1)
+            embedded = self.embed(torch.cat([words, times], 1))
+            return (latent + self.shrink(image)).mean((1, 2, 3))[:, None] + embedded
+
+    module = Module().eval()
+    compiled = torch.compile(module, backend="purevk", dynamic=True, options={"fallback": False})
+    for batch, size in ((3, 8), (5, grown)):
+        latent, image = torch.randn(batch, 1, size, 8), torch.randn(batch, 1, 2 * size, 16)
+        words, ids = torch.randn(batch, text), torch.randn(batch, (20 - text) // 4)
+        _agrees(compiled, module, latent, image, words, ids)
+
+
 def test_graph_breaks() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x @ w)

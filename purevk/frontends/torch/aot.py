@@ -13,10 +13,11 @@ from typing import Any
 from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
+from purevk.frontends.torch.conditions import conditions
 from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
 from purevk.frontends.torch.nodes import number_kind
-from purevk.frontends.torch.sizes import Sizes
+from purevk.frontends.torch.sizes import Sizes, round_up, symbolic_sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
 
@@ -134,6 +135,43 @@ class _AotSizes(Sizes):
         super().__init__(program, importer, bounded=False)
         self.aot = aot
         self.numbers: dict[int, Size] = {}
+        self._rounded: dict[str, int] = {}
+        self._tight = False  # bounds above the traced sizes break guards
+        self._round()
+
+    def _round(self) -> None:
+        """Finds what memory is planned for, for each symbol of torch: the traced size, rounded up.
+
+        Lowering decides by these numbers what torch decided by the traced sizes, such as whether two
+        sizes are equal. So they are rounded less, or not at all, if they break one of torch's guards.
+        """
+        traced: dict[Any, int] = {}
+        for node in self.aot._nodes:
+            for size in symbolic_sizes(node.meta.get("val")):
+                number = getattr(size, "node", None)
+                if number is not None and number.expr.is_Symbol and number.has_hint():
+                    traced[number.expr] = int(number.hint)
+        guards = [
+            guard
+            for guard in conditions(self.program, self.aot._nodes)
+            if guard.free_symbols <= traced.keys()
+        ]
+        for least in (64, 1):
+            found = {
+                symbol: min(round_up(hint, least), self.range(symbol)[1] or _dims.UNBOUNDED)
+                for symbol, hint in traced.items()
+            }
+            if all(guard.xreplace(found) == True for guard in guards):  # noqa: E712
+                break
+        else:
+            found, self._tight = traced, True
+        self._rounded = {str(symbol): size for symbol, size in found.items()}
+
+    def rounded(self, symbol: Any) -> int:
+        return self._rounded.get(str(symbol), 64)
+
+    def decided(self, symbol: Any, upper: int) -> bool:
+        return self._tight or super().decided(symbol, upper)
 
     def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
         """No guards: dynamo checks its own before it calls the graph."""
@@ -169,8 +207,7 @@ class _AotSizes(Sizes):
             return wanted
         if self.sizes_depend_on(number.expr):
             lower = max(self.range(number.expr)[0] or 0, 0)
-            hint = int(number.hint) if number.has_hint() else 64
-            self.aot.largest.setdefault(at, max(64, 1 << max(hint - 1, 0).bit_length()))
+            self.aot.largest.setdefault(at, self.rounded(number.expr))
             symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
         else:
             symbol = Symbol(str(number.expr), is_size=False)

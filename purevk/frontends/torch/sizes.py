@@ -182,11 +182,11 @@ class Sizes:
         else:
             # Without a bound, memory is planned for the example's size, rounded up. A larger call
             # is lowered again.
-            rounded = max(64, 1 << (self.hint(expression) - 1).bit_length())
+            rounded = self.rounded(expression)
             if upper is None:
                 planned = rounded
             else:
-                planned = min(upper, rounded) if self._decided(expression, upper) else upper
+                planned = min(upper, rounded) if self.decided(expression, upper) else upper
             # torch traces for sizes of 2 and more. A smaller one within the bounds gets a lowering
             # of its own.
             traced = max(lower or 0, self._traced_from(expression))
@@ -212,7 +212,11 @@ class Sizes:
                 return max(int(bounds.lower), 2 if self.bounded else 0)
         return 0
 
-    def _decided(self, symbol: Any, upper: int) -> bool:
+    def rounded(self, symbol: Any) -> int:
+        """What memory is planned for, for a size without a bound."""
+        return round_up(self.hint(symbol))
+
+    def decided(self, symbol: Any, upper: int) -> bool:
         """Whether a bound follows from what the module decided, such as `x.numel() < 2**31`, and not
         from a declaration. Calls do not come near such a bound."""
         import sympy
@@ -294,6 +298,11 @@ class Sizes:
                 number = None
             found.append(None if number is None or abs(number) >= _dims.UNBOUNDED else number)
         return found[0], found[1]
+
+
+def round_up(number: int, least: int = 64) -> int:
+    """The next power of two."""
+    return max(least, 1 << max(number - 1, 0).bit_length())
 
 
 def symbolic_sizes(example: Any) -> Sequence[Any]:
