@@ -50,6 +50,8 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
     weights = (*module.parameters(), *module.buffers())
     if "meta" in text and any(each.is_meta for each in weights):
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
+    elif "meta" in text and "device" in text.lower():
+        yield "A tensor is on the meta device, which has no elements: pass tensors of the CPU."
     elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
         yield (
             "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
@@ -70,12 +72,24 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
             )
         else:
             yield _SHAPES
+        if "satisfy the generated guard" in text:
+            yield (
+                "The module decides by this size, and not every size within the bounds gives the same "
+                "answer. torch.export.Dim.DYNAMIC in place of the Dim exports what the example needs, "
+                "and purevk exports the module again for a call with another answer."
+            )
+        elif fixes_sizes(error) and not fixed:
+            yield (
+                "With torch.export.Dim.AUTO in place of the Dim, purevk exports the module again for "
+                "each size that it fixes."
+            )
         if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
             yield "Recurrent layers fix the length of their sequences."
     elif "not a known type" in text or "Unsupported input type" in text:
         yield (
             "The arguments and results of forward may be tensors, numbers, and tuples, lists and dicts "
-            "of them. Wrap the module in one that takes and returns these."
+            "of them. Wrap the module in one that takes and returns these. For a dataclass, call "
+            "torch.export.register_dataclass(TheClass) once."
         )
         if "EncoderDecoderCache" in text:
             yield (
@@ -88,7 +102,7 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
     elif isinstance(error, TypeError) and not line:
         yield "Check the example inputs: one is needed for each argument of forward."
     elif not line or type(error).__module__ == "builtins":
-        yield "Check first that the module itself runs: module(*inputs)."
+        yield f"Check first that the module itself runs: module(*inputs). If it does, {_COMPILE}"
     else:
         yield _COMPILE
 

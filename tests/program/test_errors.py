@@ -301,7 +301,8 @@ def test_missing_example_inputs_are_asked_for() -> None:
         ("keys", "dynamic_shapes"),
         ("bare dim", "dynamic_shapes: it has an entry for each argument"),
         ("sizes", "module(*inputs)"),
-        ("meta", "meta device"),
+        ("meta", "meta device: load them"),
+        ("meta input", "A tensor is on the meta device"),
     ],
 )
 def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
@@ -311,8 +312,9 @@ def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
     module = torch.nn.Linear(
         3 if case == "sizes" else 2, 3, device="meta" if case == "meta" else None
     )
+    x = torch.rand(2, 2, device="meta" if case == "meta input" else None)
     with pytest.raises(Exception) as caught:
-        purevk.compile(module, (torch.rand(2, 2),), shapes)
+        purevk.compile(module, (x,), shapes)
     (note,) = caught.value.__notes__
     assert words in note
 
@@ -453,6 +455,67 @@ def test_fixed_lengths_of_recurrent_layers_are_named() -> None:
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_what_tracing_breaks_names_torch_compile() -> None:
+    """The module runs: only torch.export does not follow packed sequences."""
+    import torch
+
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.GRU(3, 4)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
+
+    with pytest.raises(TypeError) as caught:
+        purevk.compile(Packed(), (torch.rand(5, 2, 3), torch.tensor([5, 2])))
+    (note,) = caught.value.__notes__
+    assert "module itself runs" in note and 'backend="purevk"' in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize(
+    "case, words", [("decides", "torch.export.Dim.DYNAMIC"), ("fixes", "torch.export.Dim.AUTO")]
+)
+def test_another_kind_of_dim_is_named(case: str, words: str) -> None:
+    import torch
+
+    class Sized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if case == "fixes":
+                return torch.stack([x[at] * at for at in range(x.shape[0])])
+            return x * 2 if 2 % (x.shape[0] // 3) else x
+
+    module, dim = Sized(), torch.export.Dim("n", min=3, max=90)
+    with pytest.raises(Exception, match="Constraints violated") as caught:
+        purevk.compile(module, (torch.rand(9),), [{0: dim}])
+    (note,) = caught.value.__notes__
+    assert words in note
+    other = getattr(torch.export.Dim, words.rpartition(".")[2])
+    with purevk.compile(module, (torch.rand(9),), [{0: other}]) as program:
+        for size in (9, 4, 30):
+            x = torch.rand(size)
+            torch.testing.assert_close(program(x), module(x))
+
+
+def test_sparse_tensors_in_a_module_are_refused() -> None:
+    import torch
+
+    class Graph(torch.nn.Module):
+        def __init__(self, edges: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("edges", edges)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.edges.to_dense() @ x.to_sparse().to_dense()
+
+    for edges, node in ((torch.eye(3).to_sparse(), "b_edges"), (torch.eye(3), "to_sparse")):
+        with pytest.raises(purevk.UnsupportedProgramError, match="layout sparse_coo") as caught:
+            purevk.compile(Graph(edges), (torch.rand(3, 2),))
+        assert node in caught.value.where and "to_dense()" in caught.value.next
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
 def test_dynamic_dims_that_an_input_lacks_are_named() -> None:
     import torch
 
@@ -505,7 +568,8 @@ def test_objects_that_export_does_not_know_are_named() -> None:
     with pytest.raises(Exception, match="not a known type") as caught:
         purevk.compile(Boxed(), (torch.rand(2, 3),))
     (note,) = caught.value.__notes__
-    assert "tuples, lists and dicts" in note and "itself runs" not in note
+    assert "tuples, lists and dicts" in note and "register_dataclass" in note
+    assert "itself runs" not in note
 
 
 def test_a_failed_export_prints_no_graph(capfd: pytest.CaptureFixture[str]) -> None:

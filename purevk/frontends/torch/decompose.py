@@ -56,7 +56,12 @@ def _updates_statistics(node: Any) -> bool:
 
 
 def decompose(program: Any) -> Any:
-    """The program, without operators that have no definition here but a decomposition in torch."""
+    """The program, without operators that have no definition here but a decomposition in torch.
+
+    Raises:
+        UnsupportedProgramError: torch cannot decompose it, or a tensor in it is sparse or nested.
+    """
+    _refuse_layouts(program)
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     with higher_order.sub_graphs_may_write(program):
@@ -73,6 +78,25 @@ def decompose(program: Any) -> Any:
                 " or a buffer that shares memory with another one and is written, an operator that"
                 " changes the sizes of an input (resize_, transpose_), torch.func.grad",
             ) from error
+
+
+def _refuse_layouts(program: Any) -> None:
+    """Refuses tensors that are not stored element by element, such as sparse ones."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    for node in program.graph.nodes:
+        for example in tree_leaves(node.meta.get("val")):
+            if not isinstance(example, torch.Tensor) or example.layout is torch.strided:
+                continue
+            layout = str(example.layout).removeprefix("torch.")
+            raise UnsupportedProgramError(
+                f"a tensor has the layout {layout}",
+                where=f"purevk.compile, {node.name}",
+                why="the device computes with dense tensors alone",
+                next="pass and store dense tensors: x.to_dense();"
+                ' torch.compile(module, backend="purevk") runs the others in eager torch',
+            )
 
 
 def is_decomposed(program: Any) -> bool:
