@@ -300,21 +300,28 @@ def _floordiv(left: Size, right: Size) -> Size:
 
 
 def _divide_exactly(left: Dim, right: Dim) -> Size | None:
-    """left / right where right is one monomial that divides every term of left."""
-    if len(right._terms) != 1:
-        return None
-    ((atoms, factor),) = right._terms
+    """left / right where right, taken as a polynomial in its atoms, divides left."""
+    leading = max(right._terms, key=_degree)
     result: dict[tuple[_Atom, ...], int] = {}
-    for left_atoms, left_factor in left._terms:
-        if left_factor % factor:
+    rest: Size = left
+    while isinstance(rest, Dim) or rest:
+        atoms, factor = max(_terms(rest), key=_degree)
+        remaining = list(atoms)
+        if factor % leading[1]:
             return None
-        remaining = list(left_atoms)
-        for atom in atoms:
+        for atom in leading[0]:
             if atom not in remaining:
                 return None
             remaining.remove(atom)
-        result[tuple(remaining)] = left_factor // factor
+        part = tuple(remaining), factor // leading[1]
+        result[part[0]] = part[1]
+        rest = rest - right * Dim((part,)) if part[0] else rest - right * part[1]
     return _build(result)
+
+
+def _degree(term: tuple[tuple[_Atom, ...], int]) -> tuple[int, list[str]]:
+    """The order of a polynomial's terms: by degree, then by names. Products keep it."""
+    return len(term[0]), [repr(atom) for atom in term[0]]
 
 
 def _mod(left: Size, right: Size) -> Size:

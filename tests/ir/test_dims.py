@@ -125,6 +125,13 @@ def test_an_exact_division_leaves_no_division() -> None:
     assert repr((384 * s) // 12) == "32*s0"
     assert repr((384 * s) // (384 * s)) == "1"
     assert repr((s * 4 + 3) // 4) == "s0"
+    t = Dim.of(SYMBOLS[1])
+    patches = (s // 8) * (t // 8) + 1
+    assert (96 * s * patches) // (3 * s * patches) == 32
+    assert repr((s * patches * (t + 2)) // patches) == repr(s * (t + 2))
+    assert repr((s * s - t * t) // (s + t)) == repr(s - t)
+    assert isinstance((32 * patches) % (4 * patches), int)
+    assert "//" in repr((s * patches) // (s + 1))
     assert (6 * s) % 3 == 0 and isinstance((6 * s) % 3, int)
 
 
