@@ -32,16 +32,22 @@ from purevk import knobs
 from purevk.errors import (
     DeviceError,
     DifferenceError,
+    GraphError,
     InputError,
     KernelNotCachedError,
+    OutOfDeviceMemoryError,
     PurevkError,
     UnsupportedProgramError,
 )
 from purevk.fallback import to_torch
+from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
 from purevk.graph.context import Context, context_of
+from purevk.ir import Bound, Graph, Node
+from purevk.passes.placement import too_large
 from purevk.program import Program
+from purevk.tuning import DeviceTraits
 
 NAME = "purevk"
 _log = logging.getLogger("purevk")
@@ -357,12 +363,48 @@ class _CompiledGraph:
         held = _share(context_of(self._given_context), tensors)
         constants = held.take(tensors)
         aot = self.aot
-        held.program.add_methods({aot.name: lambda sizes: aot.read(constants, sizes)})
+
+        def read(sizes: InputSizes | None) -> Graph:
+            return self._fitting(constants, sizes, held.program.context.traits)
+
+        while True:
+            try:
+                held.program.add_methods({aot.name: read})
+                break
+            except OutOfDeviceMemoryError:
+                if not aot.tighten():
+                    raise
         self._held, self._method = held, held.program.method(aot.name)
         self._order = aot.arguments(constants)
         self._stamps = [(at, tensor.data_ptr(), tensor._version) for at, tensor in tensors.items()]
         memories = {at: held.tensors[_key(tensor)].memory for at, tensor in tensors.items()}
         self._memories = [(at, memory) for at, memory in memories.items() if memory]
+
+    def _fitting(
+        self, constants: Mapping[int, Any], sizes: InputSizes | None, traits: DeviceTraits
+    ) -> Graph:
+        """The graph, planned for sizes with which each operator runs on the device, if it does with
+        those of the trace.
+
+        Raises:
+            GraphError: it does not with those that it is asked for.
+        """
+        while True:
+            graph = self.aot.read(constants, sizes)
+            if not any(too_large(node, traits) for node in graph.nodes if _is_open(node)):
+                return graph
+            wanted = [size for given in sizes or () for size in given or ()]
+            if any(isinstance(size, Bound) for size in wanted):
+                raise GraphError(
+                    "at these bounds, a tensor is larger than one binding of the device"
+                )
+            if sizes is not None or not self.aot.tighten():
+                return graph
+
+
+def _is_open(node: Node) -> bool:
+    """Whether the sizes of a node's results vary."""
+    return not all(value.type.is_static for value in node.results)
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:

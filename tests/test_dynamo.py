@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
 from purevk.errors import SizeConstraintError, UnsupportedProgramError  # noqa: E402
+from purevk.graph.context import context_of  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -113,6 +114,22 @@ def test_memory_for_a_bound_that_the_model_decides() -> None:
         _agrees(compiled, function, x)
     (program,) = set(_programs()) - before
     assert 0 < program.memory.inputs < 2**20
+
+
+def test_memory_is_planned_for_less_where_tensors_would_not_fit() -> None:
+    """A batch of 64 would be larger than one binding, so its operators would run on the CPU."""
+    module = torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Softmax(1))
+    limit = context_of(None).traits.max_storage_range
+    compiled = torch.compile(module, backend="purevk", options={"fallback": False})
+    before = set(_programs())
+    for batch in (2, 9):
+        x = torch.rand(batch, limit // 4 // 12)
+        torch._dynamo.mark_dynamic(x, 0)
+        _agrees(compiled, module, x)
+    (program,) = set(_programs()) - before
+    (method,) = program.methods.values()
+    assert program.report()["cpu_nodes"] == 0
+    assert len(method.specializations) == 2
 
 
 @pytest.mark.parametrize("grown, text", [(12, 4), (70, 4), (12, 8)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node
+from purevk.ir import Graph, Node, Value
 from purevk.ir.host import HOST, SEED
 from purevk.ops import registry
 from purevk.ops.complex.split import NoKernelError, is_complex, rule_of
@@ -53,10 +53,9 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         missing = [name for name in _NEEDS.get(value.type.dtype, ()) if name not in traits.features]
         if missing:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
-    if node.op not in _SPLIT:
-        for value in (*node.inputs, *node.results):
-            if value.type.nbytes > traits.max_storage_range and not registry.is_view(node):
-                return f"{value.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
+    large = too_large(node, traits)
+    if large is not None:
+        return f"{large.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
     if is_complex(node):
         rule = rule_of(node)
         if rule is None:
@@ -67,6 +66,16 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         return None
     if isinstance(form, (registry.Kernel, registry.Rewrite)) and form.supports is not None:
         return form.supports(node, traits)
+    return None
+
+
+def too_large(node: Node, traits: DeviceTraits) -> Value | None:
+    """An operand or a result of a node that one binding cannot span, at the bounds of its sizes."""
+    if node.op in _SPLIT or registry.is_view(node):
+        return None
+    for value in (*node.inputs, *node.results):
+        if value.type.nbytes > traits.max_storage_range:
+            return value
     return None
 
 

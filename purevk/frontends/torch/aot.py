@@ -50,6 +50,8 @@ class AotGraph:
             the offset of each of these.
         largest: for each integer argument that sizes depend on, the value that memory is planned
             for.
+        room: sizes without a bound are planned for this at least, and for the next power of two; 0:
+            for the traced sizes.
     """
 
     def __init__(self, module: Any, name: str) -> None:
@@ -95,6 +97,13 @@ class AotGraph:
             for each, memory in zip(self.results, self.memories)
         ]
         self.largest: dict[int, int] = {}
+        self.room = 64
+
+    def tighten(self) -> bool:
+        """Has memory planned for smaller sizes. Returns whether there are any."""
+        self.largest.clear()
+        self.room, before = (1 if self.room > 1 else 0), self.room
+        return before > 0
 
     def arguments(self, constants: Mapping[int, Any]) -> list[int]:
         """Positions of the arguments that the method takes, in its order: those that are not among
@@ -157,10 +166,13 @@ class _AotSizes(Sizes):
             if guard.free_symbols <= traced.keys()
         ]
         for least in (64, 1):
+            if least > self.aot.room:
+                continue
             found = {
                 symbol: min(round_up(hint, least), self.range(symbol)[1] or _dims.UNBOUNDED)
                 for symbol, hint in traced.items()
             }
+            self._tight = least < 64
             if all(guard.xreplace(found) == True for guard in guards):  # noqa: E712
                 break
         else:

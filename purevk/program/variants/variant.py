@@ -17,6 +17,7 @@ from purevk.errors import (
     GraphError,
     InputError,
     KernelNotCachedError,
+    OutOfDeviceMemoryError,
     SizeConstraintError,
     UnsupportedProgramError,
 )
@@ -243,10 +244,11 @@ class Variant:
         return self._tried(wanted)
 
     def _tried(self, wanted: Sizes) -> Specialization | None:
-        """A lowering for sizes and bounds; None where the method does not take them."""
+        """A lowering for sizes and bounds; None where the method does not take them, or the memory
+        for them does not fit."""
         try:
             return self._prepare(wanted)
-        except (FileFormatError, GraphError):
+        except (FileFormatError, GraphError, OutOfDeviceMemoryError):
             return None
 
     def _checked(self, wanted: Sizes, arrays: Sequence[Any]) -> Specialization:
