@@ -97,7 +97,8 @@ DEVICE = Knob(
     "PUREVK_DEVICE",
     str,
     "",
-    "Vulkan device to use: its index, or a part of its name. Empty: the best device.",
+    "Vulkan device to use: its index, a part of its name, or its kind, such as cpu. Empty: the best"
+    " device.",
 )
 VISIBLE_DEVICES = Knob(
     "PUREVK_VISIBLE_DEVICES",

@@ -323,8 +323,8 @@ class Instance:
         return chosen
 
     def pick(self, selector: str | int | None = None) -> PhysicalDevice:
-        """The device that `selector` names: an index, or a part of its name (any case). None reads
-        PUREVK_DEVICE; empty takes the best: discrete, then integrated, virtual, CPU.
+        """The device that `selector` names: an index, a part of its name (any case), or its kind. None
+        reads PUREVK_DEVICE; empty takes the best: discrete, then integrated, virtual, CPU.
 
         Raises:
             DeviceError: nothing fits, with the list of devices.
@@ -362,12 +362,14 @@ class Instance:
 
 
 def _fitting(devices: list[PhysicalDevice], selector: str | int) -> list[PhysicalDevice]:
-    """The devices that a selector names: an index, or a part of a name. All, if it is empty."""
+    """The devices that a selector names: an index, a part of a name, or a kind if no name has it.
+    All, if it is empty."""
     text = str(selector).strip()
     # Longer numbers are parts of names.
     if isinstance(selector, int) or (text.isdecimal() and len(text) < 3):
         return [device for device in devices if device.index == int(selector)]
-    return [device for device in devices if text.lower() in device.name.lower()]
+    named = [device for device in devices if text.lower() in device.name.lower()]
+    return named or [device for device in devices if text.lower() == device.kind]
 
 
 def _no_device(devices: list[PhysicalDevice], selector: str | int, where: str) -> DeviceError:
@@ -376,7 +378,7 @@ def _no_device(devices: list[PhysicalDevice], selector: str | int, where: str) -
         f"No Vulkan device fits {str(selector).strip()!r}",
         where=where,
         why=f"the devices are {listed}",
-        next="give an index or a part of a name from that list, or nothing for the best device",
+        next="give an index, a part of a name or a kind from that list, or nothing for the best device",
     )
 
 

@@ -80,7 +80,7 @@ def choose_context(device: Context | int | str | bytes | None, context: Context 
         several = isinstance(device, (list, tuple))
         raise InputError(
             f"device={device!r}",
-            why="an index, a part of a name, or a Context is accepted",
+            why='an index, a part of a name, a kind such as "cpu", or a Context is accepted',
             next="save the program, and load it on several devices: purevk.load(file, device=[0, 1])"
             if several
             else "purevk.devices() lists the devices; leave device out for the best one",

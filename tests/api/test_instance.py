@@ -84,6 +84,7 @@ def test_picking(instance: api.Instance, monkeypatch: pytest.MonkeyPatch) -> Non
     assert instance.pick(0) is first
     assert instance.pick("0") is first
     assert instance.pick(first.name[1:6].upper()).name == first.name
+    assert instance.pick(first.kind.upper()).kind == first.kind
     monkeypatch.setenv(knobs.DEVICE.name, "no such device")
     with pytest.raises(DeviceError) as caught:
         instance.pick()
