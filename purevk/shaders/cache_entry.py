@@ -136,7 +136,10 @@ class Bundle:
             version = manifest["format"]
         except (OSError, *self._errors, ValueError, TypeError) as error:
             raise FileFormatError(
-                "the file is no purevk bundle", where=where, why=str(error)
+                "the file is no purevk bundle",
+                where=where,
+                why=str(error),
+                next="purevk warmup --bundle FILE, or purevk cache export, writes one",
             ) from None
         if version != FORMAT:
             raise FileFormatError(

@@ -68,7 +68,7 @@ def test_no_bundle(tmp_path: Path) -> None:
         for use in (Cache(None).attach_bundle, Cache(None).import_bundle):
             with pytest.raises(FileFormatError, match="no purevk bundle") as caught:
                 use(path)
-            assert caught.value.where == str(path)
+            assert caught.value.where == str(path) and "purevk warmup" in caught.value.next
     for use in (Cache(None).attach_bundle, Cache(None).import_bundle):
         with pytest.raises(InputError, match="cannot be opened") as missing:
             use(tmp_path / "absent")
