@@ -14,6 +14,7 @@ import numpy as np
 
 from purevk.errors import InputError
 from purevk.program.loading import load
+from purevk.program.options import Compile
 from purevk.program.specs import ArgumentSpec
 
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -56,7 +57,7 @@ class Worker:
         file: str | os.PathLike[str],
         *,
         device: int | str | None = None,
-        compile: str = "allowed",
+        compile: Compile = "allowed",
         batch_sizes: Sequence[int] = (),
     ) -> None:
         self._lock = threading.Lock()  # of a call

@@ -16,6 +16,7 @@ from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.program.loading import check_devices, load
+from purevk.program.options import Bounds, Compile
 from purevk.program.program import Program
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def compile(
     kwargs: Mapping[str, Any] | None = ...,
     context: Context | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
-    compile: str = ...,
+    bounds: Bounds = ...,
+    compile: Compile = ...,
     device: Context | int | str | None = ...,
 ) -> Program: ...
 
@@ -49,8 +50,8 @@ def compile(
     *,
     kwargs: Mapping[str, Any] | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
-    compile: str = ...,
+    bounds: Bounds = ...,
+    compile: Compile = ...,
     device: Devices,
     split: Literal["batch"],
 ) -> Replicas: ...
@@ -64,8 +65,8 @@ def compile(
     *,
     kwargs: Mapping[str, Any] | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
-    compile: str = ...,
+    bounds: Bounds = ...,
+    compile: Compile = ...,
     device: Devices,
     split: Literal["layers"],
 ) -> StagedProgram: ...
@@ -79,8 +80,8 @@ def compile(
     *,
     kwargs: Mapping[str, Any] | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
-    compile: str = ...,
+    bounds: Bounds = ...,
+    compile: Compile = ...,
     device: Devices,
     split: str | None = ...,
 ) -> Replicas | StagedProgram: ...
@@ -94,8 +95,8 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    bounds: str = "exported",
-    compile: str = "allowed",
+    bounds: Bounds = "exported",
+    compile: Compile = "allowed",
     device: Context | int | str | Sequence[Context | int | str] | None = None,
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
@@ -116,7 +117,8 @@ def compile(
             terminal.
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
         compile: "allowed" or "never", as for `purevk.load`.
-        device: device to run on: its index, a part of its name, or a context; None: the best one,
+        device: device to run on: its index, a part of its name, its kind
+            ("discrete", "integrated", "cpu"), or a context; None: the best one,
             or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices uses all of
             them, as for `purevk.load`. The model goes through a temporary file then: what changes in
             the module afterwards has no effect, and it is not exported again for other calls.

@@ -12,6 +12,7 @@ from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
+from purevk.program.options import Bounds, Compile
 from purevk.program.program import Program
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def load(
     *,
     context: Context | None = ...,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
+    bounds: Bounds = ...,
     check: bool = ...,
-    compile: str = ...,
+    compile: Compile = ...,
     device: Context | int | str | None = ...,
 ) -> Program: ...
 
@@ -50,9 +51,9 @@ def load(
     data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
+    bounds: Bounds = ...,
     check: bool = ...,
-    compile: str = ...,
+    compile: Compile = ...,
     device: Devices,
     split: Literal["batch"],
 ) -> Replicas: ...
@@ -64,9 +65,9 @@ def load(
     data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
+    bounds: Bounds = ...,
     check: bool = ...,
-    compile: str = ...,
+    compile: Compile = ...,
     device: Devices,
     split: Literal["layers"],
 ) -> StagedProgram: ...
@@ -78,9 +79,9 @@ def load(
     data_files: DataFiles = ...,
     *,
     progress: Callable[[str, int, int], None] | None = ...,
-    bounds: str = ...,
+    bounds: Bounds = ...,
     check: bool = ...,
-    compile: str = ...,
+    compile: Compile = ...,
     device: Devices,
     split: str | None = ...,
 ) -> Replicas | StagedProgram: ...
@@ -92,9 +93,9 @@ def load(
     *,
     context: Context | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    bounds: str = "exported",
+    bounds: Bounds = "exported",
     check: bool = True,
-    compile: str = "allowed",
+    compile: Compile = "allowed",
     device: Context | int | str | Sequence[Context | int | str] | None = None,
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
@@ -117,7 +118,8 @@ def load(
         compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
             at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
             programs.
-        device: device to run on: its index, a part of its name, or a context; None: the best one,
+        device: device to run on: its index, a part of its name, its kind
+            ("discrete", "integrated", "cpu"), or a context; None: the best one,
             or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices, such as
             [0, 1], uses all of them; see `split`.
         split: what several devices share. "batch": each has the whole model and takes a part of the
@@ -259,9 +261,9 @@ def _load_on_several(
 def _load_again(
     file: str,
     data_files: tuple[str, ...],
-    bounds: str,
+    bounds: Bounds,
     check: bool,
-    compile: str,
+    compile: Compile,
     device: int | str | None,
 ) -> Program:
     return load(file, data_files, bounds=bounds, check=check, compile=compile, device=device)

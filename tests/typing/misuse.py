@@ -8,6 +8,8 @@ from purevk.errors import PurevkError
 
 purevk.lod("model.pte")  # attr-defined
 purevk.load(3)  # call-overload
+purevk.load("model.pte", bounds="grown")  # call-overload
+purevk.compile(None, (), compile="newer")  # call-overload
 program = purevk.load("model.pte")
 program.forwrd()  # attr-defined
 count: int = program.name  # assignment
