@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext
@@ -50,6 +51,9 @@ from purevk.program import Program
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk"
+# A program that the compiled code calls runs as it is. Tracing it would run parts of it with other
+# values, and leave its lists changed.
+trace_rules.add("purevk")
 _log = logging.getLogger("purevk")
 _lock = threading.RLock()
 _numbers = itertools.count()

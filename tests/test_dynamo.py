@@ -157,6 +157,28 @@ def test_sizes_that_the_model_relates(grown: int, text: int) -> None:
         _agrees(compiled, module, latent, image, words, ids)
 
 
+def test_a_program_inside_is_not_traced() -> None:
+    module, x = _mlp(), torch.randn(4, 6)
+    with purevk.compile(module, (x,)) as program:
+        method = program.method("forward")
+        calls: list[Callable[..., Any]] = [
+            program,
+            lambda x: program(x + 1) * 2,
+            lambda x: method(x) + 1,
+            lambda x: program.submit(x).result(),
+        ]
+        for call in calls:
+            traced: list[str] = []
+
+            def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+                traced.extend(str(node.meta.get("stack_trace")) for node in graph.graph.nodes)
+                return dynamo.purevk_backend(graph, _)
+
+            _agrees(torch.compile(call, backend=note), call, x)
+            assert not any("purevk/program" in each for each in traced)
+            _agrees(program, module, x)
+
+
 def test_graph_breaks() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x @ w)
