@@ -36,7 +36,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, GraphError, PurevkError, UnsupportedProgramError
-from purevk.frontends.executorch import call_record
+from purevk.frontends.executorch import call_record, delegate_buffers
 from purevk.frontends.executorch.delegate_calls import LISTS_ALL
 from purevk.frontends.executorch.names import INTEGER_OPERATORS
 from purevk.frontends.importer import Importer
@@ -79,6 +79,8 @@ _SYMBOLIC_IN_ETVK = frozenset({"add", "sub", "mul", "floordiv"})
 # It leaves out inputs that no operator reads, and lists an output once that the caller takes several
 # times, such as a tensor and its `detach()`. The call still passes all of them, and the file does
 # not say which ones are meant. Here they are all written.
+#
+# It does not say which buffers the first outputs go to. A string that nothing takes says so here.
 def _handles_own_prepacking(target: Any) -> bool:
     return bool(etvk_registry.has_impl(target) and etvk_registry.handles_own_prepacking(target))
 
@@ -143,12 +145,23 @@ def _all_outputs(
         # The delegate writes these buffers in place, so they are no outputs.
         aliased = getattr(self, "buffer_mutation_inputs", ())
         made: Any = node.args[0]
-        self.output_ids[:] = [
-            self.node_to_value_ids[each]
+        listed = [
+            (self.node_to_value_ids[each], spec)
             for each, spec in zip(made, self.program.graph_signature.output_specs, strict=True)
             if spec.kind is OutputKind.USER_OUTPUT
             or not (each.name in aliased or is_mutable_buffer_node(each, self.program))
         ]
+        self.output_ids[:] = [number for number, _ in listed]
+        buffers = [spec.target for _, spec in listed if spec.kind is OutputKind.BUFFER_MUTATION]
+        if buffers:
+            signature = self.program.graph_signature
+            nodes = {each.name: each for each in node.graph.find_nodes(op="placeholder")}
+            numbers = {
+                target: self.node_to_value_ids.get(nodes.get(name))
+                for name, target in signature.inputs_to_buffers.items()
+            }
+            record = delegate_buffers.write([numbers.get(target) for target in buffers])
+            self.create_string_value(record)
 
     return process_output_node
 

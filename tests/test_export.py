@@ -276,3 +276,57 @@ def test_a_conversion_that_torch_drops(lower, dtype, sizes):
     with program:
         wanted = Copies(dtype, True, *sizes)(x)
         torch.testing.assert_close(program.forward(x), wanted, atol=0, rtol=0)
+
+
+class Swapped(torch.nn.Module):
+    """Two buffers of one type, each of which gets what is computed from the other one, and a counter
+    beside a constant of its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(3.0))
+        self.register_buffer("b", torch.full((3,), 7.0))
+        self.register_buffer("n", torch.tensor(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.a, self.b = self.b + x, self.a * 2
+        self.n.add_(1)
+        return self.a - self.b, x * self.n
+
+
+class Unread(torch.nn.Module):
+    """A buffer that is written before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(3.0))
+        self.register_buffer("b", torch.full((3,), 7.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.a.copy_(x)
+        self.b.add_(self.a)
+        self.a.add_(1)
+        return self.b * 1
+
+
+class Earlier(torch.nn.Module):
+    """Gives what a buffer held before the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = self.a.clone()
+        self.a.mul_(x)
+        return before, self.a + x
+
+
+@pytest.mark.parametrize("kind", [Swapped, Unread, Earlier])
+def test_buffers_of_one_type(lower, kind: type[torch.nn.Module]) -> None:
+    module, x = kind(), torch.arange(1.0, 4.0)
+    expected = kind()
+    _, program, delegates, kernels = lower(module, (x,))
+    assert (delegates, kernels) == (1, 0)
+    for scale in (1, 2, 3):
+        purevk.testing.assert_close(program.forward(x * scale), expected(x * scale))

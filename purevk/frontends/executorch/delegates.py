@@ -8,6 +8,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends import numbers
+from purevk.frontends.executorch import delegate_buffers
 from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.frontends.importer import Importer
 from purevk.ir import Arg, Dim, Label, TensorType, Value
@@ -63,10 +64,22 @@ class VulkanDelegate:
         for call in graph.chain:
             self._call(call.name, call.args, f"{self.label}#{call.node_id} {call.name}")
         outputs: list[Arg] = [self._arg(number) for number in graph.output_ids]
-        for state, content in zip(states, outputs):
-            if content is not state:  # else it was written in place
-                self.importer.emit("purevk.store", (state, content), [], [], f"{self.label} buffer")
+        stored = {
+            state: at
+            for at, (state, content) in enumerate(zip(states, outputs))
+            if state is not None and content is not state  # else it was written in place
+        }
+        # What a buffer held before goes out, or into another buffer.
+        earlier = {value for value in outputs if isinstance(value, Value) and value in stored}
+        copies = {value: self._copy(value) for value in sorted(earlier, key=stored.__getitem__)}
+        outputs = [copies.get(value, value) for value in outputs]  # type: ignore[arg-type]
+        for state, at in stored.items():
+            self.importer.emit("purevk.store", (state, outputs[at]), [], [], f"{self.label} buffer")
         return outputs
+
+    def _copy(self, state: Value) -> Value:
+        args, types = (state, None), [state.type]
+        return self.importer.emit("aten.clone.default", args, types, [False], self.label)[0]
 
     # -- inputs -----------------------------------------------------------------------------------
     def _bind(self, number: int, arg: Arg) -> None:
@@ -142,13 +155,18 @@ class VulkanDelegate:
             )
         return value
 
-    def _buffers_of(self, numbers: Sequence[int]) -> list[Value]:
-        """The states of mutated buffers, for the outputs that are their new contents.
+    def _buffers_of(self, numbers: Sequence[int]) -> list[Value | None]:
+        """The states of mutated buffers, for the outputs that are their new contents. None: nothing
+        in the graph reads the buffer.
 
-        The state of an output is a constant of the same type that the output is computed from. If
-        there are several such constants, those of other outputs are left out. If there are as many
-        outputs as constants, their order decides.
+        Files of `PurevkPartitioner` say which constants these are. In other files, the state of an
+        output is a constant of the same type that the output is computed from. If there are several
+        such constants, those of other outputs are left out. If there are as many outputs as
+        constants, their order decides.
         """
+        recorded = delegate_buffers.find(self.graph)
+        if recorded is not None and len(recorded) == len(numbers):
+            return [None if number is None else self._state(number) for number in recorded]
         found = {number: self._candidates(number) for number in numbers}
         if len(found) < len(numbers):
             raise UnsupportedProgramError(
@@ -157,6 +175,7 @@ class VulkanDelegate:
                 why="the file does not say which buffers",
                 next="write x.clone() + 0 to one of them, or export with alias_buffer_mutations=True",
             )
+        found = {number: each for number, each in found.items() if each}
         chosen: dict[int, int] = {}
         while len(chosen) < len(found):
             open_ = {
@@ -170,13 +189,6 @@ class VulkanDelegate:
                 chosen[number] = constant
                 continue
             number, candidates = next(iter(open_.items()))
-            if not candidates:
-                raise FileFormatError(
-                    f"{self.label} returns more mutated buffers than it has",
-                    where=self.importer.where,
-                    why=f"no constant is left that has the type of output %{number}",
-                    next="the file is damaged: copy or export it again",
-                )
             alike = [other for other, each in open_.items() if set(each) & set(candidates)]
             constants = sorted({c for other in alike for c in open_[other]})
             if len(constants) != len(alike) or any(
@@ -185,11 +197,11 @@ class VulkanDelegate:
                 raise UnsupportedProgramError(
                     f"{self.label} returns a mutated buffer that cannot be told apart",
                     where=self.importer.where,
-                    why=f"{len(candidates)} constants have the type of output %{number}",
-                    next="export with alias_buffer_mutations=True",
+                    why=f"{len(self._candidates(number))} constants have the type of output %{number}",
+                    next="export with purevk.export, or with alias_buffer_mutations=True",
                 )
             chosen.update(zip(alike, constants))
-        return [self._state(chosen[number]) for number in numbers]
+        return [self._state(chosen[number]) if number in chosen else None for number in numbers]
 
     def _candidates(self, number: int) -> list[int]:
         """The constants that may be the buffer whose new content an output is."""
