@@ -283,6 +283,7 @@ class PurevkPartitioner(Partitioner):
                 node.meta["delegation_tag"] = f"tag{partition.id}"
         tag_constant_data(exported_program)
         tag_mutated_buffer(exported_program)
+        _keep_shared_buffers(exported_program)
         spec = DelegationSpec(
             self.delegation_spec.backend_id,
             [
@@ -293,6 +294,24 @@ class PurevkPartitioner(Partitioner):
         )
         tags = {f"tag{partition.id}": spec for partition in partitions}
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
+
+
+def _keep_shared_buffers(program: ExportedProgram) -> None:
+    """Leaves a buffer outside of delegates if not one of them alone reads and writes it. Executorch
+    would give each delegate a copy of its own, and one of them the new content."""
+    signature = program.graph_signature
+    (output,) = program.graph.find_nodes(op="output")
+    for node in program.graph.find_nodes(op="placeholder"):
+        buffer = signature.inputs_to_buffers.get(node.name)
+        makers = [
+            made
+            for made, spec in zip(output.args[0], signature.output_specs, strict=True)
+            if spec.kind is OutputKind.BUFFER_MUTATION and spec.target == buffer
+        ]
+        others = [*(user for user in node.users if user is not output), *makers]
+        if makers and len({each.meta.get("delegation_tag") for each in others}) > 1:
+            node.meta.pop("delegation_tag", None)
+            node.meta["et_init_buffer"] = True  # its content goes into the file
 
 
 def _check_buffers(program: ExportedProgram) -> None:

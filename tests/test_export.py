@@ -330,3 +330,24 @@ def test_buffers_of_one_type(lower, kind: type[torch.nn.Module]) -> None:
     assert (delegates, kernels) == (1, 0)
     for scale in (1, 2, 3):
         purevk.testing.assert_close(program.forward(x * scale), expected(x * scale))
+
+
+class Divided(torch.nn.Module):
+    """A buffer that is read before and after an operator on the CPU, and written after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (self.a + x).sigmoid().exp() * 2
+        self.a.add_(y)
+        return self.a + y
+
+
+def test_a_buffer_of_two_delegates(lower) -> None:
+    x, expected, blocked = torch.arange(1.0, 4.0), Divided(), [torch.ops.aten.exp.default]
+    _, program, delegates, _ = lower(Divided(), (x,), operator_blocklist=blocked)
+    assert delegates == 2
+    for scale in (1, 2, 3):
+        purevk.testing.assert_close(program.forward(x * scale), expected(x * scale))
