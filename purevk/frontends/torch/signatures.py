@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,10 +83,10 @@ def with_layouts(
     elif any(target._schema.is_mutable for target in targets) and (
         operators & VIEW_OR_COPY or (effects is not None and effects.viewed_or_copied)
     ):
-        # What is written through a copy here is the input itself in a contiguous one.
-        specs = decomposed.graph_signature
-        names = [spec.arg.name for spec in specs.input_specs if spec.kind.name == "USER_INPUT"]
-        written = set(map(names.index, specs.user_inputs_to_mutate.values()))
+        # What is written through a copy here is the input itself in another layout.
+        names = _user_inputs(decomposed)
+        written = set(map(names.index, decomposed.graph_signature.user_inputs_to_mutate.values()))
+        written |= _written_through_copies(program)
         layouts = [each for each in found.items() if each[0] in written or each[1] != CONTIGUOUS]
     for position, layout in layouts:
         if "as_strided" in operators and layout != CONTIGUOUS:
@@ -96,6 +97,52 @@ def with_layouts(
                 next="pass a contiguous tensor",
             )
     return dataclasses.replace(signature, layouts=tuple(layouts))
+
+
+def _user_inputs(program: Any) -> list[str]:
+    specs = program.graph_signature.input_specs
+    return [spec.arg.name for spec in specs if spec.kind.name == "USER_INPUT"]
+
+
+def _written_through_copies(program: Any) -> set[int]:
+    """The positions of inputs of which something is written that is a view or a copy, by the
+    strides."""
+    names = _user_inputs(program)
+    origins: dict[Any, int] = {}  # the inputs that nodes may be views of
+    unsure: set[Any] = set()
+    found: set[int] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            origins[node] = names.index(node.name)
+        for argument, source in _aliased(node):
+            if source not in origins:
+                continue
+            if argument is not None and argument.alias_info.is_write and source in unsure:
+                found.add(origins[source])
+            origins[node] = origins[source]
+            asks = argument is not None and node.target._opname in VIEW_OR_COPY
+            if source in unsure or (asks and _dtype(node) == _dtype(source)):
+                unsure.add(node)
+    return found
+
+
+def _aliased(node: Any) -> list[tuple[Any, Any]]:
+    """The arguments that what a node gives may share memory with: as the operator declares them, and
+    the nodes that they are."""
+    if node.target is operator.getitem:
+        return [(None, node.args[0])]
+    if not hasattr(node.target, "_opname"):
+        return []
+    declared = node.target._schema.arguments
+    return [
+        (argument, node.args[at] if at < len(node.args) else node.kwargs.get(argument.name))
+        for at, argument in enumerate(declared)
+        if argument.alias_info is not None
+    ]
+
+
+def _dtype(node: Any) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)
 
 
 def _undeclared(module: Any, keywords: Sequence[str]) -> tuple[str, ...]:

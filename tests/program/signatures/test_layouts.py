@@ -53,6 +53,12 @@ def view_or_copy(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def transposed_or_copy(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.t().contiguous()
+    y[0].mul_(3)
+    return x + y.t()
+
+
 def contiguous_or_copy(self: Any, x: torch.Tensor) -> torch.Tensor:
     y = x.contiguous()
     y.mul_(3)
@@ -80,7 +86,7 @@ def test_the_text_of_a_layout() -> None:
     [written]
     + [
         pytest.param(f, marks=pytest.mark.slow)
-        for f in (view_or_copy, branch, strides, contiguous_or_copy)
+        for f in (view_or_copy, branch, strides, contiguous_or_copy, transposed_or_copy)
     ],
 )
 def test_a_module_computes_by_the_layout_of_the_call(function: Any, tmp_path: Path) -> None:
