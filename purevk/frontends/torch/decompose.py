@@ -64,6 +64,7 @@ def decompose(program: Any) -> Any:
     _refuse_layouts(program)
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
+    _refuse_resized(program)
     with higher_order.sub_graphs_may_write(program):
         try:
             return program.run_decompositions(decompositions(program))
@@ -97,6 +98,29 @@ def _refuse_layouts(program: Any) -> None:
                 next="pass and store dense tensors: x.to_dense();"
                 ' torch.compile(module, backend="purevk") runs the others in eager torch',
             )
+
+
+def _refuse_resized(program: Any) -> None:
+    """Refuses `out=` inputs and buffers of other sizes than the result: eager torch would resize
+    them."""
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument in schema.arguments if schema is not None else ():
+            given = node.kwargs.get(argument.name) if argument.is_out else None
+            made = node.meta.get("val")
+            if given is None or given.op != "placeholder" or not hasattr(made, "shape"):
+                continue
+            before, after = given.meta["val"].shape, made.shape
+            if len(before) != len(after) or any(
+                isinstance(old, int) and isinstance(new, int) and old != new
+                for old, new in zip(before, after)
+            ):
+                raise UnsupportedProgramError(
+                    f"{name_of(node.target)} changes the sizes of {given.name}",
+                    where="purevk.compile",
+                    why=f"out= has sizes {list(before)}, and the result has sizes {list(after)}",
+                    next="pass an out= with the sizes of the result, or return the result",
+                )
 
 
 def is_decomposed(program: Any) -> bool:

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
+from purevk.errors import UnsupportedProgramError  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.export]
 
@@ -138,3 +139,22 @@ def test_a_copy_that_torch_has_removed_keeps_the_dtype_of_the_buffer():
     with purevk.compile(exported) as program:
         torch.testing.assert_close(program.forward(x), Returned()(x))
         assert program.state["narrow"].dtype == "float16"
+
+
+class Resized(torch.nn.Module):
+    """Writes a result into an input or a buffer with `out=`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.add(x, 1, out=self.rows if out is None else out) * 2
+
+
+@pytest.mark.parametrize("given", [(), (torch.zeros(3, 4),)], ids=["buffer", "input"])
+def test_results_that_resize_what_they_are_written_to(given):
+    with pytest.raises(UnsupportedProgramError, match=r"aten\.add\.out changes the sizes of"):
+        purevk.compile(Resized(), (torch.ones(1, 4), *given))
+    x = torch.ones(3, 4)
+    assert (purevk.compile(Resized(), (x, *given))(x, *given) == 4).all()
