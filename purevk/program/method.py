@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from purevk import knobs
+from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, SizeConstraintError
-from purevk.fallback import to_numpy
+from purevk.fallback import to_numpy, to_torch
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
@@ -436,6 +437,9 @@ def _placed(made: tuple[Any, ...], targets: Sequence[Any]) -> tuple[Any, ...]:
                 next="pass memory of the sizes of the result, or call it without out=",
             )
         if not isinstance(target, np.ndarray):
+            dtype = DType.from_torch(target.dtype)
+            if isinstance(output, np.ndarray) and dtype is not None:
+                output = to_torch(output.view(dtype.numpy), dtype)
             target.copy_(output)
         elif not isinstance(output, np.ndarray):  # else it was written there
             np.copyto(target, to_numpy(output))

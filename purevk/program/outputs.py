@@ -17,7 +17,7 @@ from purevk.program.arrays import dtype_of, is_torch, of_torch, on_device, overl
 
 def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
     """The memory that a caller gives for results, as arrays over it; None where there is none. A
-    tensor that is not on the CPU is itself in place of an array.
+    tensor that is not on the CPU, or is conjugated or negated lazily, is itself in place of an array.
 
     Args:
         out: a tensor, or one (or None) for each output.
@@ -42,7 +42,8 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
         writable = True
         if is_torch(each):
             _refuse_gradients(each, position, where)
-            read = of_torch if each.is_cpu else on_device
+            lazy = each.is_conj() or each.is_neg()  # its elements in memory are others
+            read = of_torch if each.is_cpu and not lazy else on_device
             array, dtype = read(each, f"out {position}", where), DType.from_torch(each.dtype)
         elif isinstance(each, np.ndarray):
             array, dtype = each, dtype_of(each)

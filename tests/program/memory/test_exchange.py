@@ -169,6 +169,24 @@ def test_memory_whose_elements_overlap(
         np.testing.assert_allclose(apart.numpy(), linear_output, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_results_in_memory_that_is_conjugated_or_negated_lazily(dtype: torch.dtype) -> None:
+    """Its elements are not those in memory."""
+    x = (torch.arange(3.0) + 1).to(dtype) * (1 + 2j if dtype.is_complex else 1)
+    given = x.view(torch.uint16) if dtype is torch.bfloat16 else x
+    with purevk.compile(Scaled(), (x,)) as program:
+        for source in (x, given.numpy()):
+            out = torch.zeros(3, dtype=dtype)
+            out = out.conj() if dtype.is_complex else torch._neg_view(out)
+            assert program(source, out=out) is out
+            assert torch.equal(out, x * 2)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
 class Twofold(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return x * 2, x + 1
