@@ -218,6 +218,9 @@ class PurevkPartitioner(Partitioner):
         portable_to_etvk: delegates only what ET-VK's runtime can run too, with the layouts that it
             needs, as its `VulkanPartitioner` does, and without the operators that this takes and
             the runtime lacks.
+        share_buffers: leaves the module's buffers outside of delegates. So the methods of a file
+            share those that one of them writes, if it is written with
+            `MemoryPlanningPass(share_mutable_buffers=True)`. A delegate has buffers of its own.
 
     Attributes:
         refused: after partitioning, a `Refusal` for each operator that stays outside, with the
@@ -232,9 +235,10 @@ class PurevkPartitioner(Partitioner):
         nn_module_blocklist: Sequence[str] | None = None,
         nn_module_allowlist: Sequence[str] | None = None,
         portable_to_etvk: bool = False,
+        share_buffers: bool = False,
     ) -> None:
         self.options = {**({} if portable_to_etvk else _DEFAULTS), **(compile_options or {})}
-        self.portable_to_etvk = portable_to_etvk
+        self.portable_to_etvk, self.share_buffers = portable_to_etvk, share_buffers
         self.delegation_spec = DelegationSpec(
             VulkanBackend.__name__, etvk.parse_compile_options(self.options)
         )
@@ -283,7 +287,7 @@ class PurevkPartitioner(Partitioner):
                 node.meta["delegation_tag"] = f"tag{partition.id}"
         tag_constant_data(exported_program)
         tag_mutated_buffer(exported_program)
-        _keep_shared_buffers(exported_program)
+        _keep_shared_buffers(exported_program, self.share_buffers)
         spec = DelegationSpec(
             self.delegation_spec.backend_id,
             [
@@ -296,21 +300,29 @@ class PurevkPartitioner(Partitioner):
         return PartitionResult(tagged_exported_program=exported_program, partition_tags=tags)
 
 
-def _keep_shared_buffers(program: ExportedProgram) -> None:
-    """Leaves a buffer outside of delegates if not one of them alone reads and writes it. Executorch
-    would give each delegate a copy of its own, and one of them the new content."""
+def _keep_shared_buffers(program: ExportedProgram, all_of_them: bool) -> None:
+    """Leaves a buffer that is written outside of delegates if not one of them alone reads and writes
+    it. Executorch would give each delegate a copy of its own, and one of them the new content.
+
+    Args:
+        all_of_them: leaves all buffers of the module, also those that other methods write.
+    """
     signature = program.graph_signature
     (output,) = program.graph.find_nodes(op="output")
     for node in program.graph.find_nodes(op="placeholder"):
         buffer = signature.inputs_to_buffers.get(node.name)
+        if buffer is None or buffer.startswith("_lifted_tensor_constant"):
+            continue
         makers = [
             made
             for made, spec in zip(output.args[0], signature.output_specs, strict=True)
             if spec.kind is OutputKind.BUFFER_MUTATION and spec.target == buffer
         ]
         others = [*(user for user in node.users if user is not output), *makers]
-        if makers and len({each.meta.get("delegation_tag") for each in others}) > 1:
+        tags = {each.meta.get("delegation_tag") for each in others}
+        if all_of_them or (makers and len(tags) > 1):
             node.meta.pop("delegation_tag", None)
+        if makers and "delegation_tag" not in node.meta:
             node.meta["et_init_buffer"] = True  # its content goes into the file
 
 

@@ -196,9 +196,14 @@ def test_what_is_no_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vulkan", "named"), [(False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+    ("delegated", "named"),
+    [
+        ("", True),
+        pytest.param("by executorch", False, marks=pytest.mark.slow),
+        pytest.param("by purevk", True, marks=pytest.mark.slow),
+    ],
 )
-def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
+def test_methods_of_a_file_share_buffers(delegated: str, named: bool) -> None:
     pytest.importorskip("executorch")
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
     from executorch.exir import (
@@ -208,6 +213,12 @@ def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
     )
     from executorch.exir.passes import MemoryPlanningPass
 
+    from purevk.export import PurevkPartitioner
+
+    made = {
+        "by executorch": lambda: VulkanPartitioner({}),
+        "by purevk": lambda: PurevkPartitioner(share_buffers=True),
+    }.get(delegated)
     with quiet(), torch.no_grad():
         programs = {
             name: torch.export.export(module, inputs, strict=False)
@@ -215,7 +226,7 @@ def test_methods_of_a_file_share_buffers(vulkan: bool, named: bool) -> None:
         }
         edge = to_edge_transform_and_lower(
             programs,
-            partitioner={name: [VulkanPartitioner({})] for name in programs} if vulkan else None,
+            partitioner=made and {name: [made()] for name in programs},
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         config = ExecutorchBackendConfig(
