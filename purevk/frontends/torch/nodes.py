@@ -33,7 +33,6 @@ from purevk.ops import registry
 
 # Functions of numbers for which torch has one of its own, such as torch._sym_sqrt.
 _FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
-_SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
 
 
 class _Relation(NamedTuple):
@@ -301,8 +300,8 @@ class NodeReader:
             return None
         if target._opname.startswith("as_strided"):
             self._refuse_strides(node, given[0])
-        if name in _SPLITS and isinstance(args[1], Dim):
-            name, args = "aten.split_with_sizes.default", _pieces(args, len(examples))
+        if name in positions.SPLITS and isinstance(args[1], Dim):
+            name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)
 
     def known(self, number: Any, found: Size | None = None) -> Size:
@@ -472,15 +471,6 @@ class NodeReader:
                     self.arg(argument.default_value) if argument.has_default_value() else None
                 )
         return tuple(full)
-
-
-def _pieces(args: Sequence[Any], count: int) -> tuple[Value, tuple[Size, ...], int]:
-    """The arguments of a split by a size of the call, with the lengths of its pieces. torch has
-    traced how many there are."""
-    x, step, *rest = args
-    dim = operator.index(rest[0]) if rest else 0
-    last = _tensor(x).type.dims[dim] - step * (count - 1)
-    return _tensor(x), (*(step,) * (count - 1), last), dim
 
 
 def _tensor(arg: Arg) -> Value:

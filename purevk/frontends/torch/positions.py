@@ -1,11 +1,12 @@
-"""Positions along a dim that follow from data, such as `x[n.item():]`.
+"""Positions along a dim that are sizes of a call or follow from data, such as `x[n.item():]`.
 
-torch does not know their signs. For such a slice it makes new symbols: of its size, and of the
-offset of the result in memory.
+torch does not know the signs of the latter. For such a slice it makes new symbols: of its size, and
+of the offset of the result in memory.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
+SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
 
 
 def from_start(
@@ -64,3 +66,12 @@ def _counted(position: Size, size: Size) -> Size:
 
 def _within(position: Size, size: Size) -> Size:
     return _dims.minimum(_dims.maximum(_counted(position, size), 0), size)
+
+
+def with_lengths(args: Sequence[Any], count: int) -> tuple[str, tuple[Any, ...]]:
+    """One of `SPLITS` by a size of the call, as an operator that takes the lengths of its `count`
+    pieces. torch has traced how many there are."""
+    tensor, step, *rest = args
+    dim = operator.index(rest[0]) if rest else 0
+    last = tensor.type.dims[dim] - step * (count - 1)
+    return "aten.split_with_sizes.default", (tensor, (*(step,) * (count - 1), last), dim)
