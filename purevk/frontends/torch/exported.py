@@ -23,10 +23,10 @@ def mutated_buffers(program: Any) -> frozenset[str]:
         program.state_dict[name] if name in program.state_dict else program.constants[name]
         for name in names
     )
-    return frozenset(map(_address, tensors)) - {""}
+    return frozenset(map(address_of, tensors)) - {""}
 
 
-def _address(tensor: Any) -> str:
+def address_of(tensor: Any) -> str:
     import torch
 
     real = tensor.device.type == "cpu" and not isinstance(tensor, torch._subclasses.FakeTensor)
@@ -136,8 +136,8 @@ class Reader(NodeReader):
                     if spec.kind.name == "CUSTOM_OBJ":
                         self.env[node] = self.arg(data)
                         continue
-                    state = spec.target in mutated or _address(data) in self.mutable
-                    label = Label(spec.target, _address(data)) if state else None
+                    state = spec.target in mutated or address_of(data) in self.mutable
+                    label = Label(spec.target, address_of(data)) if state else None
                     path = spec.target if isinstance(spec.target, str) else ""
                     value = self.leaf(data, label, path)
                     states[spec.target] = value

@@ -25,7 +25,8 @@ from purevk.frontends.torch.effects import (
     watched,
     without_noise,
 )
-from purevk.frontends.torch.exported import mutated_buffers, read_exported
+from purevk.frontends.torch.exported import address_of, mutated_buffers, read_exported
+from purevk.frontends.torch.known_numbers import with_known_numbers
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.ir import Graph, Signature
 
@@ -42,19 +43,29 @@ class ProgramSource:
     Attributes:
         program: decomposed.
         mutable: addresses of the buffers that a method of the whole program writes. One set for all.
+        known: names of the tensors whose elements decide numbers in the program.
+        moving: names of those that have changed, and decide no more numbers.
     """
 
     def __init__(self, name: str, program: Any, mutable: set[str]) -> None:
-        self.name, self.mutable = name, mutable
+        self.name, self.mutable, self.given = name, mutable, program
+        self.moving: set[str] = set()
         _warn_of_one_tensor_twice(name, program)
-        with _tracing:
-            self.program = decompose(program)
+        self.renew()
         self.signature: Signature | None = with_layouts(
             signature_of(program), program, self.program
         )
         self.mutable |= mutated_buffers(self.program)
 
+    def renew(self) -> None:
+        """Reads the program again: tensors of it are in `moving` now."""
+        with _tracing:
+            self.program, self.known = with_known_numbers(
+                decompose(self.given), self.given, self.moving, self.mutable
+            )
+
     def __call__(self, sizes: Any) -> Graph:
+        _follow_writes(self)
         return read_exported(
             self.program, sizes, self.name, frozenset(self.mutable), signature=self.signature
         )
@@ -71,7 +82,7 @@ class ModuleSource:
         name: of the method. module: in eval mode or not, as it is.
         args, kwargs: example inputs.
         dynamic_shapes: as for `torch.export.export`.
-        mutable: see `ProgramSource`.
+        mutable, moving: see `ProgramSource`.
 
     Raises what `torch.export.export` raises, with a note that says what to do next.
     """
@@ -85,6 +96,7 @@ class ModuleSource:
         dynamic_shapes: Any,
         mutable: set[str],
         declared: Declared | None = None,
+        moving: set[str] | None = None,
     ) -> None:
         import torch
         from torch.utils._pytree import tree_map
@@ -93,6 +105,7 @@ class ModuleSource:
 
         args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
         self.name, self.module, self.mutable = name, module, mutable
+        self.moving = set() if moving is None else moving
         self.declared = declared or Declared(module, args, kwargs, dynamic_shapes)
         positional, named = _distinct((tuple(args), dict(kwargs)))
         self._shapes = dynamic_shapes
@@ -115,7 +128,9 @@ class ModuleSource:
                         error, module, positional, named, dynamic_shapes
                     )
                 keep_earlier(exported)
-                self.program = decompose(exported)
+                self.program, self.known = with_known_numbers(
+                    decompose(exported), None, self.moving, mutable
+                )
         except Exception as error:
             if not isinstance(error, PurevkError):
                 explain(error, name, module, self.declared.fixed(args, kwargs))
@@ -132,7 +147,14 @@ class ModuleSource:
         args, kwargs = self._example
         try:
             made = ModuleSource(
-                self.name, self.module, args, kwargs, self._shapes, self.mutable, self.declared
+                self.name,
+                self.module,
+                args,
+                kwargs,
+                self._shapes,
+                self.mutable,
+                self.declared,
+                self.moving,
             )
         except PurevkError:
             raise
@@ -143,9 +165,10 @@ class ModuleSource:
                 why=str(error).strip().partition("\n")[0],
                 next="undo the change, or compile the module again",
             ) from error
-        self.program, self.signature = made.program, made.signature
+        self.program, self.signature, self.known = made.program, made.signature, made.known
 
     def __call__(self, sizes: Any, exact: bool = True) -> Graph:
+        _follow_writes(self)
         return read_exported(
             self.program,
             sizes,
@@ -187,7 +210,14 @@ class ModuleSource:
         for dynamic in (shapes, None) if shapes is not None else (None,):
             try:
                 return ModuleSource(
-                    self.name, self.module, args, kwargs, dynamic, self.mutable, self.declared
+                    self.name,
+                    self.module,
+                    args,
+                    kwargs,
+                    dynamic,
+                    self.mutable,
+                    self.declared,
+                    self.moving,
                 )
             except UnsupportedProgramError:
                 raise
@@ -266,6 +296,15 @@ def _graph_to_log() -> Iterator[None]:
         yield
     finally:
         vars(_trace)["print"] = before
+
+
+def _follow_writes(source: ProgramSource | ModuleSource) -> None:
+    """Reads a source again if methods that came later write tensors that decide numbers in it."""
+    tensors = source.tensors() if source.known else {}
+    written = {name for name in source.known if address_of(tensors[name]) in source.mutable}
+    if written:
+        source.moving |= written
+        source.renew()
 
 
 def tensors_of(program: Any) -> dict[str, Any]:

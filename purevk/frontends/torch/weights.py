@@ -92,11 +92,19 @@ class Weights:
             for tensor, version in zip(self._tensors, self._versions)
             if tensor._version != version
         }
+        moved = changed | {
+            id(tensor)
+            for tensor, address in zip(self._tensors, self._addresses)
+            if tensor.data_ptr() != address
+        }
         loose = any(id(tensor) in changed for tensor in self._loose)
-        if loose or self._replaced() or list(map(_type, self._tensors)) != self._types:
-            for source in self.sources:
-                if isinstance(source, ModuleSource):
-                    source.renew()
+        all_modules = loose or self._replaced() or list(map(_type, self._tensors)) != self._types
+        for source in self.sources:
+            tensors = source.tensors() if source.known else {}
+            deciding = {name for name in source.known if id(tensors[name]) in moved}
+            source.moving |= deciding
+            if deciding or (all_modules and isinstance(source, ModuleSource)):
+                source.renew()
         known = set(map(id, self._tensors))
         for source in self.sources:
             for name, tensor in source.tensors().items():

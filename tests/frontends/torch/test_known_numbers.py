@@ -1,0 +1,105 @@
+"""Integers that follow from buffers: they decide sizes at load, and still follow the module."""
+
+from __future__ import annotations
+
+import pytest
+
+import purevk
+from purevk.ir import Graph
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.device
+
+
+class Padded(torch.nn.Module):
+    """A convolution that keeps its sizes in buffers, as Mimi's and EnCodec's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv1d(4, 4, 5, stride=2)
+        self.register_buffer("kernel", torch.tensor(5), persistent=False)
+        self.register_buffer("stride", torch.tensor(2), persistent=False)
+
+    def forward(self, x):
+        frames = torch.ceil((x.shape[-1] - self.kernel + 3) / self.stride + 1) - 1
+        more = frames.to(torch.int64) * self.stride + self.kernel - 3 - x.shape[-1]
+        left = (self.kernel - self.stride).item()
+        made = self.conv(torch.nn.functional.pad(x, (left, more.item())))
+        return made + x[..., ::2]
+
+
+class First(torch.nn.Module):
+    """The first `count` columns, and the buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x):
+        count = self.count.item()
+        torch._check(count >= 0)
+        torch._check(count <= 8)
+        return x[:, :count] * 2
+
+
+class Next(torch.nn.Module):
+    """Adds to the buffer of another module."""
+
+    def __init__(self, first: First) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x):
+        self.first.count.add_(1)
+        return x + 1
+
+
+def is_static(graph: Graph) -> bool:
+    return all(value.type.is_static for node in graph.nodes for value in node.results)
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "exported"])
+def test_sizes_from_buffers_are_known(exported: bool) -> None:
+    model, x = Padded().eval(), torch.randn(1, 4, 20)
+    given = torch.export.export(model, (x,), strict=False) if exported else model
+    program = purevk.compile(given, None if exported else (x,))
+    assert is_static(program.method("forward").source(None))
+    torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+    if exported:  # the user's program is as it was
+        torch.testing.assert_close(given.module()(x), model(x))
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["in_place", "memory"])
+def test_a_buffer_that_changes(data: bool) -> None:
+    """The second value does not follow from the export any more, so further ones cost nothing."""
+    model, x = First(), torch.randn(2, 8)
+    with purevk.compile(model, (x,)) as program:
+        torch.testing.assert_close(program(x), model(x))
+        for count in (5, 1, 8):
+            if data:
+                model.count.data = torch.tensor(count)
+            else:
+                model.count.fill_(count)
+            assert program(x).shape == (2, count)
+            torch.testing.assert_close(program(x), model(x))
+        model.count = torch.tensor(4)
+        torch.testing.assert_close(program(x), model(x))
+
+
+def test_a_buffer_that_another_method_writes() -> None:
+    first, x = First(), torch.randn(2, 8)
+    methods = {"first": (first, (x,)), "next": (Next(first), (x,))}
+    with purevk.compile(methods) as program:
+        assert program.method("first")(x).shape == (2, 3)
+        program.method("next")(x)
+        assert program.method("first")(x).shape == (2, 4)
+
+
+def test_a_changed_tensor_of_an_exported_program() -> None:
+    x = torch.randn(2, 8)
+    exported = torch.export.export(First(), (x,))
+    with purevk.compile(exported) as program:
+        assert program(x).shape == (2, 3)
+        exported.state_dict["count"].fill_(6)
+        assert program(x).shape == (2, 6)
