@@ -146,7 +146,7 @@ def compile(
             next="install torch; or save the program where torch is, and load the file:"
             ' purevk.compile(...).save("m.pvk")',
         ) from error
-    from purevk.frontends.torch.weights import Weights
+    from purevk.frontends.torch.watch.weights import Weights
 
     check_fork()
     check_devices(device, context, split)
@@ -280,7 +280,7 @@ def _refuse_scripted(name: str, module: Any) -> None:
 
 
 def _warn_of_training(module: Any) -> None:
-    from purevk.frontends.torch.attributes import computes_by_mode
+    from purevk.frontends.torch.watch.attributes import computes_by_mode
 
     found = [
         f"{name} ({type(each).__name__})" if name else type(each).__name__

@@ -16,7 +16,10 @@ from purevk.frontends.advice import explain, fixes_sizes, is_of_shapes
 from purevk.frontends.declared import Declared
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
-from purevk.frontends.torch.effects import (
+from purevk.frontends.torch.exported import address_of, mutated_buffers, read_exported
+from purevk.frontends.torch.known_numbers import with_known_numbers
+from purevk.frontends.torch.signatures import signature_of, with_layouts
+from purevk.frontends.torch.watch.effects import (
     Effects,
     applied,
     python_changes,
@@ -25,9 +28,6 @@ from purevk.frontends.torch.effects import (
     watched,
     without_noise,
 )
-from purevk.frontends.torch.exported import address_of, mutated_buffers, read_exported
-from purevk.frontends.torch.known_numbers import with_known_numbers
-from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.ir import Graph, Signature
 
 _log = logging.getLogger("purevk")

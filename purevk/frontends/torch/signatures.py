@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.torch.effects import VIEW_OR_COPY, Effects
+from purevk.frontends.torch.watch.effects import VIEW_OR_COPY, Effects
 from purevk.ir import Parameter, Signature, StructureError
 from purevk.ir.signature import CONTIGUOUS, Tree, memory_layout, tree_of
 

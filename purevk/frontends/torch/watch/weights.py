@@ -6,8 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from purevk.frontends.torch.attributes import Attributes
 from purevk.frontends.torch.module import ModuleSource, ProgramSource
+from purevk.frontends.torch.watch.attributes import Attributes
 
 
 class Weights:

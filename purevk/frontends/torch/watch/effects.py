@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.torch.attributes import is_plain_object, is_same, of_every_module
+from purevk.frontends.torch.watch.attributes import is_plain_object, is_same, of_every_module
 
 # Methods and functions that answer by the strides of a tensor.
 _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
