@@ -1,5 +1,6 @@
 """What is known of integers before a model runs: the least and the greatest that each element of a
-tensor can be. Most indices that models compute are positions, or the results of a sort or an argmax."""
+tensor can be. Most indices that models compute are positions, or the results of a sort or an argmax.
+Positions may be floats for a while, if those are whole numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import changing
 
 _DEPTH = 64  # nodes that a value is followed through
+# Bits of a float's significand: so many bits of a whole number are exact.
+_EXACT_BITS = {DType.bfloat16: 8, DType.float16: 11, DType.float32: 24, DType.float64: 53}
 
 
 class Range(NamedTuple):
@@ -41,7 +44,7 @@ def _is_bounded(size: Size) -> bool:
 
 
 class ValueRanges:
-    """The ranges of the integers of a graph."""
+    """The ranges of the integers of a graph, and of floats that are whole numbers."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -57,7 +60,7 @@ class ValueRanges:
         """The range of the elements of a tensor; None if it is not known."""
         if value not in self._known:
             found = None
-            if depth < _DEPTH and value not in self._moving and _is_whole(value):
+            if depth < _DEPTH and value not in self._moving:
                 found = self._find(value, depth)
             if found is not None and not _fits(found, value.type.dtype):
                 found = None  # numbers may wrap, or are not bounded
@@ -66,14 +69,17 @@ class ValueRanges:
 
     def _find(self, value: Value, depth: int) -> Range | None:
         constant = self._graph.constants.get(value)
-        if constant is not None:
+        whole = value.type.dtype.is_int or value.type.dtype is DType.bool
+        if constant is not None and whole:
             array = constant.array(value.type) if constant.known else np.empty(0)
             return Range(int(array.min()), int(array.max())) if array.size else None
         node = self._made.get(value)
         rule = None if node is None else _RULES.get(node.op)
         if value.type.dtype is DType.bool:
             return Range(0, 1)
-        return None if node is None or rule is None else rule(_Known(self, node, value, depth + 1))
+        if node is None or rule is None or not (whole or node.op in _OF_FLOATS):
+            return None
+        return rule(_Known(self, node, value, depth + 1))
 
 
 class _Known(NamedTuple):
@@ -91,6 +97,8 @@ class _Known(NamedTuple):
     def range_of(self, arg: object) -> Range | None:
         if isinstance(arg, Value):
             return self.ranges.of(arg, self.depth)
+        if isinstance(arg, float) and arg.is_integer():
+            arg = int(arg)
         if isinstance(arg, (int, Dim)) and _is_bounded(arg):
             return Range(arg, arg)
         return None
@@ -104,17 +112,16 @@ class _Known(NamedTuple):
         return x.type.dims[wrap(dim, x.type.rank)]
 
 
-def _is_whole(value: Value) -> bool:
-    return value.type.dtype.is_int or value.type.dtype is DType.bool
-
-
 def _fits(found: Range, dtype: DType) -> bool:
     if not (_is_bounded(found.least) and _is_bounded(found.greatest)):
         return False
     if dtype is DType.bool:
         return True
-    numbers = np.iinfo(dtype.numpy)
     least, greatest = _dims.range_of(found.least)[0], _dims.range_of(found.greatest)[1]
+    if not dtype.is_int:
+        exact = 1 << _EXACT_BITS[dtype] if dtype in _EXACT_BITS else -1
+        return -exact <= least and greatest <= exact
+    numbers = np.iinfo(dtype.numpy)
     return int(numbers.min) <= least and greatest <= int(numbers.max)
 
 
@@ -301,4 +308,15 @@ _RULES: dict[str, _Rule] = {
         (_place, "bucketize.Tensor searchsorted.Tensor"),
     )
     for name in names.split()
+}
+# Those that make whole floats of whole floats.
+_OF_FLOATS = {
+    f"aten.{name}"
+    for name in (
+        "_to_copy.default add.Tensor alias.default arange.default arange.start arange.start_step"
+        " cat.default clone.default contiguous.default detach.default expand.default full.default"
+        " mul.Tensor ones.default permute.default repeat.default reshape.default select.int"
+        " slice.Tensor squeeze.default squeeze.dim squeeze.dims stack.default sub.Tensor t.default"
+        " transpose.int unsqueeze.default view.default where.self zeros.default"
+    ).split()
 }

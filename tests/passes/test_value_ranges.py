@@ -42,6 +42,36 @@ CASES: dict[str, tuple[Any, tuple[int, int] | None]] = {
 }
 
 
+def relative(r: Recorder, dtype: torch.dtype, size: int, scale: float) -> Value:
+    """Distances between positions as floats, as segment-anything computes its indices."""
+    rows = r.call(aten.arange.default, (size,), {"dtype": dtype})
+    rows = r.call(aten.mul.Tensor, (rows, scale), {})
+    columns = r.call(aten.unsqueeze.default, (rows, 1), {})
+    apart = r.call(aten.sub.Tensor, (columns, rows), {})
+    apart = r.call(aten.add.Tensor, (apart, (size - 1) * scale), {})
+    return r.call(aten._to_copy.default, (apart,), {"dtype": torch.int64})
+
+
+CASES |= {
+    "whole floats": (lambda r, x, i: relative(r, torch.float32, 14, 1.0), (0, 26)),
+    "whole halves": (lambda r, x, i: relative(r, torch.float16, 1000, 1.0), (0, 1998)),
+    "halves that are rounded": (lambda r, x, i: relative(r, torch.float16, 3000, 1.0), None),
+    "floats between": (lambda r, x, i: relative(r, torch.float32, 14, 0.5), None),
+    "unknown floats": (
+        lambda r, x, i: r.call(aten._to_copy.default, (x,), {"dtype": torch.int64}),
+        None,
+    ),
+    "rounded floats": (
+        lambda r, x, i: r.call(
+            aten._to_copy.default,
+            (r.call(aten.div.Tensor, (relative(r, torch.float32, 14, 1.0), 4), {}),),
+            {"dtype": torch.int64},
+        ),
+        None,
+    ),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_known_ranges(name: str) -> None:
     make, expected = CASES[name]
