@@ -112,6 +112,11 @@ def fixes_sizes(error: Exception) -> bool:
     return "specialized" in str(error) and is_of_shapes(error)
 
 
+def decides_by_elements(error: Exception) -> bool:
+    """Whether `torch.export` refused a decision of `forward` that follows from elements."""
+    return type(error).__name__ == "GuardOnDataDependentSymNode"
+
+
 def is_of_shapes(error: Exception) -> bool:
     """Whether `torch.export` refused `dynamic_shapes`: their form, or what they ask for."""
     line = _user_line(error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, UnsupportedProgramError
-from purevk.frontends.advice import explain, fixes_sizes, is_of_shapes
+from purevk.frontends.advice import decides_by_elements, explain, fixes_sizes, is_of_shapes
 from purevk.frontends.declared import Declared
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
@@ -44,8 +44,11 @@ class ProgramSource:
         program: decomposed.
         mutable: addresses of the buffers that a method of the whole program writes. One set for all.
         known: names of the tensors whose elements decide numbers in the program.
+        decisive: those of them by which `forward` decides: with others, the program is another one.
         moving: names of those that have changed, and decide no more numbers.
     """
+
+    decisive: frozenset[str] = frozenset()
 
     def __init__(self, name: str, program: Any, mutable: set[str]) -> None:
         self.name, self.mutable, self.given = name, mutable, program
@@ -118,19 +121,20 @@ class ModuleSource:
                 masks_as_given(),
             ):
                 try:
-                    exported, effects = _export(module, positional, named, dynamic_shapes)
+                    made = _export(module, positional, named, dynamic_shapes)
                 except Exception as error:
                     given = self.declared.without_ones(positional, named)
                     if declared is not None or given is None or not fixes_sizes(error):
                         raise
                     positional, named = given
-                    exported, effects = _export_instead(
-                        error, module, positional, named, dynamic_shapes
-                    )
+                    made = _export_instead(error, module, positional, named, dynamic_shapes)
+                exported, effects, self.decisive = made
                 keep_earlier(exported)
-                self.program, self.known = with_known_numbers(
+                self.program, known = with_known_numbers(
                     decompose(exported), None, self.moving, mutable
                 )
+                self.known = known | self.decisive
+                _refuse_moving(self, self.program.graph_signature.buffers_to_mutate.values())
         except Exception as error:
             if not isinstance(error, PurevkError):
                 explain(error, name, module, self.declared.fixed(args, kwargs))
@@ -165,7 +169,8 @@ class ModuleSource:
                 why=str(error).strip().partition("\n")[0],
                 next="undo the change, or compile the module again",
             ) from error
-        self.program, self.signature, self.known = made.program, made.signature, made.known
+        self.program, self.signature = made.program, made.signature
+        self.known, self.decisive = made.known, made.decisive
 
     def __call__(self, sizes: Any, exact: bool = True) -> Graph:
         _follow_writes(self)
@@ -234,8 +239,8 @@ class ModuleSource:
 
 def _export(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> tuple[Any, Effects]:
-    """The exported program, and what else the module did.
+) -> tuple[Any, Effects, frozenset[str]]:
+    """The exported program, what else the module did, and the buffers by whose elements it decided.
 
     Raises:
         UnsupportedProgramError: `forward` leaves something in Python objects that the next call, or
@@ -243,13 +248,30 @@ def _export(
     """
     import torch
 
-    def export() -> Any:
-        return torch.export.export(
-            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-        )
+    from purevk.frontends.torch.traced_numbers import NumbersOfBuffers
 
-    with watched(module) as effects, _graph_to_log():
-        exported = export()
+    numbers: Any = contextlib.nullcontext()
+
+    def export() -> Any:
+        with numbers:
+            return torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+
+    def watch() -> tuple[Any, Effects]:
+        with watched(module) as effects, _graph_to_log():
+            return export(), effects
+
+    try:
+        exported, effects = watch()
+    except Exception as error:
+        if not decides_by_elements(error) or not any(True for _ in module.buffers()):
+            raise
+        numbers = NumbersOfBuffers(module)
+        try:
+            exported, effects = watch()
+        except Exception:  # it decides by other elements too
+            raise error from None
     refuse_effects(module, effects, exported)
     changes = python_changes(effects)
     if changes:
@@ -262,12 +284,12 @@ def _export(
         ):
             other = export()
         refuse_other(module, effects, exported, other)
-    return exported, effects
+    return exported, effects, frozenset(getattr(numbers, "used", ()))
 
 
 def _export_instead(
     error: Exception, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any
-) -> tuple[Any, Effects]:
+) -> tuple[Any, Effects, frozenset[str]]:
     """What `_export` gives for other example inputs than those with which it raised `error`. If it
     fails for them, too, raises what it says of dynamic shapes, else `error`."""
     try:
@@ -303,8 +325,20 @@ def _follow_writes(source: ProgramSource | ModuleSource) -> None:
     tensors = source.tensors() if source.known else {}
     written = {name for name in source.known if address_of(tensors[name]) in source.mutable}
     if written:
+        _refuse_moving(source, written)
         source.moving |= written
         source.renew()
+
+
+def _refuse_moving(source: ProgramSource | ModuleSource, written: Iterable[str]) -> None:
+    """Refuses buffers that the device writes, and by whose elements `forward` decides."""
+    for name in source.decisive.intersection(written):
+        raise UnsupportedProgramError(
+            f"forward decides by the elements of the buffer {name}, which a call writes",
+            where=f"method {source.name}",
+            why="the graph is made once, and torch.export cannot follow both ways",
+            next="keep the number in Python, or use torch.cond or torch.where",
+        )
 
 
 def tensors_of(program: Any) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Integers that follow from buffers: they decide sizes at load, and still follow the module."""
+"""Numbers that follow from buffers: they decide sizes at load, and what `forward` does. Both still
+follow the module."""
 
 from __future__ import annotations
 
@@ -103,3 +104,64 @@ def test_a_changed_tensor_of_an_exported_program() -> None:
         assert program(x).shape == (2, 3)
         exported.state_dict["count"].fill_(6)
         assert program(x).shape == (2, 6)
+
+
+class Decides(torch.nn.Module):
+    """Asks for elements of a buffer in many ways, before and after it may have written it."""
+
+    def __init__(self, before: bool = False, after: bool = False, by: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor([3, 1]))
+        self.before, self.after, self.by = before, after, by
+
+    def forward(self, x):
+        if self.before:
+            self.count[0].add_(x.to(torch.int64).sum() if self.by else 1)
+        least = torch.maximum(self.count[0] - 1, self.count[1])
+        x = torch.nn.functional.pad(x, (int(least), self.count[1]))
+        if x.shape[1] > 4 * least:
+            x = x * 2
+        if self.count[0] > 2 and not self.count[1] == 0:
+            x = x + 1
+        if self.after:
+            self.count[0] += 1
+        return x
+
+
+def test_decisions_by_buffers_follow_the_module() -> None:
+    model, x = Decides(), torch.randn(2, 8)
+    with purevk.compile(model, (x,)) as program:
+        torch.testing.assert_close(program(x), model(x))
+        for first, second in ((5, 1), (2, 0), (3, 1)):
+            model.count.copy_(torch.tensor([first, second]))
+            torch.testing.assert_close(program(x), model(x))
+        model.count = torch.tensor([1, 1])
+        torch.testing.assert_close(program(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"before": True}, {"before": True, "by": True}, {"after": True}], ids=str
+)
+def test_decisions_by_buffers_that_forward_writes_are_refused(options: dict[str, bool]) -> None:
+    with pytest.raises(Exception, match="data-dependent|which a call writes"):
+        purevk.compile(Decides(**options), (torch.randn(2, 8),))
+
+
+class Raises(torch.nn.Module):
+    """Adds to the buffer of another module."""
+
+    def __init__(self, other: Decides) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, x):
+        self.other.count.add_(1)
+        return x + 1
+
+
+@pytest.mark.parametrize("order", [("decides", "raises"), ("raises", "decides")], ids=str)
+def test_decisions_by_buffers_that_a_method_writes_are_refused(order: tuple[str, str]) -> None:
+    model, x = Decides(), torch.randn(2, 8)
+    given = {"decides": (model, (x,)), "raises": (Raises(model), (x,))}
+    with pytest.raises(purevk.errors.UnsupportedProgramError, match="which a call writes"):
+        purevk.compile({name: given[name] for name in order})

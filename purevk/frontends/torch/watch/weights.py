@@ -102,7 +102,7 @@ class Weights:
         for source in self.sources:
             tensors = source.tensors() if source.known else {}
             deciding = {name for name in source.known if id(tensors[name]) in moved}
-            source.moving |= deciding
+            source.moving |= deciding - source.decisive
             if deciding or (all_modules and isinstance(source, ModuleSource)):
                 source.renew()
         known = set(map(id, self._tensors))
