@@ -248,7 +248,14 @@ class Variant:
         for them does not fit."""
         try:
             return self._prepare(wanted)
-        except (FileFormatError, GraphError, OutOfDeviceMemoryError):
+        except OutOfDeviceMemoryError as error:
+            _log.warning(
+                "%s: memory for larger sizes than those of this call does not fit: %s",
+                self.where,
+                error.what,
+            )
+            return None
+        except (FileFormatError, GraphError):
             return None
 
     def _checked(self, wanted: Sizes, arrays: Sequence[Any]) -> Specialization:
