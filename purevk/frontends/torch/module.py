@@ -267,11 +267,10 @@ def _export(
     except Exception as error:
         if not decides_by_elements(error) or not any(True for _ in module.buffers()):
             raise
+        _log.debug("export without the elements of buffers failed: %s", error)
         numbers = NumbersOfBuffers(module)
-        try:
-            exported, effects = watch()
-        except Exception:  # it decides by other elements too
-            raise error from None
+    if isinstance(numbers, NumbersOfBuffers):
+        exported, effects = watch()  # what it raises is not about buffers any more
     refuse_effects(module, effects, exported)
     changes = python_changes(effects)
     if changes:
