@@ -106,8 +106,15 @@ class NumbersOfBuffers(TorchFunctionMode):
 
 
 def _writes(func: Any, name: str) -> bool:
-    if name == "__set__":  # of a property
-        return getattr(getattr(func, "__self__", None), "__name__", "data") == "data"
+    """Whether a function writes into an argument, or gives out memory that torch does not follow."""
+    if name in ("__get__", "__set__"):  # of a property
+        return getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+    overloads = [func] if hasattr(func, "_schema") else []
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
+        overloads = [getattr(func, each) for each in names]
+    if any(each._schema.is_mutable for each in overloads):
+        return True
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -165,3 +165,41 @@ def test_decisions_by_buffers_that_a_method_writes_are_refused(order: tuple[str,
     given = {"decides": (model, (x,)), "raises": (Raises(model), (x,))}
     with pytest.raises(purevk.errors.UnsupportedProgramError, match="which a call writes"):
         purevk.compile({name: given[name] for name in order})
+
+
+class Copies(torch.nn.Module):
+    """Decides by a copy of a buffer that it has written to."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(3))
+        self.write = write
+
+    def forward(self, x):
+        count = self.count.clone()
+        self.write(count)
+        return x + 1 if count > 3 else x - 1
+
+
+WRITES = {
+    "method": lambda count: count.add_(1),
+    "operator": lambda count: torch.ops.aten.add_.Tensor(count, 1),
+    "packet": lambda count: torch.ops.aten.add_(count, 1),
+    "out": lambda count: torch.add(count, 1, out=count),
+    "data": lambda count: count.data.add_(1),
+    "item": lambda count: count.__setitem__((), 4),
+    "view": lambda count: count.view(1)[0].fill_(4),
+    "list": lambda count: torch._foreach_add_([count], 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_into_copies_of_buffers_are_seen(name: str) -> None:
+    """The result is that of eager torch, or the decision is refused."""
+    model, x = Copies(WRITES[name]), torch.randn(2, 8)
+    try:
+        program = purevk.compile(model, (x,))
+    except Exception as error:
+        assert "data-dependent" in str(error)
+    else:
+        torch.testing.assert_close(program(x), model(x))
