@@ -15,6 +15,13 @@ _TEXT = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id
 Build = Callable[[Any], nn.Module]
 
 
+def _transformers() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers
+
+    return transformers
+
+
 class _Output(nn.Module):
     """A model of one input, and one of its outputs."""
 
@@ -35,10 +42,7 @@ def _work(
     **options: Any,
 ) -> Work:
     def sample(batch: int) -> Sample:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        import transformers
-
-        model = build(transformers).eval()
+        model = build(_transformers()).eval()
         return _Output(model, argument, output, options), (given(batch),)
 
     return Work(name, name.replace("_", " "), sample, True, argument == "pixel_values")
@@ -62,9 +66,7 @@ def _plain(name: str, build: Build, given: Callable[[int], torch.Tensor]) -> Wor
     """A model that takes a tensor and gives one."""
 
     def sample(batch: int) -> Sample:
-        import transformers
-
-        return build(transformers).eval(), (given(batch),)
+        return build(_transformers()).eval(), (given(batch),)
 
     return Work(name, name.replace("_", " "), sample, True, False)
 

@@ -160,7 +160,8 @@ class Coopmat:
         if "mask" not in call.buffers or macros.get("TEXEL_MASK") or macros.get("LIMITS") == 2:
             return 0  # limits of 2 let steps begin at any key
         itemsize = call.buffers["mask"][0].dtype.itemsize
-        if itemsize > 2 or params["mask_column"] != 1:
+        column = params["mask_column"]  # a size, if a call decides it
+        if itemsize > 2 or not isinstance(column, int) or column != 1:
             return 0
         starts = [params[name] for name in ("T", "mask_batch", "mask_head", "mask_row")]
         common = math.gcd(*map(_dims.gcd_of, (*starts, params["offset_mask"])), self.keys // 4)
