@@ -16,8 +16,8 @@ from purevk.frontends.advice import decides_by_elements, explain, fixes_sizes, i
 from purevk.frontends.declared import Declared
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_earlier
+from purevk.frontends.torch.elements.known_numbers import with_known_numbers
 from purevk.frontends.torch.exported import address_of, mutated_buffers, read_exported
-from purevk.frontends.torch.known_numbers import with_known_numbers
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.frontends.torch.watch.effects import (
     Effects,
@@ -248,7 +248,7 @@ def _export(
     """
     import torch
 
-    from purevk.frontends.torch.traced_numbers import NumbersOfBuffers
+    from purevk.frontends.torch.elements.traced_numbers import NumbersOfTensors
 
     numbers: Any = contextlib.nullcontext()
 
@@ -265,12 +265,12 @@ def _export(
     try:
         exported, effects = watch()
     except Exception as error:
-        if not decides_by_elements(error) or not any(True for _ in module.buffers()):
+        if not decides_by_elements(error):
             raise
-        _log.debug("export without the elements of buffers failed: %s", error)
-        numbers = NumbersOfBuffers(module)
-    if isinstance(numbers, NumbersOfBuffers):
-        exported, effects = watch()  # what it raises is not about buffers any more
+        _log.debug("export without the elements of buffers and constants failed: %s", error)
+        numbers = NumbersOfTensors(module)
+    if isinstance(numbers, NumbersOfTensors):
+        exported, effects = watch()  # what it raises is about inputs
     refuse_effects(module, effects, exported)
     changes = python_changes(effects)
     if changes:

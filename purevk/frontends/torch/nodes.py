@@ -27,6 +27,7 @@ from purevk.frontends.torch.decompose import (
 )
 from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes
+from purevk.frontends.torch.strides import in_memory_order
 from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -299,7 +300,10 @@ class NodeReader:
         if name.startswith(("aten._assert", "aten.sym_constrain")):
             return None
         if target._opname.startswith("as_strided"):
-            self._refuse_strides(node, given[0])
+            first = in_memory_order(
+                self.importer, node, _tensor(args[0]), self._recorded, path_of(node)
+            )
+            args = (first, *args[1:])
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)
@@ -312,24 +316,6 @@ class NodeReader:
         if found is not None and expression.is_Symbol:
             return self.sizes.symbols.setdefault(str(expression), found)
         return self.sizes.size(expression)
-
-    def _refuse_strides(self, node: Any, source: Any) -> None:
-        """Refuses to take elements by strides from a tensor that torch keeps in another order than
-        row-major, or as a part of a larger one: here every value is dense and on its own."""
-        from torch._prims_common import is_contiguous_or_false
-        from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-        example = source.meta.get("val")
-        if example is not None and not (
-            is_contiguous_or_false(example) and guard_or_false(example.storage_offset() == 0)
-        ):
-            raise UnsupportedProgramError(
-                f"{node.name} takes elements by the strides of a view",
-                where=f"{self.importer.where}, {node.name}",
-                why=f"{source.name} has the strides {list(example.stride())} at offset"
-                f" {example.storage_offset()}; values on the device are dense and row-major",
-                next="call contiguous() before as_strided, or index the tensor",
-            )
 
     def _write(self, node: Any, target: Any, new: Value) -> Value:
         """A sub-graph's write into one of its arguments."""

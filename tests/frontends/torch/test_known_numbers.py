@@ -203,3 +203,88 @@ def test_writes_into_copies_of_buffers_are_seen(name: str) -> None:
         assert "data-dependent" in str(error)
     else:
         torch.testing.assert_close(program(x), model(x))
+
+
+class Windows(torch.nn.Module):
+    """Attention within windows of an image, as that of vision-language models: their sizes follow
+    from a grid, through masks, counts and lists of Python."""
+
+    def __init__(self, constant: bool) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.tensor([[5, 7]]))
+        self.constant = constant
+
+    def forward(self, x):
+        grid = torch.tensor([[5, 7]]) if self.constant else self.grid
+        order, ends = [], [0]
+        for height, width in grid.tolist():
+            at = torch.arange(height * width).reshape(height, width)
+            at = torch.nn.functional.pad(at, (0, -width % 4, 0, -height % 4), value=-1)
+            at = at.reshape(at.shape[0] // 4, 4, at.shape[1] // 4, 4).transpose(1, 2)
+            counts = (at != -1).sum((2, 3)).reshape(-1)
+            order.append(at.reshape(-1)[at.reshape(-1) != -1])
+            ends.extend((counts.cumsum(0) + ends[-1]).tolist())
+        order = torch.cat(order)
+        ends = torch.unique_consecutive(torch.tensor(ends, dtype=torch.int32))
+        parts = x[order].split((ends[1:] - ends[:-1]).tolist())
+        return torch.cat([each.softmax(0) for each in parts])[order.argsort()]
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_sizes_of_windows_follow_from_a_grid(constant: bool) -> None:
+    model, x = Windows(constant), torch.randn(35, 3)
+    with purevk.compile(model, (x,)) as program:
+        torch.testing.assert_close(program(x), model(x))
+        if not constant:
+            model.grid.copy_(torch.tensor([[7, 5]]))
+            torch.testing.assert_close(program(x), model(x))
+
+
+class Made(torch.nn.Module):
+    """Decides by a tensor that it makes of numbers and writes to."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x):
+        made = torch.zeros(4, dtype=torch.int64)
+        view = made[1:3]
+        self.write(made, x)
+        count = int(view.sum())
+        return x[:, : count + 1] + 1 if count > 3 else x - count
+
+
+MAKES = {
+    "nothing": lambda made, x: None,
+    "item": lambda made, x: made.__setitem__(2, 5),
+    "mask": lambda made, x: made.__setitem__(made == 0, 2),
+    "method": lambda made, x: made.add_(1).mul_(2),
+    "view": lambda made, x: made.view(2, 2)[1].fill_(3),
+    "other view": lambda made, x: made.as_strided((2,), (1,), 1).fill_(3),
+    "operator": lambda made, x: torch.ops.aten.fill_.Scalar(made, 2),
+    "out": lambda made, x: torch.add(made, 1, out=made),
+    "data": lambda made, x: made.data.fill_(4),
+    "input": lambda made, x: made.copy_(x[0, :4].to(torch.int64)),
+    "part of an input": lambda made, x: made.__setitem__(1, x[0, 0].to(torch.int64)),
+    "list": lambda made, x: torch._foreach_add_([made], 3),
+    "size": lambda made, x: made.fill_(x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("name", MAKES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_into_constants_are_seen(name: str, dynamic: bool) -> None:
+    """The result is that of eager torch, or the decision is refused."""
+    model, x = Made(MAKES[name]), torch.rand(2, 9)
+    shapes = ({1: torch.export.Dim("width", min=8, max=32)},) if dynamic else None
+    try:
+        program = purevk.compile(model, (x,), dynamic_shapes=shapes)
+    except Exception as error:
+        assert "data-dependent" in str(error)
+        assert name not in ("nothing", "item", "mask", "method", "view")
+    else:
+        torch.testing.assert_close(program(x), model(x))
+        if dynamic:
+            x = torch.rand(2, 11)
+            torch.testing.assert_close(program(x), model(x))

@@ -155,11 +155,22 @@ def test_elements_by_strides() -> None:
             with pytest.raises((SignatureError, UnsupportedProgramError)):
                 program(numbers(4, 3).T)
     for function in (
-        lambda self, x: (x * 2).T.as_strided((2, 3), (1, 2)),
         lambda self, x: (x * 2)[1:].as_strided((2, 3), (1, 2)),
+        lambda self, x: (x[0] * 2).expand(3, 4).as_strided((2, 3), (0, 1)),
+        lambda self, x: torch.as_strided_scatter((x * 2).T, x[0], (4,), (1,)),
     ):
         with pytest.raises(UnsupportedProgramError, match="by the strides of a view"):
             purevk.compile(module(function), (numbers(3, 4),))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (2, 1, 0)], ids=str)
+def test_views_are_read_in_the_order_of_memory(order: tuple[int, ...]) -> None:
+    """As Longformer's windows, which overlap."""
+    function = lambda self, x: (x * 2).permute(order).as_strided((4, 3, 2), (4, 2, 3), 1)  # noqa: E731
+    model = module(function)
+    with purevk.compile(model, (numbers(2, 3, 4),)) as program:
+        torch.testing.assert_close(program(numbers(2, 3, 4)), model(numbers(2, 3, 4)))
 
 
 @pytest.mark.device

@@ -1,0 +1,1 @@
+"""Numbers that follow from elements of tensors which are known before a call."""

@@ -1,0 +1,301 @@
+"""Decisions of `forward` by numbers that follow from buffers and constants. torch.export cannot
+follow them, since it makes a symbol of each element that `forward` reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+_MOST_OF_A_BUFFER = 64  # elements
+_MOST = 1 << 20  # elements of a result
+# Functions that make tensors of Python numbers.
+_MAKERS = frozenset("arange as_tensor eye full linspace ones scalar_tensor tensor zeros".split())
+# Functions whose results follow from their arguments alone, and are new tensors or views.
+_FOLLOWED = _MAKERS | frozenset(
+    "_to_copy abs add alias all amax amin any argmax argmin argsort argwhere bincount bitwise_and bitwise_not"
+    " bitwise_or bool broadcast_tensors broadcast_to bucketize cat ceil chunk clamp clone concat"
+    " contiguous cumprod cumsum detach diag diagonal diff div double eq expand expand_as flatten"
+    " flip float floor floor_divide full_like gather ge gt hstack index_select int isin le"
+    " lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor long lt masked_fill"
+    " masked_select max maximum"
+    " mean meshgrid min minimum movedim moveaxis mul narrow ne neg new_full new_ones new_tensor"
+    " new_zeros nonzero ones_like outer pad permute pow prod ravel reciprocal remainder repeat"
+    " repeat_interleave reshape roll round rsub searchsorted select sort split split_with_sizes sqrt"
+    " square squeeze stack sub sum swapaxes swapdims t take tensor_split tile to transpose tril triu"
+    " true_divide trunc type type_as unbind unflatten unique unique_consecutive unsqueeze view"
+    " view_as vstack where zeros_like"
+    " __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lt__ __mod__"
+    " __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rdiv__ __rfloordiv__ __rmul__ __rpow__"
+    " __rsub__ __rtruediv__ __sub__ __truediv__ __xor__".split()
+)
+# Those of them whose results have as many elements as the elements of their arguments say.
+_OF_ELEMENTS = frozenset(
+    "__getitem__ argwhere bincount masked_select nonzero repeat_interleave unique unique_consecutive"
+    " where".split()
+)
+_IN_PLACE = frozenset(
+    "__setitem__ __iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imod__ __imul__ __ior__"
+    " __ipow__ __irshift__ __isub__ __itruediv__ __ixor__".split()
+)
+_NUMBERS = frozenset(
+    "__bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item tolist".split()
+)
+
+
+class _Known(NamedTuple):
+    """A traced tensor whose elements are known.
+
+    Attributes:
+        traced: held, so that its identity stays its own.
+        elements: views of one tensor are views of one tensor here.
+        buffers: names of the buffers that the elements follow from.
+    """
+
+    traced: Any
+    elements: torch.Tensor
+    buffers: frozenset[str]
+
+
+class NumbersOfTensors(TorchFunctionMode):
+    """While a module is exported, numbers that follow from its small buffers, or from tensors that
+    `forward` makes of Python numbers, are those of the moment. Where they are sizes, tensors of such
+    sizes are constants.
+
+    Attributes:
+        used: names of the buffers that numbers were taken from. The exported program holds for their
+            elements alone.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.used: set[str] = set()
+        self._module = module
+        self._buffers = {
+            name: buffer.detach().clone()
+            for name, buffer in module.named_buffers()
+            if buffer.numel() <= _MOST_OF_A_BUFFER and buffer.device.type != "meta"
+        }
+        self._known: dict[int, _Known] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        if name == "pad" and len(args) > 1:
+            args = (args[0], self._numbers_in(args[1]), *args[2:])
+        tensors = [each for each in _parts((args, kwargs)) if isinstance(each, torch.Tensor)]
+        found = [self._find(each) for each in tensors]
+        known = [each for each in found if each is not None]
+        if known and (_writes(func, name) or "out" in kwargs):
+            return self._write(func, name, args, kwargs, known, len(known) == len(found))
+        follows = len(known) == len(found) and not _is_symbolic((args, kwargs))
+        if follows and name in _NUMBERS:
+            return self._elements_of(func, args, kwargs, known)
+        if follows and name in _FOLLOWED and (known or name in _MAKERS):
+            return self._follow(func, name, args, kwargs, known)
+        return self._plain(func, args, kwargs, known)
+
+    def _plain(self, func: Any, args: Any, kwargs: dict[str, Any], known: list[_Known]) -> Any:
+        """The result of a function, which is not followed. A write into it, if it is a view, would
+        not be seen."""
+        result = func(*args, **kwargs)
+        self._forget([each for each in known if _is_view(result, each.traced)])
+        return result
+
+    def _follow(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], known: list[_Known]
+    ) -> Any:
+        """The result of a function, whose elements are known."""
+        try:
+            elements = self._real(func, args, kwargs)
+        except Exception:  # the function raises its own error
+            return self._plain(func, args, kwargs, known)
+        buffers = frozenset().union(*(each.buffers for each in known))
+        leaves, spec = tree_flatten(elements)
+        if sum(each.numel() for each in leaves if isinstance(each, torch.Tensor)) > _MOST:
+            return self._plain(func, args, kwargs, known)
+        if name in _OF_ELEMENTS and _has_such_sizes(name, (args, kwargs)):
+            self.used |= buffers
+            made = [_constant(each) if isinstance(each, torch.Tensor) else each for each in leaves]
+            result = tree_unflatten(made, spec)
+        else:
+            result = func(*args, **kwargs)
+        for traced, each in zip(tree_leaves(result), leaves):
+            if isinstance(traced, torch.Tensor) and isinstance(each, torch.Tensor):
+                self._known[id(traced)] = _Known(traced, each, buffers)
+        return result
+
+    def _elements_of(
+        self, func: Any, args: Any, kwargs: dict[str, Any], known: list[_Known]
+    ) -> Any:
+        """Numbers that follow from known tensors."""
+        self.used |= frozenset().union(*(each.buffers for each in known))
+        return self._real(func, args, kwargs)
+
+    def _write(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: dict[str, Any],
+        known: list[_Known],
+        all_known: bool,
+    ) -> Any:
+        """The result of a function that writes into tensors, some of which are known."""
+        if any(each.buffers for each in known) or name in ("__get__", "__set__"):
+            self._buffers.clear()  # of this tensor, or of those that share its memory
+            self._known.clear()
+            return func(*args, **kwargs)
+        plain = all_known and "out" not in kwargs and not _is_symbolic((args, kwargs))
+        if plain and not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            try:
+                self._real(func, args, kwargs)
+            except Exception:  # it raises its own error below
+                self._forget(known)
+        else:
+            self._forget(known)
+        result = func(*args, **kwargs)
+        first = self._known.get(id(args[0])) if args else None
+        if first is not None and isinstance(result, torch.Tensor):
+            self._known[id(result)] = _Known(result, first.elements, first.buffers)
+        return result
+
+    def _real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        def element(value: Any) -> Any:
+            return self._known[id(value)].elements if isinstance(value, torch.Tensor) else value
+
+        given_args, given_kwargs = _mapped(element, (args, kwargs))
+        with _untraced():
+            return func(*given_args, **given_kwargs)
+
+    def _forget(self, known: list[_Known]) -> None:
+        """Follows tensors that share memory with these no more."""
+        if not known:
+            return
+        gone = {each.elements.untyped_storage().data_ptr() for each in known}
+        if any(each.buffers for each in known):
+            self._buffers.clear()
+        self._known = {
+            key: each
+            for key, each in self._known.items()
+            if each.elements.untyped_storage().data_ptr() not in gone
+        }
+
+    def _find(self, tensor: torch.Tensor) -> _Known | None:
+        if id(tensor) not in self._known:
+            for name, elements in self._buffers.items():
+                # torch.export gives the module other tensors while it traces.
+                if self._module.get_buffer(name) is tensor:
+                    self._known[id(tensor)] = _Known(tensor, elements, frozenset((name,)))
+                    break
+        return self._known.get(id(tensor))
+
+    def _numbers_in(self, widths: Any) -> Any:
+        """Widths of padding, in which tensors may stand for numbers."""
+        if not isinstance(widths, (list, tuple)):
+            return widths
+        made = []
+        for each in widths:
+            found = self._find(each) if isinstance(each, torch.Tensor) else None
+            if found is not None:
+                self.used |= found.buffers
+                with _untraced():
+                    each = int(found.elements)
+            made.append(each)
+        return tuple(made)
+
+
+def _constant(elements: torch.Tensor) -> torch.Tensor:
+    made = torch.tensor(elements.tolist(), dtype=elements.dtype, device=elements.device)
+    return made.reshape(elements.shape)
+
+
+def _has_such_sizes(name: str, arguments: Any) -> bool:
+    """Whether the sizes of the result of one of `_OF_ELEMENTS` follow from elements."""
+    args, kwargs = arguments
+    if name == "__getitem__":
+        return any(
+            isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
+            for each in _parts(args[1:])
+        )
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name == "repeat_interleave":
+        given = [*args, *kwargs.values()]
+        return len(given) == 1 or isinstance(given[1], torch.Tensor)
+    return True
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The leaves of nested arguments, and those of slices."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _parts(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _parts(each)
+    elif isinstance(value, slice):
+        yield from _parts((value.start, value.stop, value.step))
+    else:
+        yield value
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Nested arguments with other leaves."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(function, each) for each in value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, each) for key, each in value.items()}
+    if isinstance(value, slice):
+        return slice(*_mapped(function, (value.start, value.stop, value.step)))
+    return function(value)
+
+
+def _is_symbolic(arguments: Any) -> bool:
+    """Whether a number is a symbol of torch, so that following it would fix it."""
+    return any(isinstance(each, (torch.SymInt, torch.SymFloat, torch.SymBool))
+               for each in _parts(arguments))  # fmt: skip
+
+
+def _is_view(result: Any, tensor: torch.Tensor) -> bool:
+    """Whether a result, or a part of it, shares memory with a tensor."""
+    for each in tree_leaves(result):
+        if isinstance(each, torch.Tensor):
+            try:
+                if each.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+                    return True
+            except (NotImplementedError, RuntimeError):  # sparse ones have no such memory
+                continue
+    return False
+
+
+def _name_of(func: Any) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func._schema.name).rpartition("::")[2]
+    return getattr(func, "__name__", "")
+
+
+def _writes(func: Any, name: str) -> bool:
+    """Whether a function writes into an argument, or gives out memory that torch does not follow."""
+    if name in ("__get__", "__set__"):  # of a property
+        return getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+    overloads = [func] if hasattr(func, "_schema") else []
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
+        overloads = [getattr(func, each) for each in names]
+    if any(each._schema.is_mutable for each in overloads):
+        return True
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
