@@ -168,19 +168,20 @@ class Fragments(_FragmentTile):
     def macros(self) -> dict[str, int]:
         return {**super().macros(), "SLICES": self.slices, "DEPTH": self.depth}
 
-    def turn(self, terms: int) -> int:
-        """The macro TURN for so many terms."""
-        steps = self.steps
-        while terms % (16 * steps) and steps % (2 * self.depth) == 0:
-            steps //= 2
-        return steps
+    def turn(self, terms: int) -> tuple[int, int]:
+        """The macros TURN and REST for so many terms: each slice has a whole turn, if it can."""
+        steps, turn = terms // 16, self.steps
+        while steps < turn * self.slices and turn % (2 * self.depth) == 0:
+            turn //= 2
+        return turn, steps % turn
 
     def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold, no half of a workgroup is
         idle, and enough rows share what is read of B."""
-        turn = self.turn(problem.k)
+        turn, rest = self.turn(problem.k)
         return (
-            problem.k % (16 * turn) == 0
+            problem.k % 16 == 0
+            and (not rest or problem.k >= 16 * turn * self.slices)
             and problem.n % 16 == 0
             and problem.m >= LEAST_ROWS
             and self.rows_per_group < 2 * max(problem.m, 16)
@@ -197,8 +198,8 @@ class Fragments(_FragmentTile):
         rounds = ceil(most, self.together)
         fullest, together = costs.product
         product = fullest * most + together * rounds * self.together
-        turn = self.turn(problem.k)
-        steps = turn * ceil(problem.k // (16 * turn), self.slices)
+        turn, rest = self.turn(problem.k)
+        steps = turn * ceil(problem.k // (16 * turn), self.slices) + rest
         join = costs.join * fragments * groups / traits.processors
         return (
             costs.start

@@ -29,7 +29,8 @@
 //   FRAGMENTS_M, FRAGMENTS_N   fragments of a subgroup along rows and columns (3, 3)
 //   SLICES       subgroups that share the terms of the same results (1)
 //   DEPTH        steps of 16 terms that are loaded before they are needed (2)
-//   TURN         steps in a turn of the loop, a multiple of DEPTH; K / 16 is a multiple of it (DEPTH)
+//   TURN         steps in a turn of the loop, a multiple of DEPTH (DEPTH)
+//   REST         steps behind the last turn: K / 16 % TURN (0)
 //   PAIRED       1: of each 2 * pair columns the second half belongs to the first, and EPILOGUE makes
 //                one column of two: of v and pv_second. FRAGMENTS_N is even, `pair` a multiple of 16
 //   STORE_PAIR   with PAIRED: STORE_PAIR(v, w, m, n) stores both vec4s of a pair, the first of which is
@@ -62,6 +63,9 @@
 #endif
 #ifndef TURN
 #define TURN DEPTH
+#endif
+#ifndef REST
+#define REST 0
 #endif
 #ifndef PAIRED
 #define PAIRED 0
@@ -133,6 +137,18 @@ layout(local_size_x = 32 * RESULTS * SLICES, local_size_y = 1, local_size_z = 1)
         fragment[2 * p] = pair.x;         \
         fragment[2 * p + 1] = pair.y;     \
     }
+// Adds step `start` + t, and loads the one that is DEPTH steps behind it.
+#define MULTIPLY_STEP(t, start)                                                                                        \
+    coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[FRAGMENTS_M];                                           \
+    coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[FRAGMENTS_N];                                           \
+    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) { FILL(a[i], next_a[(t) % DEPTH][i]) }                                \
+    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) { FILL(b[j], next_b[(t) % DEPTH][j]) }                                \
+    int then = min((start) + (t) + DEPTH, steps - 1) * 32;                                                             \
+    UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[(t) % DEPTH][i] = buf_a[at_a[i] + then];                       \
+    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[(t) % DEPTH][j] = buf_b[at_b[j] + then];                       \
+    UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {                                                                     \
+        UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[i], b[j], sums[i][j]);               \
+    }
 #else
 // Element [row][term] of a fragment whose words start at a place.
 #define WORDS_AT(buffer, at, row, term) buffer[(at) + (row) % 8 * 4 + (term) % 8 / 2][(row) / 8 * 2 + (term) / 8]
@@ -180,7 +196,9 @@ void main() {
     int lane = LANE, steps = K / 16, slice = SUB / RESULTS, sub = SUB % RESULTS;
     int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
     int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * COLUMNS;
-    int share = (steps / TURN + SLICES - 1) / SLICES * TURN, first = slice * share, last = min(first + share, steps);
+    // Whole turns are shared by the slices. What is behind them is of the last slice.
+    int turns = steps / TURN, share = (turns + SLICES - 1) / SLICES * TURN;
+    int first = min(slice * share, turns * TURN), last = min(first + share, turns * TURN);
     // The first words of this invocation, or without matrix cores of the block.
     int at_a[FRAGMENTS_M], at_b[FRAGMENTS_N];
     EACH for (int i = 0; i < FRAGMENTS_M; i++) {
@@ -205,25 +223,24 @@ void main() {
     // A compiler that unrolls as it likes makes code that is in no cache where the kernel runs once.
     ROLL for (int step = first; step < last; step += TURN) {
         UNROLL for (int t = 0; t < TURN; t++) {
-            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a[FRAGMENTS_M];
-            coopmat<LOADED, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB> b[FRAGMENTS_N];
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) { FILL(a[i], next_a[t % DEPTH][i]) }
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) { FILL(b[j], next_b[t % DEPTH][j]) }
-            int then = min(step + t + DEPTH, steps - 1) * 32;
-            UNROLL for (int i = 0; i < FRAGMENTS_M; i++) next_a[t % DEPTH][i] = buf_a[at_a[i] + then];
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) next_b[t % DEPTH][j] = buf_b[at_b[j] + then];
-            UNROLL for (int j = 0; j < FRAGMENTS_N; j++) {
-                UNROLL for (int i = 0; i < FRAGMENTS_M; i++) sums[i][j] = coopMatMulAdd(a[i], b[j], sums[i][j]);
-            }
+            MULTIPLY_STEP(t, step)
         }
     }
+#if REST > 0
+    if (slice == SLICES - 1) {
+        UNROLL for (int t = 0; t < REST; t++) {
+            MULTIPLY_STEP(t, last)
+        }
+    }
+#endif
 #else
     for (int i = 0; i < FRAGMENTS_M; i++) {
         for (int j = 0; j < FRAGMENTS_N; j++) {
             for (int e = 0; e < 8; e++) {
                 int row = SUM_ROW(lane, e), column = SUM_COLUMN(lane, e);
                 sums[i][j][e] = 0.0;
-                for (int k = first * 16; k < last * 16; k++) {
+                int end = slice == SLICES - 1 ? last + REST : last;
+                for (int k = first * 16; k < end * 16; k++) {
                     int block = k / 16 * 32, term = k % 16;
                     sums[i][j][e] += element_of(WORDS_AT(buf_a, at_a[i] + block, row, term), k % 2) *
                                      element_of(WORDS_AT(buf_b, at_b[j] + block, column, term), k % 2);

@@ -144,6 +144,7 @@ def emit(
     tile = tile_of(lowering.traits, a.dtype, m, n, k, pair > 0, always=True)
     if tile is None:  # the pass has seen one
         raise ShapeError(f"{node.op} of {a.type} and {b.type}")
+    turn, rest = tile.turn(_dims.specialize(k))
     macros: dict[str, str | int] = {
         "T_A": a.dtype.glsl,
         "T_B": b.dtype.glsl,
@@ -154,7 +155,8 @@ def emit(
         "BIAS": int(bias is not None),
         "BFLOAT16": int(a.dtype is DType.bfloat16),
         **tile.macros(),
-        "TURN": tile.turn(_dims.specialize(k)),
+        "TURN": turn,
+        "REST": rest,
         **epilogue.macros,
     }
     buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **epilogue.buffers}

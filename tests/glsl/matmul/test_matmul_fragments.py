@@ -25,12 +25,15 @@ def floats_of(bits: np.ndarray) -> np.ndarray:
     (37, 48, 64, (1, 2), (2, 1), (2, 4), 0, 1, 0),
     (37, 48, 64, (2, 1), (1, 2), (4, 4), 1, 1, 0),
     (37, 48, 96, (1, 1), (2, 3), (1, 2), 0, 4, 0),
+    (37, 48, 80, (1, 1), (1, 2), (2, 4), 1, 1, 0),
+    (20, 48, 176, (1, 1), (2, 1), (2, 4), 0, 2, 0),
     (20, 96, 64, (1, 1), (1, 4), (1, 1), 0, 1, 48),
     (37, 96, 64, (1, 2), (2, 2), (1, 2), 1, 2, 16),
     pytest.param(100, 96, 128, (2, 2), (3, 3), (1, 4), 1, 1, 0, marks=pytest.mark.slow),
     pytest.param(90, 112, 96, (2, 2), (3, 4), (2, 2), 0, 1, 0, marks=pytest.mark.slow),
     pytest.param(90, 192, 160, (2, 2), (3, 4), (1, 2), 0, 1, 96, marks=pytest.mark.slow),
     pytest.param(50, 128, 192, (1, 2), (1, 2), (4, 4), 0, 4, 32, marks=pytest.mark.slow),
+    pytest.param(50, 128, 272, (1, 2), (1, 2), (2, 4), 1, 4, 32, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_agrees(m, n, k, subgroups, fragments, steps, blocks, slices, pair, coopmat, bfloat16):
     """The product with a bias, and a residual behind it; `pair` joins pairs of columns."""
@@ -56,6 +59,7 @@ def test_agrees(m, n, k, subgroups, fragments, steps, blocks, slices, pair, coop
         "FRAGMENTS_N": fragments[1],
         "DEPTH": steps[0],
         "TURN": steps[1],
+        "REST": k // 16 % steps[1],
         "BLOCKS_OUT": blocks,
         "SLICES": slices,
         "PAIRED": int(pair > 0),
