@@ -14,6 +14,11 @@ from purevk.lower.numbers import power_of_two
 from purevk.tuning import DeviceTraits
 
 
+# Elements, or vec4s, of a row that one invocation takes where rows are many: else most invocations of
+# its subgroup would be idle.
+_SHORT = 8
+
+
 class RowWork(NamedTuple):
     """Who works on a row, and the workgroups.
 
@@ -46,9 +51,15 @@ def spread(
     vector: bool,
     cache: bool = False,
     passes: Size = 1,
+    short: bool = False,
 ) -> RowWork:
-    """How `rows` of `columns` elements, `passes` of them, are worked on; `cache`: the kernel can
-    keep a row in registers."""
+    """How `rows` of `columns` elements, `passes` of them, are worked on.
+
+    Args:
+        vector: rows are read as vec4.
+        cache: the kernel can keep a row in registers.
+        short: an invocation of a GPU may take a whole row.
+    """
     count = _dims.upper(columns) // (4 if vector else 1)
     lanes = traits.subgroup_size
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
@@ -63,6 +74,9 @@ def spread(
             macros = {"ROW_PER_SUBGROUP": 1, "LOCAL": local}
             return RowWork(_cached(macros, each, cache, 4), local, local // lanes)
         return RowWork({"ROW_PER_INVOCATION": 1, "LOCAL": 64}, 64, 64)
+    if short and count <= _SHORT and _dims.upper(rows) >= 8 * lanes * traits.processors:
+        macros = {"ROW_PER_INVOCATION": 1, "LOCAL": 4 * lanes}
+        return RowWork(_cached(macros, count, cache), 4 * lanes, 4 * lanes)
     if shuffles and count <= 8 * lanes:
         # One row a workgroup while there are processors for it.
         each = _dims.upper(rows) // traits.processors

@@ -70,7 +70,9 @@ def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at:
         choices.append(f"{test}r = P{n}({here});")
         start = start + piece.dims[at]
         ends[f"end_{n}"] = start
-    spec = MapSpec(" else ".join(choices), tuple(f"P{n}" for n in range(len(pieces))), tuple(ends))
+    names = tuple(f"P{n}" for n in range(len(pieces)))
+    others = tuple((d, (d,) * len(pieces)) for d in range(len(out.dims)) if d != at)
+    spec = MapSpec(" else ".join(choices), names, tuple(ends), lanes=others)
     emit_map(lowering, spec, pieces, ends, [out])
 
 

@@ -252,7 +252,9 @@ def _emit(
         each = _dims.ceil_div(length, team.lanes if team else 1)
     else:
         vector = reads_vectors and walk.contiguous and gcd4(inner[1], outer_steps[0], *rest)
-        work = spread(traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0])
+        work = spread(
+            traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0], short=True
+        )
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
         each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))

@@ -56,7 +56,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
     else:
         vector = contiguous and gcd4(columns, x.offset, out.offset, *x_strides, *out_strides)
-        work = spread(lowering.traits, rows, columns, vector, cache=True)
+        work = spread(lowering.traits, rows, columns, vector, cache=True, short=True)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "out_offset": out.offset,

@@ -245,6 +245,13 @@ def test_interleaved(dtype):
         Case(lambda x, y, z: torch.cat([x[..., None], z, y[..., None]], 2), (x, y, pairs)),
         Case(lambda x, z: torch.cat([z, x[..., None]], -1), (x, pairs)),
     ]
+    # Four neighbours at once: those of a dim behind that of the tensors.
+    for last in (4, 8, 6):
+        given = tuple(of(dtype, 3, 5, 7, last).to(dtype) for _ in range(3))
+        cases += [
+            Case(lambda a, b, c: torch.stack([a, b, c], -2).flatten(-2), given),
+            Case(lambda a, b, c: torch.stack([a, b.mT.contiguous().mT, c], 2), given),
+        ]
     check(cases)
     assert dispatches_of(cases[0]) == ["elementwise/map.comp"]
 

@@ -452,3 +452,23 @@ def test_columns(device):
                 for dispatch in program.methods["forward"].executable.plan.dispatches
             ]
             assert len(kernels) == 4 and all("WIDTH" in dict(kernel.macros) for kernel in kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=lambda dtype: str(dtype)[6:])
+def test_many_short_rows(dtype):
+    """On a GPU, an invocation takes a row of few elements."""
+    near = {"rtol": 2e-3, "atol": 2e-3} if dtype is torch.float16 else {}
+    cases = []
+    for length in (2, 8, 16, 31, 32):
+        x = tensor(40, 70, length).to(dtype)
+        cases += [
+            Case(aten.sum.dim_IntList, (x, [-1]), **near),
+            Case(aten.var.correction, (x, [-1]), **near),
+            Case(aten.amax.default, (x, [-1])),
+            Case(aten.argmax.default, (x, -1)),
+            Case(aten.logsumexp.default, (x, [-1]), **near),
+            Case(aten._softmax.default, (x, -1, False), **near),
+            Case(aten._log_softmax.default, (x, -1, False), **near),
+        ]
+    with kernels_of("gpu"):
+        check(cases)
