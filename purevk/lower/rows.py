@@ -13,7 +13,6 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import power_of_two
 from purevk.tuning import DeviceTraits
 
-
 # Elements, or vec4s, of a row that one invocation takes where rows are many: else most invocations of
 # its subgroup would be idle.
 _SHORT = 8
