@@ -37,8 +37,8 @@ def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
 
 def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     """Query row s is at `start` + s; with `causal` it attends the keys up to there. Keys from
-    `length` on do not count, nor do those beyond the `limits` of a query. Of no key, the result is
-    0."""
+    `length` on do not count, nor do those beyond the `limits` of a query. `sinks` are scores of keys
+    whose values are 0. Of no key, the result is 0."""
     import torch
 
     q, k, v, mask = (_tensor(node, name, arrays) for name in ("q", "k", "v", "mask"))
@@ -64,6 +64,10 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
         if ends.shape[-1] == 2:
             scores = scores.masked_fill(keys < ends[..., :1], float("-inf"))
     unseeing = (scores == float("-inf")).all(-1, keepdim=True)
+    sinks = _tensor(node, "sinks", arrays)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1).to(scores.dtype)], -1)
+        return scores.softmax(-1)[..., :-1].masked_fill(unseeing, 0.0) @ v
     return scores.softmax(-1).masked_fill(unseeing, 0.0) @ v
 
 

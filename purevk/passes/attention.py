@@ -140,14 +140,10 @@ class _Matcher:
     def attention(self, rewriter: Rewriter, node: Node) -> Value | None:
         """The attention node that takes the place of a matmul with softmax weights, or None."""
         values = node.tensor("b")
-        softmax = self._through_reshapes(node.tensor("a"))
-        if softmax is None or softmax.op not in _SOFTMAXES:
+        weights = self._weights(node.tensor("a"))
+        if weights is None:
             return None
-        scores = softmax.tensor("x")
-        if softmax.op == "purevk.softmax" and softmax.bool("log"):
-            return None
-        if wrap(softmax.int("dim"), scores.type.rank) != scores.type.rank - 1:
-            return None
+        scores, sinks = weights
         found = self._scores(scores)
         if found is None:
             return None
@@ -183,13 +179,60 @@ class _Matcher:
             return None
         k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
         mask = None if found.mask is None else rewriter.resolve(found.mask)
-        result = rewriter.emit(NAME, q, k, v, mask, scale, False, 0, None)
+        if sinks is not None:
+            sinks = rewriter.resolve(sinks)
+        others = (None, (), (), None, sinks) if sinks is not None else ()
+        result = rewriter.emit(NAME, q, k, v, mask, scale, False, 0, None, *others)
         wanted = node.result.type
         if result.type.dtype is not wanted.dtype:
             result = rewriter.emit("aten._to_copy.default", result, wanted.dtype)
         if result.type.dims == wanted.dims:
             return result
         return rewriter.emit("aten.view.default", result, wanted.dims)
+
+    def _weights(self, value: Value) -> tuple[Value, Value | None] | None:
+        """The scores whose softmax a tensor is, and the sinks of queries: scores of one key more,
+        which the softmax knows and the result does not have."""
+        node = self._through_reshapes(value)
+        cut = node is not None and node.op == "aten.slice.Tensor"
+        if node is not None and cut:
+            softmax = self._through_reshapes(node.tensor("x"))
+            sizes = node.tensor("x").type.dims
+            whole = node.optional_size("start") in (None, 0) and node.result.type.dims == (
+                *sizes[:-1],
+                sizes[-1] - 1,
+            )
+            node = softmax if whole else None
+        if node is None or node.op not in _SOFTMAXES:
+            return None
+        if node.op == "purevk.softmax" and node.bool("log"):
+            return None
+        scores = node.tensor("x")
+        if wrap(node.int("dim"), scores.type.rank) != scores.type.rank - 1:
+            return None
+        return self._without_sinks(scores) if cut else (scores, None)
+
+    def _without_sinks(self, scores: Value) -> tuple[Value, Value] | None:
+        """Two tensors that `scores` joins: all but the last column, and that one. That their maximum
+        may have been subtracted does not change a softmax."""
+        cat = self.made.get(scores)
+        if cat is not None and cat.op == "aten.sub.Tensor" and self._is_read_once(scores):
+            top = self.producer(cat.arg("y"))
+            joined = cat.arg("x")
+            if top is None or top.op not in ("aten.max.dim", "aten.amax.default"):
+                return None
+            plain = top.arg("x") is joined and top.bool("keepdim") and cat.scalar("alpha") == 1
+            if not plain or not isinstance(joined, Value) or top.result.type.dims[-1] != 1:
+                return None
+            cat = self.made.get(joined)
+        if cat is None or cat.op != "aten.cat.default":
+            return None
+        parts, rank = cat.tensors("tensors"), scores.type.rank
+        if len(parts) != 2 or rank != 4 or wrap(cat.int("dim"), rank) != rank - 1:
+            return None
+        others, sinks = parts
+        alike = others.type.dtype is sinks.type.dtype and sinks.type.dtype in _FLOATS
+        return (others, sinks) if alike and sinks.type.dims[-1] == 1 else None
 
     def _is_read_once(self, value: Value) -> bool:
         return self._readers.get(value, 0) == 1

@@ -175,7 +175,7 @@ void main() {
     }
     UNROLL for (int r = 0; r < RQ; r++) {
         int row = row0 + r * LX;
-        float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
+        float over = over_total(total[r], highest[r], int(gl_WorkGroupID.z), int(gl_WorkGroupID.y), row);
         if (row < S) {
             UNROLL for (int d = 0; d < DV4; d++) {
                 buf_out[(base_o + row * o_row) / 4 + d] = QUAD_FROM(T_OUT, acc[r][d] * over);

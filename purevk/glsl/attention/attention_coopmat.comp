@@ -460,7 +460,7 @@ void main() {
         UNROLL for (int h = 0; h < 2; h++) {
             float all = total[m][h] + subgroupShuffleXor(total[m][h], 1u);
             all += subgroupShuffleXor(all, 2u);
-            over[h] = all == 0.0 ? 0.0 : 1.0 / all;
+            over[h] = over_total(all, highest[m][h] / UNIT, batch, head, row0 + 16 * m + ROW8(lane, 2 * h));
         }
         UNROLL for (int v = 0; v < VALUES8; v++) {
             vec2 upper = over[0] * vec2(OF8(sums[m], v, 0), OF8(sums[m], v, 1));

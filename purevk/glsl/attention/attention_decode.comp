@@ -273,7 +273,7 @@ void main() {
         buf_out[at + quad] = sum;
 #else
         int at = (offset_o + batch * o_batch + row_head * o_head + row_query * o_row) / 4;
-        buf_out[at + quad] = QUAD_FROM(T_OUT, (all_weights == 0.0 ? vec4(0.0) : sum / all_weights));
+        buf_out[at + quad] = QUAD_FROM(T_OUT, (sum * over_total(all_weights, top, batch, row_head, row_query)));
 #endif
     }
 }

@@ -2,13 +2,19 @@
 #extension GL_GOOGLE_include_directive : enable
 // Joins the parts that attention_decode.comp (SPLIT 1) made.
 //
-// Buffers: shares, float [B, Hq, S, splits, DV + 4], and out.
-// Macros: T_OUT. Local size 128; DV is at most 512.
+// Buffers: shares, float [B, Hq, S, splits, DV + 4], sinks (if SINKS), and out.
+// Macros: T_OUT, SINKS and T_SINKS as in attention_io.glslh. Local size 128; DV is at most 512.
 // Grid: (S, Hq, B)
 #include "core/common.glslh"
 #include "core/elements.glslh"
 #ifndef T_OUT
 #define T_OUT float
+#endif
+#ifndef SINKS
+#define SINKS 0
+#endif
+#ifndef T_SINKS
+#define T_SINKS float
 #endif
 PARAM(0, S)
 PARAM(1, DV)  // a multiple of 4
@@ -20,9 +26,20 @@ PARAM(5, o_row)
 #define PARAM_DEFAULT 0
 PARAM(6, offset_shares)  // of the shares in their buffer, in elements
 PARAM(7, offset_o)  // of out
+#if SINKS
+PARAM(8, sinks_batch)  // strides of the sinks (0 broadcasts)
+PARAM(9, sinks_head)
+PARAM(10, sinks_row)
+PARAM(11, offset_sinks)  // of the sinks
+#endif
 
 READONLY_BUFFER(0, shares, vec4)
+#if SINKS
+READONLY_BUFFER(1, sinks, T_SINKS)
+WRITEONLY_BUFFER(2, out, QUAD_OF(T_OUT))
+#else
 WRITEONLY_BUFFER(1, out, QUAD_OF(T_OUT))
+#endif
 layout(local_size_x = 128, local_size_y = 1, local_size_z = 1) in;
 
 shared vec4 sums[128];
@@ -60,6 +77,10 @@ void main() {
         total += scale * end.y;
         acc += scale * sums[i * vectors + column];
     }
+    float all = total;
+#if SINKS
+    all += exp(FLOAT_OF(T_SINKS, buf_sinks[offset_sinks + batch * sinks_batch + head * sinks_head + s * sinks_row]) - highest);
+#endif
     int to = (offset_o + batch * o_batch + head * o_head + s * o_row) / 4 + column;
-    buf_out[to] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : acc / total));
+    buf_out[to] = QUAD_FROM(T_OUT, (total == 0.0 ? vec4(0.0) : acc / all));
 }

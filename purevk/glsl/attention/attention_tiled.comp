@@ -278,7 +278,7 @@ void main() {
 #endif
     UNROLL for (int r = 0; r < MY_QUERIES; r++) {
         int row = row0 + mine + r;
-        float over = total[r] == 0.0 ? 0.0 : 1.0 / total[r];
+        float over = over_total(total[r], highest[r], int(gl_WorkGroupID.z), int(gl_WorkGroupID.y), row);
         UNROLL for (int d = 0; d < V_PARTS * MY_VALUES; d++) {
             int c = d / MY_VALUES * V_PART4 + column + d % MY_VALUES * COLUMNS;
             if (share == 0 && row < S && c < DV4) {

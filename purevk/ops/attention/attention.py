@@ -42,6 +42,7 @@ def _attention_shape(
     sizes: tuple[Size, ...] = (),
     extras: tuple[TensorType, ...] = (),
     limits: TensorType | None = None,
+    sinks: TensorType | None = None,
     blocks: bool = False,
 ) -> TensorType:
     """Queries [B, H, S, D], keys and values [B, G, T, D].
@@ -53,6 +54,8 @@ def _attention_shape(
         functions, sizes, extras: see `ScoreProgram`.
         limits: int32 [B, H, S, 1], the key after the last that a query sees, or [B, H, S, 2], the
             first one too; it may broadcast.
+        sinks: [B, H, S, 1], the score of a key without values that each query sees too; it may
+            broadcast.
         blocks: the result is a matrix [B * S, H * D] in the order of fragments, where
             `writes_blocks` says that the kernel can store it.
     """
@@ -60,6 +63,8 @@ def _attention_shape(
         raise ShapeError(f"attention of {q} over {k} and {v}")
     if limits is not None and (limits.dtype is not DType.int32 or limits.dims[-1] not in (1, 2)):
         raise ShapeError(f"{limits} are no limits of keys")
+    if sinks is not None and (sinks.rank != 4 or sinks.dims[3] != 1):
+        raise ShapeError(f"{sinks} are no sinks of queries")
     (batches, heads, queries), width = q.dims[:3], v.dims[3]
     if blocks:
         return blocks_type(q.dtype, batches * queries, heads * width)
@@ -148,6 +153,14 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         mask_params["offset_limits"] = limits.offset
         macros["LIMITS"] = columns
         buffers["limits"] = (limits, "r")
+    sinks_value = node.optional_tensor("sinks")
+    if sinks_value is not None:
+        sinks = lowering.operand(sinks_value)
+        steps = broadcast_strides(sinks, (batches, heads, queries, 1))
+        mask_params.update({f"sinks_{axis}": step for axis, step in zip(axes[:3], steps)})
+        mask_params["offset_sinks"] = sinks.offset
+        macros.update({"SINKS": 1, "T_SINKS": sinks.dtype.glsl})
+        buffers["sinks"] = (sinks, "r")
     buffers["out"] = (out, "w")
     written = ScoreFunctions()
     program = node.optional_attribute("functions", ScoreProgram)

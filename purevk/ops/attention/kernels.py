@@ -285,11 +285,13 @@ class Decode:
         shares = lowering.temporary(
             TensorType(DType.float32, (batches, heads, queries, self.splits, call.width + 4))
         )
-        split_params = {**call.params, "offset_o": 0, "splits": self.splits}
+        own = {name: size for name, size in call.params.items() if "sinks" not in name}
+        split_params: dict[str, Size] = {**own, "offset_o": 0, "splits": self.splits}
+        kept = {name: each for name, each in call.buffers.items() if name != "sinks"}
         lowering.dispatch(
             "attention/attention_decode.comp",
-            {**call.buffers, "out": (shares, "w")},
-            macros={**macros, "SPLIT": 1, "T_OUT": "float"},
+            {**kept, "out": (shares, "w")},
+            macros={**macros, "SPLIT": 1, "T_OUT": "float", "SINKS": 0, "T_SINKS": "float"},
             params=split_params,
             specialize=lowering.fixed(_known(split_params)),
             grid=(taken[0] * self.splits, taken[1], batches),
@@ -304,10 +306,17 @@ class Decode:
             "offset_shares": 0,
             "offset_o": call.out.offset,
         }
+        sinks = {name: call.buffers[name] for name in ("sinks",) if name in call.buffers}
+        if sinks:
+            steps = ("sinks_batch", "sinks_head", "sinks_row", "offset_sinks")
+            join_params |= {name: call.params[name] for name in steps}
         lowering.dispatch(
             "attention/attention_join.comp",
-            {"shares": (shares, "r"), "out": (call.out, "w")},
-            macros={"T_OUT": call.out.dtype.glsl},
+            {"shares": (shares, "r"), **sinks, "out": (call.out, "w")},
+            macros={
+                "T_OUT": call.out.dtype.glsl,
+                **{name: call.macros[name] for name in ("SINKS", "T_SINKS") if sinks},
+            },
             params=join_params,
             specialize=lowering.fixed(join_params),
             grid=(queries, heads, batches),

@@ -386,7 +386,7 @@ class _Emitter:
 
     def _attention(self, node: Node, current: Node) -> None:
         names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
-        given = [current.arg(name) for name in (*names, "extras", "limits")]
+        given = [current.arg(name) for name in (*names, "extras", "limits", "sinks")]
         self._blocks[node.result] = self._rewriter.emit(ATTENTION, *given, True)
 
     def _norm(self, node: Node, current: Node) -> None:

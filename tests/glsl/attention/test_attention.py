@@ -64,7 +64,7 @@ def function_macros(scored, masked, bounded=True):
     }
 
 
-def attend(q, k, v, scale, mask, causal, functions=(0, 0), limits=None):
+def attend(q, k, v, scale, mask, causal, functions=(0, 0), limits=None, sinks=None):
     q, k, v = (torch.from_numpy(array.astype(np.float64)) for array in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -87,6 +87,10 @@ def attend(q, k, v, scale, mask, causal, functions=(0, 0), limits=None):
         hidden = at >= limits[..., -1:]
         hidden = hidden | (at < limits[..., :1]) if limits.shape[-1] == 2 else hidden
         score = score.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        sinks = torch.from_numpy(sinks.astype(np.float64)).expand(*score.shape[:3], 1)
+        score = torch.cat([score, sinks], -1)
+        return (torch.softmax(score, -1)[..., :-1] @ v).numpy()
     return (torch.nan_to_num(torch.softmax(score, -1)) @ v).numpy()
 
 
@@ -222,6 +226,22 @@ def test_limits_are_in_whole_steps_of_fragments(kind):
     check(size, kind, limits=band(19, 40, 64), unread=slice(0, 16), more=more)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", ["heads", "queries"])
+def test_sinks(kind, shape):
+    """Scores of a key without values: far below the others, among them, and far above, so that
+    nothing is left of the values. Rows without a key are 0."""
+    batch, heads, _, queries, keys, _ = size = SIZES[0]
+    sizes = (1, heads, 1, 1) if shape == "heads" else (batch, heads, queries, 1)
+    sinks = np.random.default_rng(5).permutation(np.linspace(-8, 8, int(np.prod(sizes))))
+    sinks = sinks.reshape(sizes).astype(np.float16 if shape == "heads" else np.float32)
+    sinks[0, 0, 0], sinks[0, -1, -1] = -300.0, 300.0
+    check(size, kind, sinks=sinks, limits=LIMITS["nothing"](batch, heads, queries, keys))
+    check(size, kind, sinks=sinks, mask=1)
+    if shape == "heads":
+        check(size, kind, sinks=sinks, dtype=np.float16, causal=3)
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_scores_and_masks(kind, bounded):
@@ -256,6 +276,7 @@ def check(
     bounded=True,
     unread=slice(0, 0),
     limits=None,
+    sinks=None,
     factor=1.0,
     more=None,
 ):
@@ -276,7 +297,7 @@ def check(
         held_mask[..., 1] = -np.inf
         held_mask = (rng.random(held_mask.shape) > 0.3).astype(np.uint8) if mask == 2 else held_mask
     scale = float(np.float32(factor / np.sqrt(head)))
-    want = attend(q, k, v, scale, held_mask, causal, functions, limits)
+    want = attend(q, k, v, scale, held_mask, causal, functions, limits, sinks)
     k[:, :, unread] = v[:, :, unread] = np.nan
 
     def held(array):
@@ -308,6 +329,17 @@ def check(
         params.update(zip(("limits_batch", "limits_head", "limits_row"), steps))
         params["offset_limits"] = 0
         buffers.append(limits)
+    split, own = kind.startswith("split"), {}
+    if sinks is not None:
+        own = {
+            f"sinks_{axis}": stride // sinks.itemsize if size > 1 else 0
+            for axis, size, stride in zip(("batch", "head", "row"), sinks.shape, sinks.strides)
+        }
+        own["offset_sinks"] = 0
+        if not split:
+            params.update(own)
+            macros.update(SINKS=1, T_SINKS=GLSL[sinks.dtype.type])
+            buffers.append(sinks)
     shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
@@ -340,12 +372,16 @@ def check(
         template = "attention/attention_decode.comp"
         params["splits"] = splits
         grid = (queries * splits, q_heads, batch)
-    if kind.startswith("split"):
+    if split:
         buffers.append(Out((batch, q_heads, queries, splits, values + 4), np.float32))
         (shares,) = run(template, buffers, params, grid, macros)
-        to = {"S": queries, "DV": values, "splits": splits, **out_strides}
-        buffers, grid = [shares, Out(shape, dtype)], (queries, q_heads, batch)
-        (got,) = run("attention/attention_join.comp", buffers, to, grid, {"T_OUT": GLSL[dtype]})
+        to = {"S": queries, "DV": values, "splits": splits, **out_strides, **own}
+        last = {"T_OUT": GLSL[dtype]}
+        if sinks is not None:
+            last |= {"SINKS": 1, "T_SINKS": GLSL[sinks.dtype.type]}
+        buffers = [shares, *([] if sinks is None else [sinks]), Out(shape, dtype)]
+        grid = (queries, q_heads, batch)
+        (got,) = run("attention/attention_join.comp", buffers, to, grid, last)
     else:
         (got,) = run(template, [*buffers, Out(shape, dtype)], params, grid, macros)
     close(got.swapaxes(1, 2) if rows_first else got, want, dtype)

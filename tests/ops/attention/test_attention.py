@@ -17,7 +17,7 @@ from purevk.ops.attention import attention
 from purevk.ops.attention.choice import choose
 from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Tiled
 from purevk.tuning import DeviceTraits
-from tests.ops.harness import Case, aten, check, tensor
+from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
 
@@ -146,6 +146,58 @@ def test_scores_and_weights_of_other_sizes():
         Case(plain, (q[0], heads[0][0], heads[1])),
         Case(joined, (q, *one)),
     )
+
+
+def test_sinks():
+    """A column of scores that only the softmax knows, as gpt-oss has it: one kernel. Where the weight
+    of the sink is read, or another column is left out, it stays several."""
+    heads = tensor(4, dtype=torch.float32, seed=4, low=-3, high=3)
+    mask = torch.where(some(1, 1, 9, 9), 0.0, torch.finfo(torch.float32).min)
+    shapes = {"short": (2, 4, 9, 16), "one query": (2, 4, 1, 16)}
+
+    def weights(q, k, sinks, m, shift):
+        scores = q @ k.transpose(2, 3) * 0.25
+        scores = scores if m is None else scores + m
+        column = sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)
+        joined = torch.cat([scores, column], -1)
+        joined = joined - joined.max(-1, keepdim=True).values if shift else joined
+        return F.softmax(joined, -1, dtype=joined.dtype)
+
+    def attend(q, k, v, sinks):
+        return weights(q, k, sinks, None, True)[..., :-1] @ v
+
+    def unshifted(q, k, v, sinks):
+        return weights(q, k, sinks, None, False)[..., :-1] @ v
+
+    def hidden(q, k, v, sinks, m):
+        return weights(q, k, sinks, m, True)[..., :-1] @ v
+
+    cases = []
+    for dtype in (torch.float32, torch.float16):
+        near = {"atol": 2e-3, "rtol": 2e-3} if dtype is torch.float16 else {}
+        for shape in shapes.values():
+            given = [unit(*shape), *(unit(2, 4, 9, 16, seed=seed) for seed in (1, 2)), heads]
+            given = [each.to(dtype) for each in given]
+            cases.append(Case(attend, tuple(given), **near))
+            cases.append(Case(unshifted, tuple(given), **near))
+    masked = (*(unit(2, 4, 9, 16, seed=seed) for seed in range(3)), heads, mask)
+    cases.append(Case(hidden, masked))
+    for case in cases:
+        check(case)
+        with program_of(case.fn, case.args) as program:
+            found = [
+                name for name in dispatches(program) if "attention" in name or "softmax" in name
+            ]
+            assert len(found) == 1 and "attention" in found[0], found
+
+    def first(q, k, v, sinks):
+        return weights(q, k, sinks, None, True)[..., 1:] @ v
+
+    def read(q, k, v, sinks):
+        made = weights(q, k, sinks, None, True)
+        return made[..., :-1] @ v, made[..., -1]
+
+    check(*(Case(each, masked[:4]) for each in (first, read)))
 
 
 def test_scales_that_are_no_floats():
