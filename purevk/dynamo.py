@@ -44,6 +44,7 @@ from purevk.fallback import to_torch
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
+from purevk.frontends.torch.watch.samples import Samples
 from purevk.graph.context import Context, context_of
 from purevk.ir import Bound, Graph, Node
 from purevk.passes.placement import too_large
@@ -231,7 +232,8 @@ _Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class _Copied(NamedTuple):
-    """A tensor as it goes to the device: contiguous, with the version of the tensor of the model.
+    """A tensor as it goes to the device: contiguous, with the version and some elements of the tensor
+    of the model.
 
     `memory` is a `StorageWeakRef` to the model's tensor, if `tensor` is a copy that does not keep
     it: once it is freed, another tensor may have its address.
@@ -239,6 +241,7 @@ class _Copied(NamedTuple):
 
     tensor: torch.Tensor
     version: int
+    samples: Samples
     memory: Any
 
     @classmethod
@@ -247,11 +250,15 @@ class _Copied(NamedTuple):
         same = copy.data_ptr() == tensor.data_ptr()
         memory: Any = StorageWeakRef  # whose functions have no types
         memory = None if same else memory(tensor.untyped_storage())
-        return cls(copy, tensor._version, memory)
+        return cls(copy, tensor._version, Samples([tensor]), memory)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor with the same key has the same elements."""
-        return self.version == tensor._version and not (self.memory and self.memory.expired())
+        return (
+            self.version == tensor._version
+            and not (self.memory and self.memory.expired())
+            and not self.samples.changed()
+        )
 
 
 class _Shared:
@@ -316,6 +323,7 @@ class _CompiledGraph:
         self._given_context = context
         self._changed: set[int] = set()
         self._stamps: list[tuple[int, int, int]] = []
+        self._samples = Samples([])
         self._memories: list[tuple[int, Any]] = []
         self._order: list[int] = []
         self._method: Any = None
@@ -356,6 +364,8 @@ class _CompiledGraph:
             if args[at].data_ptr() != address or args[at]._version != version
         }
         changed.update(at for at, memory in self._memories if memory.expired())
+        if not changed and self._samples.changed():
+            changed = {self._stamps[number][0] for number in self._samples.owners()}
         self.fixed -= changed & self._changed
         self._changed |= changed
         return bool(changed)
@@ -381,6 +391,7 @@ class _CompiledGraph:
         self._held, self._method = held, held.program.method(aot.name)
         self._order = aot.arguments(constants)
         self._stamps = [(at, tensor.data_ptr(), tensor._version) for at, tensor in tensors.items()]
+        self._samples = Samples(list(tensors.values()))
         memories = {at: held.tensors[_key(tensor)].memory for at, tensor in tensors.items()}
         self._memories = [(at, memory) for at, memory in memories.items() if memory]
 

@@ -414,6 +414,23 @@ def test_parameters_that_change_are_seen() -> None:
     _agrees(compiled, module, torch.randn(4, 6))
 
 
+def test_writes_through_data_are_seen() -> None:
+    """As libraries merge adapters into weights: torch does not count these writes."""
+    torch.manual_seed(0)
+    module, x = _mlp(), torch.randn(4, 6)
+    module[0].weight.requires_grad_(False)
+    whole = torch.compile(module, backend="purevk")
+    first = torch.compile(module[0], backend="purevk")
+    _agrees(whole, module, x)
+    for factor in (2.0, 0.5, 2.0):
+        module[0].weight.data *= factor
+        _agrees(first, module[0], x)  # at first a new graph, of a weight that is on the device
+        _agrees(whole, module, x)
+        module[0].weight.numpy()[:] *= factor
+        _agrees(whole, module, x)
+        _agrees(first, module[0], x)
+
+
 def test_a_parameter_at_the_address_of_an_earlier_one() -> None:
     """The copy of a strided parameter does not keep its memory, so another one may get it."""
     memory = np.ones((3, 6), np.float32)

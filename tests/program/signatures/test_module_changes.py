@@ -51,6 +51,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "tensor in a list": lambda m: m.tensors[0].add_(3),
     "other tensor in a list": lambda m: m.tensors.__setitem__(0, torch.zeros(4)),
     "hook": lambda m: m.linear.register_forward_hook(lambda module, given, out: out + 100),
+    "weight by data": lambda m: m.linear.weight.data.mul_(2),
+    "weight by numpy": lambda m: m.linear.weight.detach().numpy().__imul__(2),
     "weight": lambda m: m.linear.load_state_dict(torch.nn.Linear(4, 4).state_dict()),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from purevk.frontends.torch.module import ModuleSource, ProgramSource
 from purevk.frontends.torch.watch.attributes import Attributes
+from purevk.frontends.torch.watch.samples import Samples
 
 
 class Weights:
@@ -17,12 +18,13 @@ class Weights:
 
     - a write into a tensor that torch counts (`Tensor._version`), a tensor whose memory moves, and
       another tensor under the same name;
+    - a write into most elements of a tensor that torch does not count, see `Samples`;
     - a module that goes from training to evaluation or back;
     - Python values, see `Attributes`;
     - another default dtype, or another state of `torch.autocast`.
 
-    Writes through `.data` or numpy, and into tensors of the inference mode, are not seen: torch does
-    not count them.
+    Writes into single elements through `.data` or numpy, and into tensors of the inference mode, are
+    not seen: torch does not count them.
     """
 
     def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
@@ -57,6 +59,7 @@ class Weights:
         self._tensors = list(self._by_id.values())
         self._versions = list(map(_version, self._tensors))
         self._addresses = list(map(_address, self._tensors))
+        self._samples = Samples(self._tensors)
         self._types = list(map(_type, self._tensors))
         self._owners: list[dict[str, Any]] = [owner for owner, _ in self._slots.values()]
         self._keys = [key for _, key in self._slots.values()]
@@ -72,6 +75,7 @@ class Weights:
         return (
             list(map(_version, self._tensors)) != self._versions
             or list(map(_address, self._tensors)) != self._addresses
+            or self._samples.changed()
             or self._replaced()
         )
 
@@ -92,11 +96,14 @@ class Weights:
             for tensor, version in zip(self._tensors, self._versions)
             if tensor._version != version
         }
-        moved = changed | {
+        elsewhere = {
             id(tensor)
             for tensor, address in zip(self._tensors, self._addresses)
             if tensor.data_ptr() != address
         }
+        if not elsewhere:  # else samples are of memory that may be gone
+            changed.update(id(self._tensors[at]) for at in self._samples.owners())
+        moved = changed | elsewhere
         loose = any(id(tensor) in changed for tensor in self._loose)
         all_modules = loose or self._replaced() or list(map(_type, self._tensors)) != self._types
         for source in self.sources:
