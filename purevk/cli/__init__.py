@@ -4,6 +4,7 @@ own, which is imported when the command runs: --help needs no library."""
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import json
 import os
@@ -78,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: Ctrl-C; `purevk.__main__` ends quietly with 130.
     """
     try:
-        args = make_parser().parse_args(arguments)
-        wrong = args.chosen.check(args)
+        args, unknown = make_parser().parse_known_args(arguments)
+        wrong = _unknown(args, unknown) if unknown else args.chosen.check(args)
         if wrong:
             args.parser.error(wrong)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
@@ -90,6 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         sys.stdout = open(os.devnull, "w")
         return 0
+
+
+def _unknown(args: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """What is wrong with arguments that the command does not have."""
+    options = [each for each in unknown if each.startswith("-")]
+    if not options:
+        return f"unknown arguments: {' '.join(unknown)}"
+    known = [name for name in args.parser._option_string_actions if name.startswith("--")]
+    name = options[0].partition("=")[0]
+    if name in known:
+        return f"{name} goes behind the command: purevk {args.command} {name}"
+    near = difflib.get_close_matches(name, known, 1)
+    return f"there is no {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _perform(command: Command, args: argparse.Namespace) -> int:

@@ -51,6 +51,22 @@ def test_a_wrong_command_line_is_2(cli, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["profile", "x.pvk", "--runs", "0"], "purevk profile: error: there is no --runs"),
+        (["run", "x.pvk", "--imput=a"], "there is no --imput; did you mean --input?"),
+        (["--json", "info"], "--json goes behind the command: purevk info --json"),
+        (["inspect", "x.pvk", "other"], "unknown arguments: other"),
+    ],
+)
+def test_an_unknown_argument_is_named(cli, arguments: list[str], what: str) -> None:
+    ran = cli(*arguments)
+    assert (
+        ran.code == 2 and what in ran.err and f"usage: purevk {ran.err.split()[2]} [-h]" in ran.err
+    )
+
+
+@pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], *[[command.name, "--help"] for command in COMMANDS]],
 )
