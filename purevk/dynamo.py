@@ -80,6 +80,8 @@ def make_backend(
     `torch.compile(model, backend="purevk", options={"fallback": False})` raises what purevk cannot
     run. True runs it in eager torch, and warns. The default is that of PUREVK_EAGER_FALLBACK.
     """
+    if context is None:
+        return purevk_backend
 
     def backend(
         module: torch.fx.GraphModule,
@@ -87,29 +89,47 @@ def make_backend(
         options: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Callable[..., Any]:
-        fallback = _fallback(options or {})
-        if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
-            _warn_about_training()
-            return module.forward
-        compile = functools.partial(_compile, context=context)
-        aot = aot_autograd(
-            fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
-        )
-        if not fallback:
-            return aot(module, example_inputs)
-        try:
-            compiled = aot(module, example_inputs)
-        except _RAISED:
-            raise
-        except Exception as error:
-            _warn_about_eager(error)
-            return module.forward
-        return _WithFallback(module, compiled)
+        return _compile_or_warn(module, example_inputs, options or {}, context)
 
     return backend
 
 
-purevk_backend = make_backend()
+def purevk_backend(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> Callable[..., Any]:
+    """The backend on the default device. Modules that are compiled with it can be pickled, since it
+    is found by its name."""
+    return _compile_or_warn(module, example_inputs, options or {}, None)
+
+
+def _compile_or_warn(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    context: Context | None,
+) -> Callable[..., Any]:
+    """A graph of dynamo, as it runs on the device or in eager torch."""
+    fallback = _fallback(options)
+    if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
+        _warn_about_training()
+        return module.forward
+    compile = functools.partial(_compile, context=context)
+    aot = aot_autograd(
+        fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
+    )
+    if not fallback:
+        return aot(module, example_inputs)
+    try:
+        compiled = aot(module, example_inputs)
+    except _RAISED:
+        raise
+    except Exception as error:
+        _warn_about_eager(error)
+        return module.forward
+    return _WithFallback(module, compiled)
 
 
 def _differentiable(tensors: Sequence[Any]) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -642,6 +644,18 @@ def test_a_context_of_ones_own() -> None:
         assert any(program.context is context for program in _programs())
         torch._dynamo.reset()
         del compiled
+
+
+def test_a_compiled_module_is_pickled_and_copied() -> None:
+    module, x = _mlp(), torch.randn(4, 6)
+    whole = torch.compile(module, backend="purevk")
+    _agrees(whole, module, x)
+    _agrees(pickle.loads(pickle.dumps(whole)), module, x)
+    _agrees(copy.deepcopy(whole), module, x)
+    written = io.BytesIO()
+    torch.save(whole, written)
+    written.seek(0)
+    _agrees(torch.load(written, weights_only=False), module, x)
 
 
 def test_torch_finds_the_backend() -> None:
