@@ -42,6 +42,12 @@ _SHAPES = (
 )
 
 
+_QUANTIZED = (
+    "Weights that torch.ao.quantization packs belong to the CPU. Quantize the module with torchao: "
+    "quantize_(module, config) of torchao.quantization, or prepare_pt2e and convert_pt2e."
+)
+
+
 def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> Iterator[str]:
     """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
     import torch
@@ -52,6 +58,11 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
     elif "meta" in text and "device" in text.lower():
         yield "A tensor is on the meta device, which has no elements: pass tensors of the CPU."
+    elif "torch.classes.quantized" in text:
+        yield _QUANTIZED
+    elif _raised_in(error, "_functorch", "eager_transforms.py"):
+        yield "torch.export does not follow the derivatives of torch.func."
+        yield _COMPILE
     elif kind == "GuardOnDataDependentSymNode" and _raised_in(error, "distributions", ""):
         yield (
             "torch.distributions checks the elements of its arguments. Pass validate_args=False, or "
@@ -123,6 +134,7 @@ def is_of_shapes(error: Exception) -> bool:
     kind, text = type(error).__name__, str(error)
     return (
         kind == "ConstraintViolationError"
+        or (kind == "AssertionError" and "expected dynamic_shapes" in text)
         or (kind == "UserError" and ("dynamic_shapes" in text or "Constraints violated" in text))
         or (kind == "ValueError" and "user-specified range" in text)
         or (kind == "IndexError" and not line and _raised_in(error, "_export", "non_strict_utils"))

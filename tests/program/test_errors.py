@@ -319,6 +319,61 @@ def test_an_export_that_fails_says_what_to_check(case: str, words: str) -> None:
     assert words in note
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_a_word_for_dynamic_shapes() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(AssertionError) as caught:
+        purevk.compile(torch.nn.Linear(2, 3), (torch.rand(2, 2),), "auto")
+    (note,) = caught.value.__notes__
+    assert "dynamic_shapes: it has an entry for each argument" in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.filterwarnings("ignore")
+def test_packed_weights_are_named() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.ao.quantization import quantize_dynamic
+
+    if torch.backends.quantized.engine == "none":
+        pytest.skip("this torch has no engine for quantized layers")
+    model = quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(2, 3)), {torch.nn.Linear})
+    with pytest.raises(AttributeError) as caught:
+        purevk.compile(model, (torch.rand(2, 2),))
+    (note,) = caught.value.__notes__
+    assert "torchao" in note and "itself runs" not in note
+
+
+def test_quantized_dtypes_are_named() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Packed(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize()
+
+    with pytest.raises(UnsupportedProgramError, match="quint8") as caught:
+        purevk.compile(Packed(), (torch.rand(2),))
+    assert "torch.ao" in caught.value.why and "torchao" in caught.value.next
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize("transform", ["jacfwd", "jacrev", "hessian"])
+def test_derivatives_in_forward_are_named(transform: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Derived(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return getattr(torch.func, transform)(lambda each: each.sin().sum())(x)
+
+    try:
+        program = purevk.compile(Derived(), (torch.rand(2),))
+    except Exception as error:
+        notes = getattr(error, "__notes__", [str(error)])
+        assert "torch.func" in notes[0]
+    else:
+        x = torch.rand(2)
+        torch.testing.assert_close(program(x), Derived()(x))
+
+
 def test_what_is_no_module_is_told_what_to_do() -> None:
     torch = pytest.importorskip("torch")
     cases = {

@@ -142,7 +142,17 @@ class NodeReader:
     def dtype(self, dtype: Any) -> DType:
         found = DType.from_torch(dtype)
         if found is None:
-            raise UnsupportedProgramError(f"dtype {dtype} cannot be run", where=self.importer.where)
+            packed = str(dtype).startswith(("torch.qint", "torch.quint"))
+            raise UnsupportedProgramError(
+                f"dtype {dtype} cannot be run",
+                where=self.importer.where,
+                why="quantized tensors of torch.ao.quantization run on the CPU alone"
+                if packed
+                else "",
+                next="quantize the module with torchao: quantize_, or prepare_pt2e and convert_pt2e"
+                if packed
+                else "use float32, or a signed integer",
+            )
         return found
 
     def _attribute(self, node: Any) -> None:
