@@ -65,7 +65,12 @@ class UnbackedSymbols:
         for symbol, source in graph.symbols.items():
             value = source.value
             inner = value is not None and value not in graph.inputs
-            self._known[symbol] = made_by.get(value, -1) if value is not None and inner else -1
+            if value is not None and inner:
+                # A view has no node. What makes its storage makes it.
+                storage = plan.assignment.storages.get(value, value)
+                self._known[symbol] = made_by.get(value, made_by.get(storage, -1))
+            else:
+                self._known[symbol] = -1
             stage = self._stage({symbol})
             if inner:
                 stage.symbols.append((symbol, source))

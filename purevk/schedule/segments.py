@@ -26,11 +26,13 @@ def segments(
     the same bytes. A node comes in a later segment than what makes the values of the symbols that
     it needs."""
     producers = graph.producers()
-    counts = {
-        symbol: producers[source.value]
-        for symbol, source in graph.unbacked.items()
-        if source.value is not None and source.value in producers
-    }
+    counts = {}
+    for symbol, source in graph.unbacked.items():
+        assert source.value is not None  # unbacked symbols have sources
+        # A view has no node. What makes its storage makes it.
+        maker = producers.get(source.value) or producers.get(storage_of(source.value))
+        if maker is not None:
+            counts[symbol] = maker
     after = {
         node: {counts[symbol] for symbol in symbols if symbol in counts}
         for node, symbols in (needs or {}).items()

@@ -219,6 +219,42 @@ def test_sizes_read_off_tensors() -> None:
         agrees(program, parts, tensor(9, 4), torch.tensor(4))
 
 
+def test_numbers_read_off_views_of_results() -> None:
+    """A view has no kernel of its own: the number is known once its storage is made."""
+
+    def numbers(x: torch.Tensor) -> Any:
+        last = x.sum(0, keepdim=True).view(()).item()
+        product, image = x @ x, x.view(3, 1) * x
+        return (
+            torch.full((2,), last),
+            torch.full((2,), product.remainder(97).item()) + x[product % 3],
+            torch.full((2,), image.reshape(9)[8].item()),
+        )
+
+    with compiled(numbers, torch.tensor([3, 4, 5])) as program:
+        for rise in range(3):
+            agrees(program, numbers, torch.tensor([3, 4, 5]) + rise)
+
+
+class _Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor([3]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        number = self.count.view(()).item()
+        self.count.add_(1)
+        return x + number
+
+
+def test_numbers_read_off_views_of_states() -> None:
+    x, eager = torch.tensor([1, 1]), _Counter()
+    with purevk.compile(_Counter(), (x,)) as program:
+        for _ in range(3):
+            assert torch.equal(program.forward(x), eager(x))
+
+
 def test_the_last_rows_of_a_selection() -> None:
     """Those of a mask that selects fewer rows are all of them."""
 
