@@ -159,7 +159,8 @@ def _softmax(builder: Builder, node: Node) -> Value:
 def _scan(builder: Builder, node: Node) -> Value:
     """Running logarithms of sums of exponentials, with one invocation per row. Each part of a long
     row continues where the last one ended."""
-    x, dim = _wide(builder, node.tensor("x")), node.int("dim")
+    x = _wide(builder, node.tensor("x"))
+    dim = node.int("dim") % x.type.rank
     length, most = x.type.dims[dim], builder.traits.max_iterations
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
     at = coordinates(x.type.rank, **{f"d{dim}": "j"})
