@@ -114,6 +114,14 @@ def _is_symbolic(node: torch.fx.Node) -> bool:
     )
 
 
+def _is_assertion(node: torch.fx.Node) -> bool:
+    """Whether a node states something about sizes."""
+    return name_of(node.target) in (
+        "aten._assert_scalar.default",
+        "aten.sym_constrain_range_for_size.default",
+    )
+
+
 class Kernels:
     """What purevk has kernels for, by its own rows: as it would import the node, and choose where
     it runs."""
@@ -127,13 +135,12 @@ class Kernels:
 
     def __call__(self, node: torch.fx.Node) -> str | None:
         name = name_of(node.target)
-        if _is_symbolic(node) or name in (
-            "aten._assert_scalar.default",
-            "aten.sym_constrain_range_for_size.default",
-        ):
+        if _is_symbolic(node) or _is_assertion(node):
             known = name in INTEGER_OPERATORS or name.startswith(
                 ("aten.sym_", "aten._assert_scalar", "aten._local")
             )
+            if known and self._is_read_outside(node):
+                return "a number that is known only during a call is read outside of the delegate"
             return None if known else "no such arithmetic on sizes"
         row = registry.find(name)
         overload = overload_of(node.target)
@@ -170,6 +177,23 @@ class Kernels:
         quantized = name.startswith(QUANTIZED)
         return refusal(made, self.quantized_traits if quantized else self.traits)
 
+    def _is_read_outside(self, node: torch.fx.Node) -> bool:
+        """Whether a node of a number that only a call knows belongs to numbers that some node outside
+        of delegates takes. A delegate of executorch gives tensors alone to what follows it."""
+        numbers, todo = {node}, [node]
+        while todo:
+            current = todo.pop()
+            near = {*current.users, *current.all_input_nodes} - numbers
+            found = {each for each in near if _is_symbolic(each) and _is_unknown(each.meta["val"])}
+            numbers |= found
+            todo += found
+        return any(
+            not _is_symbolic(user) and not _is_assertion(user) and self(user) is not None
+            for number in numbers
+            if _is_symbolic(number) and _is_unknown(number.meta["val"])
+            for user in number.users
+        )
+
     def _arg(self, importer: Importer, arg: Any) -> Any:
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(importer, item) for item in arg)
@@ -205,6 +229,12 @@ def _dtype(dtype: torch.dtype) -> DType:
 
 def _type(value: torch.Tensor) -> TensorType:
     return TensorType(_dtype(value.dtype), tuple(_bound(size) for size in value.shape))
+
+
+def _is_unknown(number: Any) -> bool:
+    """Whether only a call knows a number."""
+    known = not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return not known and not number.node.has_hint()
 
 
 def _unbacked(size: Any) -> bool:

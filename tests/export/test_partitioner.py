@@ -351,3 +351,22 @@ def test_a_buffer_of_two_delegates(lower) -> None:
     assert delegates == 2
     for scale in (1, 2, 3):
         purevk.testing.assert_close(program.forward(x * scale), expected(x * scale))
+
+
+def test_numbers_that_only_a_call_knows(lower) -> None:
+    """What makes them stays outside of the delegate if what takes them does."""
+
+    class Numbers(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            count = (x @ x).remainder(7).item()
+            torch._check(count >= 0)
+            torch._check(count < 7)
+            return torch.arange(count), torch.full((2,), x.sum().item()), y * count, y.exp()
+
+    x, y = torch.tensor([3, 4, 5]), torch.tensor([1.0, 2.0, 3.0])
+    partitioner, program, delegates, _ = lower(Numbers(), (x, y))
+    assert delegates
+    assert "aten._local_scalar_dense.default" in {each.operator for each in partitioner.refused}
+    for rise in range(3):
+        for have, want in zip(program.forward(x + rise, y), Numbers()(x + rise, y), strict=True):
+            torch.testing.assert_close(have, want)
