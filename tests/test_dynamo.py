@@ -360,6 +360,19 @@ def test_the_window_of_a_growing_tensor() -> None:
         _agrees(compiled, windows, torch.randn(rows, 3))
 
 
+@pytest.mark.parametrize("others", [(9, 7), (4, 5)], ids=str)
+def test_the_window_of_all_rows_of_the_first_call(others: tuple[int, ...]) -> None:
+    """The first size is where the window begins with the first row: it moves in larger tensors."""
+
+    def windows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[-6:-2] + 1, x[-6::2] + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(windows, backend="purevk", dynamic=True)
+    for rows in (6, *others):
+        _agrees(compiled, windows, torch.randn(rows, 3))
+
+
 def test_a_tensor_of_which_only_the_size_matters() -> None:
     """The graph gets its size as a number, and has no rows left at the bounds of the sizes."""
 

@@ -325,7 +325,7 @@ class _AotReader(Reader):
         first = self.arg(start) or 0
         if isinstance(start, int) and start < 0:
             hint = size if isinstance(size, int) else size.node.hint
-            first = self.known(size) + start if hint + start > 0 else 0
+            first = self.known(size) + start if hint + start >= 0 else 0
         number = start.meta["val"].node if isinstance(start, torch.fx.Node) else None
         if number is not None and number.has_hint() and number.hint < 0:
             first = _dims.maximum(first + self.known(size), 0)
