@@ -1,7 +1,7 @@
 """Sorting long rows: blocks of them in shared memory, and then sorted runs two and two.
 
-On a GPU, `sort_rows.comp` sorts rows, or blocks of them, that fit into shared memory; otherwise
-`sort.comp` sorts smaller blocks. `merge.comp` makes one sorted run of two, until a run is the row.
+On a GPU, `rank.comp` sorts a few rows, with many workgroups for each; `sort_rows.comp` sorts rows, or
+blocks of them, that fit into shared memory; otherwise `sort.comp` sorts smaller blocks. `merge.comp` makes one sorted run of two, until a run is the row.
 For the few first elements of a row, only those of each block go on to the next round.
 """
 
@@ -22,6 +22,8 @@ from purevk.ops.sort.selection import element_macros, key_macros
 
 _BLOCK = 1024  # of `sort.comp`
 _TILE = 2048  # elements that a workgroup merges, at most
+_COMPARISONS = 1 << 17  # of a core that are faster than the steps of one workgroup for each row
+_COUNTERS = 32  # invocations of `rank.comp` that count for one element
 
 
 class _Sorted(NamedTuple):
@@ -67,6 +69,9 @@ class _Sorter:
         wide = self.acc == "int64_t"
         block = _BLOCK if traits.max_shared_memory >= _BLOCK * (12 if wide else 8) else _BLOCK // 2
         whole = self._shared_block()
+        if self._is_ranked() and self._collapses(self.x, *self.results):
+            self._rank()
+            return
         if upper <= whole and self._collapses(self.x, *self.results):
             self._sort_rows(self.results, max(power_of_two(upper), 256), self.count)
             return
@@ -140,6 +145,48 @@ class _Sorter:
                 return upper
             upper //= 2
         return 0
+
+    def _is_ranked(self) -> bool:
+        """Whether rows are so few that each element may be compared with all others of its row."""
+        upper, traits = _dims.upper(self.length), self.traits
+        size = upper * (8 if self.acc == "int64_t" else 4)
+        return (
+            traits.profile.has_fast_shared_memory
+            and _dims.upper(self.rows) * upper**2 <= _COMPARISONS * traits.processors
+            and size + 1024 <= traits.max_shared_memory
+        )
+
+    def _rank(self) -> None:
+        """Sorts rows by the number of elements before each; x and the results collapse together."""
+        x, lowering, to = self.x, self.lowering, self.results
+        local = min(256, self.traits.max_invocations)
+        sizes, strides = self._outer(x, *to)
+        params: dict[str, Size] = {
+            "x_offset": x.offset,
+            "row_length": self.length,
+            "step": x.strides[self.dim],
+            **by_dim("stride", strides[0], 4),
+            **by_dim("size", sizes, 3, fill=1),
+            "keep": self.count,
+        }
+        params |= self._places(to, strides[1:])
+        lowering.dispatch(
+            "sort/rank.comp",
+            {"x": (x, "r"), "keys": (to.values, "w"), "indices": (to.indices, "w")},
+            macros={
+                **element_macros(x.dtype, to.indices.dtype),
+                "WIDE": int(self.acc == "int64_t"),
+                "ROOM": power_of_two(_dims.upper(self.length)),
+                "COUNTERS": _COUNTERS,
+                "LOCAL": local,
+                "DESCENDING": int(self.descending),
+            },
+            params=params,
+            constants={"local_size_x": local},
+            specialize=lowering.fixed(params),
+            grid=(_dims.ceil_div(self.length * _COUNTERS, local), self.rows, 1),
+            flops=self.rows * self.length * self.length,
+        )
 
     def _shared_work(self, block: int) -> tuple[int, int]:
         """Invocations and bytes of shared memory of `sort_rows.comp`."""

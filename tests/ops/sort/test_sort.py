@@ -234,6 +234,46 @@ def gpu(monkeypatch):
     )
 
 
+def sort_along(dim, descending):
+    return lambda x: x.sort(dim=dim, stable=True, descending=descending)
+
+
+@pytest.mark.purevk("int64")
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    ],
+    ids=lambda dtype: str(dtype)[6:],
+)
+def test_a_few_rows_are_ranked(monkeypatch, descending, dtype):
+    """Each element is compared with all others; equal ones and special ones keep their order."""
+    shared = default_context()
+    traits = dataclasses.replace(shared.traits, profile=DEFAULT, cores=132, max_shared_memory=32768)
+    monkeypatch.setattr(shared, "traits", traits)
+    for shape, dim in (((2048,), 0), ((3, 700), 1), ((2, 129, 3), 1), ((200, 2, 2), 0)):
+        x = tensor(*shape, low=0, high=200)
+        if dtype.is_floating_point:
+            x.view(-1)[:60] = SPECIAL[0].repeat(60)[:60]
+        x = x.to(dtype) * (1 << 33) if dtype is torch.int64 else x.to(dtype)
+        wanted = x.sort(dim=dim, stable=True, descending=descending)
+        with program_of(sort_along(dim, descending), (x,)) as program:
+            assert dispatches(program) == ["sort/rank.comp"]
+            values, order = program.forward(x)
+            assert torch.equal(order, wanted.indices)
+            torch.testing.assert_close(values, wanted.values, rtol=0, atol=0, equal_nan=True)
+            if dtype.is_floating_point:
+                signs = ((each.signbit() & ~each.isnan()) for each in (values, wanted.values))
+                assert torch.equal(*signs)
+
+
 @pytest.mark.purevk("int64")
 @pytest.mark.parametrize(
     "descending, dtype", [(False, torch.float32), (True, torch.float32), (True, torch.int32)]
