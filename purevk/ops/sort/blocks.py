@@ -1,8 +1,9 @@
 """Sorting long rows: blocks of them in shared memory, and then sorted runs two and two.
 
 On a GPU, `rank.comp` sorts a few rows, with many workgroups for each; `sort_rows.comp` sorts rows, or
-blocks of them, that fit into shared memory; otherwise `sort.comp` sorts smaller blocks. `merge.comp` makes one sorted run of two, until a run is the row.
-For the few first elements of a row, only those of each block go on to the next round.
+blocks of them, that fit into shared memory; otherwise `sort.comp` sorts smaller blocks. `merge.comp`
+makes one sorted run of two, until a run is the row. For the few first elements of a row, only those of
+each block go on to the next round.
 """
 
 from __future__ import annotations
