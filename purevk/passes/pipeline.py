@@ -31,6 +31,7 @@ from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.matmul.winograd import use_winograd
+from purevk.passes.packed import join_attention
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
@@ -62,6 +63,7 @@ OPTIONAL = (
     "fuse_few_rows",
     "fuse_pointwise",
     "guard_softmax",
+    "join_attention",
     "keep_weights_quantized",
     "merge_equal",
     "merge_matmuls",
@@ -186,6 +188,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 drop_no_ops,
                 merge_equal,
                 share_cats,
+                join_attention,
                 drop_unused,
                 share_heads,
                 key_limits,

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 _MOST_OF_A_BUFFER = 64  # elements
 _MOST = 1 << 20  # elements of a result
-# Functions that make tensors of Python numbers.
-_MAKERS = frozenset("arange as_tensor eye full linspace ones scalar_tensor tensor zeros".split())
-# Functions whose results follow from their arguments alone, and are new tensors or views.
-_FOLLOWED = _MAKERS | frozenset(
-    "_to_copy abs add alias all amax amin any argmax argmin argsort argwhere bincount bitwise_and bitwise_not"
+# Functions whose results follow from their arguments alone, tensors and numbers, and are new tensors
+# or views.
+_FOLLOWED = frozenset(
+    "arange as_tensor eye full linspace ones scalar_tensor tensor zeros"
+    " _to_copy abs add alias all amax amin any argmax argmin argsort argwhere bincount bitwise_and bitwise_not"
     " bitwise_or bool broadcast_tensors broadcast_to bucketize cat ceil chunk clamp clone concat"
     " contiguous cumprod cumsum detach diag diagonal diff div double eq expand expand_as flatten"
     " flip float floor floor_divide full_like gather ge gt hstack index_select int isin le"
@@ -98,7 +98,7 @@ class NumbersOfTensors(TorchFunctionMode):
         follows = len(known) == len(found) and not _is_symbolic((args, kwargs))
         if follows and name in _NUMBERS:
             return self._elements_of(func, args, kwargs, known)
-        if follows and name in _FOLLOWED and (known or name in _MAKERS):
+        if follows and name in _FOLLOWED:
             return self._follow(func, name, args, kwargs, known)
         return self._plain(func, args, kwargs, known)
 
