@@ -29,6 +29,7 @@ from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
+from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
@@ -71,6 +72,7 @@ OPTIONAL = (
     "move_views",
     "order_for_fragments",
     "pack_convolutions",
+    "pad_hidden",
     "rotate_to_caches",
     "select_matrices",
     "settle_control",
@@ -139,10 +141,14 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def merge_with_scales(graph: Graph) -> Graph:
         return merge_quantized(graph, traits)
 
+    def with_whole_blocks(graph: Graph) -> Graph:
+        return pad_hidden(graph, traits)
+
     def key_limits(graph: Graph) -> Graph:
         return find_key_limits(graph, traits)
 
     with_checks.__name__ = check_indices.__name__
+    with_whole_blocks.__name__ = pad_hidden.__name__
     key_limits.__name__ = find_key_limits.__name__
     with_fragments.__name__ = order_for_fragments.__name__
     with_packed_weights.__name__ = pack_convolutions.__name__
@@ -194,6 +200,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 key_limits,
                 write_in_place,
                 rotate_to_caches,
+                with_whole_blocks,
                 merge_matmuls,
                 merge_with_scales,
                 to_programs,

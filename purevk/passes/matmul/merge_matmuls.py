@@ -75,6 +75,8 @@ def _constant_values(graph: Graph) -> set[Value]:
             and node.tensor("x") in found
         ):
             found.update(node.results)
+        elif node.op == "aten.cat.default" and all(each in found for each in node.inputs):
+            found.update(node.results)
     return found
 
 
