@@ -1,6 +1,7 @@
 """Convolutions of volumes and transposed convolutions, by convolutions of images.
 
-Volumes: the elements along the depth of a window become channels.
+Volumes: the elements along the depth of a window become channels. If windows follow one another, as
+patches of videos do, each is a row of a matmul.
 
 Transposed: with stride s, the outputs whose index has the same remainder by s are one ordinary
 convolution of the input with every s-th element of the kernel, mirrored. One convolution computes
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
@@ -22,6 +24,8 @@ from purevk.ops.map import mapped
 from purevk.ops.movement.rearrange import pad
 from purevk.ops.registry import Operator, View, register, rewrite
 from purevk.ops.shapes import pair
+
+_LEAST_TERMS = 32  # of a window, from which on rows of them are worth a copy
 
 
 def _windows_shape(x: TensorType, dim: int, kernel: int, stride: int, dilation: int) -> TensorType:
@@ -60,6 +64,16 @@ def convolve_volume(
     """A convolution of [batch, channels, depth, height, width]."""
     batch, channels = x.type.dims[:2]
     kernel = _dims.specialize(weight.type.dims[2])
+    patch = tuple(map(_dims.specialize, weight.type.dims[2:]))
+    if (
+        x.type.dtype in (DType.float32, DType.float16, DType.bfloat16)
+        and patch == stride
+        and not any(padding)
+        and dilation == (1, 1, 1)
+        and groups == 1
+        and math.prod(map(_dims.specialize, weight.type.dims[1:])) >= _LEAST_TERMS
+    ):
+        return _multiply_patches(builder, x, weight, bias, patch)
     if padding[0]:
         x = pad(builder, x, (0, 0, 0, 0, padding[0], padding[0]))
     seen = builder.emit("purevk.windows", x, 2, kernel, stride[0], dilation[0])
@@ -87,6 +101,23 @@ def convolve_volume(
     )
     split = builder.emit("aten.view.default", made, (batch, depth, *made.type.dims[1:]))
     return builder.emit("aten.permute.default", split, (0, 2, 1, 3, 4))
+
+
+def _multiply_patches(
+    builder: Builder, x: Value, weight: Value, bias: Value | None, patch: tuple[int, ...]
+) -> Value:
+    """A convolution of volumes whose windows follow one another."""
+    for at, length in enumerate(patch):
+        x = builder.emit("purevk.windows", x, 2 + at, length, length, 1)
+    batch, channels, depth, height, width = x.type.dims[:5]
+    terms = channels * math.prod(patch)
+    rows = builder.emit("aten.permute.default", x, (0, 2, 3, 4, 1, 5, 6, 7))
+    rows = builder.emit("aten.reshape.default", rows, (batch * depth * height * width, terms))
+    flat = builder.emit("aten.reshape.default", weight, (weight.type.dims[0], terms))
+    made = builder.emit("aten.linear.default", rows, flat, bias)
+    sizes = (batch, depth, height, width, weight.type.dims[0])
+    made = builder.emit("aten.view.default", made, sizes)
+    return builder.emit("aten.permute.default", made, (0, 4, 1, 2, 3))
 
 
 def convolve_transposed(

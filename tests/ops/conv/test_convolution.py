@@ -117,6 +117,10 @@ def test_volumes():
         )
     cases += [
         case(F.conv3d, x[0], tensor(4, 6, 3, 3, 3)),
+        # Windows that follow one another, with a rest behind them: patches of videos.
+        case(F.conv3d, x, tensor(4, 6, 2, 2, 2), tensor(4), stride=2),
+        case(F.conv3d, x.half(), tensor(8, 6, 1, 3, 2).half(), None, stride=(1, 3, 2)),
+        case(F.conv3d, x, tensor(4, 6, *x.shape[2:]), tensor(4), stride=tuple(x.shape[2:])),
         case(F.conv3d, x.half(), tensor(4, 6, 3, 3, 3, low=-0.3, high=0.3).half()),
     ]
     check(cases)
