@@ -198,9 +198,15 @@ class _Matcher:
         if node is not None and cut:
             softmax = self._through_reshapes(node.tensor("x"))
             sizes = node.tensor("x").type.dims
-            whole = node.optional_size("start") in (None, 0) and node.result.type.dims == (
-                *sizes[:-1],
-                sizes[-1] - 1,
+            ends = (node.optional_size("start"), node.optional_size("step"))
+            whole = (
+                ends[0] in (None, 0)
+                and ends[1] in (None, 1)
+                and node.result.type.dims
+                == (
+                    *sizes[:-1],
+                    sizes[-1] - 1,
+                )
             )
             node = softmax if whole else None
         if node is None or node.op not in _SOFTMAXES:
@@ -213,8 +219,8 @@ class _Matcher:
         return self._without_sinks(scores) if cut else (scores, None)
 
     def _without_sinks(self, scores: Value) -> tuple[Value, Value] | None:
-        """Two tensors that `scores` joins: all but the last column, and that one. That their maximum
-        may have been subtracted does not change a softmax."""
+        """Two tensors that `scores` joins: all but the last column, and that one. A number may have
+        been subtracted from each row, such as its maximum: that does not change a softmax."""
         cat = self.made.get(scores)
         if cat is not None and cat.op == "aten.sub.Tensor" and self._is_read_once(scores):
             top = self.producer(cat.arg("y"))

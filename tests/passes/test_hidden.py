@@ -72,6 +72,7 @@ REFUSED = {
     "read by others": Layer(gated, read=True),
     "not finite of zeros": Layer(lambda gate, up: torch.log(gate.abs()) * up),
     "a sum with another tensor": Layer(lambda gate, up: gated(gate, up) + torch.ones(300).half()),
+    "bounded": Layer(lambda gate, up: torch.tanh(gate) * up.sigmoid()),
     "a softmax": Layer(lambda gate, up: gate.softmax(-1) * up),
     "an infinite factor": Layer(lambda gate, up: gated(gate, up).clamp(0.1) * float("inf")),
 }
@@ -80,4 +81,17 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_stay(padded, name):
     run(REFUSED[name], torch.randn(6, 32))
+    assert padded == [0]
+
+
+def test_hidden_layers_that_follow_one_another(padded):
+    layers = [nn.Linear(32, 300), nn.ReLU(), nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 32)]
+    run(nn.Sequential(*layers), torch.randn(7, 32))
+    assert padded == [6]
+
+
+def test_infinite_inputs_of_bounded_layers(padded):
+    x = torch.randn(3, 32)
+    x[1, 2] = float("inf")
+    run(nn.Sequential(nn.Linear(32, 300), nn.Sigmoid(), nn.Linear(300, 32)), x)
     assert padded == [0]

@@ -150,7 +150,7 @@ class _Sorter:
     def _is_ranked(self) -> bool:
         """Whether rows are so few that each element may be compared with all others of its row."""
         upper, traits = _dims.upper(self.length), self.traits
-        size = upper * (8 if self.acc == "int64_t" else 4)
+        size = power_of_two(upper) * (8 if self.acc == "int64_t" else 4)
         return (
             traits.profile.has_fast_shared_memory
             and _dims.upper(self.rows) * upper**2 <= _COMPARISONS * traits.processors

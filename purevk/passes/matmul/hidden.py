@@ -26,6 +26,9 @@ _POINTWISE = frozenset(
         " sigmoid.default silu.default softplus.default square.default sub.Tensor tanh.default"
     ).split()
 )
+_BOUNDED = frozenset(
+    f"aten.{name}.default" for name in ("clamp", "hardsigmoid", "relu6", "sigmoid", "tanh")
+)
 
 
 def pad_hidden(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -39,14 +42,14 @@ def pad_hidden(graph: Graph, traits: DeviceTraits) -> Graph:
     for node in graph.nodes:
         current = rewriter.current(node)
         rewriter.source = node.source
-        if node in finder.first:
-            bias = current.optional_tensor("bias")
-            bias = None if bias is None else _padded(rewriter, bias, 0)
-            args = current.with_arguments(
-                b=_padded(rewriter, current.tensor("b"), 1), bias=bias
-            ).args
-        elif node in finder.last:
-            args = current.with_arguments(b=_padded(rewriter, current.tensor("b"), 0)).args
+        if node in finder.first or node in finder.last:
+            b, bias = current.tensor("b"), current.optional_tensor("bias")
+            if node in finder.last:
+                b = _padded(rewriter, b, 0)
+            if node in finder.first:
+                b = _padded(rewriter, b, 1)
+                bias = None if bias is None else _padded(rewriter, bias, 0)
+            args = current.with_arguments(b=b, bias=bias).args
         elif node in finder.between and node.op == "aten.view.default":
             *sizes, width = node.result.type.dims
             args = (current.args[0], (*sizes, width + _missing(width)))
@@ -110,6 +113,8 @@ class _Finder:
                 return
             between.add(node)
             waiting += tensors
+        if self._is_bounded(last.tensor("a"), first):
+            return  # an infinite input has finite results, and none times a column of zeros
         inside = first | between | {last}
         for node in first | between:
             for value in node.results:
@@ -118,6 +123,13 @@ class _Finder:
         self.first |= first
         self.between |= between
         self.last.add(last)
+
+    def _is_bounded(self, value: Value, first: set[Node]) -> bool:
+        """Whether operators make finite numbers of infinite ones."""
+        node = self._made[value]
+        if node in first:
+            return False
+        return node.op in _BOUNDED or all(self._is_bounded(each, first) for each in node.inputs)
 
     def _keeps_zeros_finite(self, node: Node, tensors: list[Value]) -> bool:
         if len(node.results) != 1 or not tensors:

@@ -269,6 +269,9 @@ MAKES = {
     "part of an input": lambda made, x: made.__setitem__(1, x[0, 0].to(torch.int64)),
     "list": lambda made, x: torch._foreach_add_([made], 3),
     "size": lambda made, x: made.fill_(x.shape[1]),
+    "each row": lambda made, x: torch.vmap(lambda row: row.add_(3))(made),
+    "random": lambda made, x: made.random_(7, 9),
+    "scatter": lambda made, x: made.scatter_(0, torch.tensor([1, 2]), 2),
 }
 
 
@@ -288,3 +291,46 @@ def test_writes_into_constants_are_seen(name: str, dynamic: bool) -> None:
         if dynamic:
             x = torch.rand(2, 11)
             torch.testing.assert_close(program(x), model(x))
+
+
+class Averages(torch.nn.Module):
+    """Decides by what functions write that are not named so."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x):
+        made = torch.zeros(4)
+        self.write(made, x)
+        return x + 1 if made[1].item() > 0.001 else x - 1
+
+
+def _lookup(made, x):
+    torch.nn.functional.embedding(torch.tensor([1]), made.view(2, 2).add_(5), max_norm=1.0)
+    made.sub_(0.75)
+
+
+AVERAGES = {
+    "batch norm": lambda made, x: torch.nn.functional.batch_norm(
+        x + 9, made, made + 1, training=True
+    ),
+    "instance norm": lambda made, x: torch.nn.functional.instance_norm(
+        x.T[None] + 9, made, made + 1
+    ),
+    "embedding": _lookup,
+    "uniform": lambda made, x: torch.nn.init.uniform_(made, 0.5, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_writes_of_functions_are_seen(name: str) -> None:
+    """The result is that of eager torch, or the decision is refused."""
+    model, x = Averages(AVERAGES[name]), torch.rand(3, 4)
+    wanted = Averages(AVERAGES[name])(x)
+    try:
+        program = purevk.compile(model, (x,))
+    except Exception as error:
+        assert "data-dependent" in str(error)
+    else:
+        torch.testing.assert_close(program(x), wanted)

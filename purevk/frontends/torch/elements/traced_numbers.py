@@ -43,6 +43,13 @@ _IN_PLACE = frozenset(
     "__setitem__ __iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imod__ __imul__ __ior__"
     " __ipow__ __irshift__ __isub__ __itruediv__ __ixor__".split()
 )
+# Functions that write what follows from their arguments alone; so do those of `_FOLLOWED` with "_".
+_WRITING = _IN_PLACE | frozenset(
+    "copy_ fill_ fill_diagonal_ index_add_ index_copy_ index_fill_ index_put_ masked_scatter_ scatter_"
+    " scatter_add_ zero_".split()
+)
+# Functions that write into their arguments, and do not count it (`Tensor._version`).
+_UNCOUNTED = ("batch_norm", "instance_norm")
 _NUMBERS = frozenset(
     "__bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item tolist".split()
 )
@@ -55,11 +62,13 @@ class _Known(NamedTuple):
         traced: held, so that its identity stays its own.
         elements: views of one tensor are views of one tensor here.
         buffers: names of the buffers that the elements follow from.
+        version: of the traced tensor. torch counts writes in it, also those that are not seen here.
     """
 
     traced: Any
     elements: torch.Tensor
     buffers: frozenset[str]
+    version: int
 
 
 class NumbersOfTensors(TorchFunctionMode):
@@ -103,10 +112,11 @@ class NumbersOfTensors(TorchFunctionMode):
         return self._plain(func, args, kwargs, known)
 
     def _plain(self, func: Any, args: Any, kwargs: dict[str, Any], known: list[_Known]) -> Any:
-        """The result of a function, which is not followed. A write into it, if it is a view, would
-        not be seen."""
+        """The result of a function, which is not followed. Neither is what it may have written, nor
+        what shares memory with it."""
         result = func(*args, **kwargs)
-        self._forget([each for each in known if _is_view(result, each.traced)])
+        hidden = _name_of(func).endswith(_UNCOUNTED)
+        self._forget([each for each in known if hidden or _is_view(result, each.traced)])
         return result
 
     def _follow(
@@ -129,7 +139,7 @@ class NumbersOfTensors(TorchFunctionMode):
             result = func(*args, **kwargs)
         for traced, each in zip(tree_leaves(result), leaves):
             if isinstance(traced, torch.Tensor) and isinstance(each, torch.Tensor):
-                self._known[id(traced)] = _Known(traced, each, buffers)
+                self._known[id(traced)] = _Known(traced, each, buffers, traced._version)
         return result
 
     def _elements_of(
@@ -153,7 +163,8 @@ class NumbersOfTensors(TorchFunctionMode):
             self._buffers.clear()  # of this tensor, or of those that share its memory
             self._known.clear()
             return func(*args, **kwargs)
-        plain = all_known and "out" not in kwargs and not _is_symbolic((args, kwargs))
+        follows = name in _WRITING or name.removesuffix("_") in _FOLLOWED
+        plain = follows and all_known and "out" not in kwargs and not _is_symbolic((args, kwargs))
         if plain and not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             try:
                 self._real(func, args, kwargs)
@@ -164,7 +175,10 @@ class NumbersOfTensors(TorchFunctionMode):
         result = func(*args, **kwargs)
         first = self._known.get(id(args[0])) if args else None
         if first is not None and isinstance(result, torch.Tensor):
-            self._known[id(result)] = _Known(result, first.elements, first.buffers)
+            self._known[id(result)] = first._replace(traced=result)
+        self._known = {
+            key: each._replace(version=each.traced._version) for key, each in self._known.items()
+        }
         return result
 
     def _real(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -193,9 +207,14 @@ class NumbersOfTensors(TorchFunctionMode):
             for name, elements in self._buffers.items():
                 # torch.export gives the module other tensors while it traces.
                 if self._module.get_buffer(name) is tensor:
-                    self._known[id(tensor)] = _Known(tensor, elements, frozenset((name,)))
+                    names = frozenset((name,))
+                    self._known[id(tensor)] = _Known(tensor, elements, names, tensor._version)
                     break
-        return self._known.get(id(tensor))
+        found = self._known.get(id(tensor))
+        if found is not None and found.version != tensor._version:
+            self._forget([found])
+            return None
+        return found
 
     def _numbers_in(self, widths: Any) -> Any:
         """Widths of padding, in which tensors may stand for numbers."""

@@ -53,6 +53,8 @@ def _words(tensor: Any) -> Iterator[int]:
     """The positions in `_MEMORY` of some elements."""
     count, start = tensor.numel(), tensor.data_ptr() if tensor.device.type == "cpu" else 0
     size = tensor.element_size()
+    if count and start and tensor.untyped_storage().nbytes() < size * _reach(tensor):
+        return  # its storage was made smaller
     if not count or not _FIRST <= start < _LAST - count * size:
         return
     for number in range(min(count, _PER_TENSOR)):
@@ -62,3 +64,9 @@ def _words(tensor: Any) -> Iterator[int]:
             at, index = divmod(at, length)
             offset += index * stride
         yield (start + offset * size - _FIRST) // _WORD
+
+
+def _reach(tensor: Any) -> int:
+    """The elements of the storage up to the last one of a tensor."""
+    last: int = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+    return int(tensor.storage_offset()) + last + 1
