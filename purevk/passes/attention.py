@@ -179,10 +179,9 @@ class _Matcher:
             return None
         k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
         mask = None if found.mask is None else rewriter.resolve(found.mask)
-        if sinks is not None:
-            sinks = rewriter.resolve(sinks)
-        others = (None, (), (), None, sinks) if sinks is not None else ()
-        result = rewriter.emit(NAME, q, k, v, mask, scale, False, 0, None, *others)
+        sinks = None if sinks is None else rewriter.resolve(sinks)
+        others = (False, 0, None, None, (), (), None, sinks)
+        result = rewriter.emit(NAME, q, k, v, mask, scale, *others)
         wanted = node.result.type
         if result.type.dtype is not wanted.dtype:
             result = rewriter.emit("aten._to_copy.default", result, wanted.dtype)
@@ -196,19 +195,14 @@ class _Matcher:
         node = self._through_reshapes(value)
         cut = node is not None and node.op == "aten.slice.Tensor"
         if node is not None and cut:
-            softmax = self._through_reshapes(node.tensor("x"))
-            sizes = node.tensor("x").type.dims
-            ends = (node.optional_size("start"), node.optional_size("step"))
-            whole = (
-                ends[0] in (None, 0)
-                and ends[1] in (None, 1)
-                and node.result.type.dims
-                == (
-                    *sizes[:-1],
-                    sizes[-1] - 1,
-                )
+            *sizes, columns = node.tensor("x").type.dims
+            plain = node.optional_size("start") in (None, 0) and node.optional_size("step") in (
+                None,
+                1,
             )
-            node = softmax if whole else None
+            if not plain or node.result.type.dims != (*sizes, columns - 1):
+                return None
+            node = self._through_reshapes(node.tensor("x"))
         if node is None or node.op not in _SOFTMAXES:
             return None
         if node.op == "purevk.softmax" and node.bool("log"):

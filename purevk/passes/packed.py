@@ -15,7 +15,7 @@ from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.ops.attention.attention import NAME
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, each_node, reader_counts
+from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 
 _SPLITS = ("aten.split_with_sizes.default", "aten.split.Tensor")
 _HEADS_LAST = (0, 2, 1, 3)
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 def join_attention(graph: Graph) -> Graph:
     """Replaces a concatenation of attention over all parts of queries, keys and values by attention
     over the whole, in which queries see the keys of their part."""
-    made, readers = graph.producers(), reader_counts(graph)
+    made, readers, moving = graph.producers(), reader_counts(graph), changing(graph.nodes)
 
     def part_of(value: Value, number: int, turned: bool) -> _Part | None:
         node = made.get(value)
@@ -49,7 +49,7 @@ def join_attention(graph: Graph) -> Graph:
         splits = []
         for name in "qkv":
             split = made.get(node.tensor(name))
-            if split is None or split.op not in _SPLITS:
+            if split is None or split.op not in _SPLITS or split.tensor("x") in moving:
                 return None
             if split.results[number] is not node.tensor(name) or wrap(split.int("dim"), 4) != 2:
                 return None

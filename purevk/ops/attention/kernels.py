@@ -306,17 +306,16 @@ class Decode:
             "offset_shares": 0,
             "offset_o": call.out.offset,
         }
-        sinks = {name: call.buffers[name] for name in ("sinks",) if name in call.buffers}
-        if sinks:
-            steps = ("sinks_batch", "sinks_head", "sinks_row", "offset_sinks")
-            join_params |= {name: call.params[name] for name in steps}
+        sinks: dict[str, tuple[Operand, str]] = {}
+        join_macros: dict[str, str | int] = {"T_OUT": call.out.dtype.glsl}
+        if "sinks" in call.buffers:
+            sinks["sinks"] = call.buffers["sinks"]
+            join_macros |= {name: call.macros[name] for name in ("SINKS", "T_SINKS")}
+            join_params |= {name: size for name, size in call.params.items() if "sinks" in name}
         lowering.dispatch(
             "attention/attention_join.comp",
             {"shares": (shares, "r"), **sinks, "out": (call.out, "w")},
-            macros={
-                "T_OUT": call.out.dtype.glsl,
-                **{name: call.macros[name] for name in ("SINKS", "T_SINKS") if sinks},
-            },
+            macros=join_macros,
             params=join_params,
             specialize=lowering.fixed(join_params),
             grid=(queries, heads, batches),

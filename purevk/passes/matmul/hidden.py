@@ -39,16 +39,17 @@ def pad_hidden(graph: Graph, traits: DeviceTraits) -> Graph:
     if not finder.last:
         return graph
     rewriter = Rewriter(graph)
+    padded = _Padded(rewriter)
     for node in graph.nodes:
         current = rewriter.current(node)
         rewriter.source = node.source
         if node in finder.first or node in finder.last:
             b, bias = current.tensor("b"), current.optional_tensor("bias")
             if node in finder.last:
-                b = _padded(rewriter, b, 0)
+                b = padded(b, 0)
             if node in finder.first:
-                b = _padded(rewriter, b, 1)
-                bias = None if bias is None else _padded(rewriter, bias, 0)
+                b = padded(b, 1)
+                bias = None if bias is None else padded(bias, 0)
             args = current.with_arguments(b=b, bias=bias).args
         elif node in finder.between and node.op == "aten.view.default":
             *sizes, width = node.result.type.dims
@@ -113,7 +114,7 @@ class _Finder:
                 return
             between.add(node)
             waiting += tensors
-        if self._is_bounded(last.tensor("a"), first):
+        if self._is_bounded(last.tensor("a"), first, {}):
             return  # an infinite input has finite results, and none times a column of zeros
         inside = first | between | {last}
         for node in first | between:
@@ -124,12 +125,15 @@ class _Finder:
         self.between |= between
         self.last.add(last)
 
-    def _is_bounded(self, value: Value, first: set[Node]) -> bool:
+    def _is_bounded(self, value: Value, first: set[Node], known: dict[Node, bool]) -> bool:
         """Whether operators make finite numbers of infinite ones."""
         node = self._made[value]
-        if node in first:
-            return False
-        return node.op in _BOUNDED or all(self._is_bounded(each, first) for each in node.inputs)
+        if node not in known:
+            known[node] = node not in first and (
+                node.op in _BOUNDED
+                or all(self._is_bounded(each, first, known) for each in node.inputs)
+            )
+        return known[node]
 
     def _keeps_zeros_finite(self, node: Node, tensors: list[Value]) -> bool:
         if len(node.results) != 1 or not tensors:
@@ -146,9 +150,18 @@ def _missing(size: Size) -> int:
     return -_dims.specialize(size) % BLOCK
 
 
-def _padded(rewriter: Rewriter, value: Value, dim: int) -> Value:
-    """A constant with zeros behind it along a dim, to whole blocks."""
-    more = _missing(value.type.dims[dim])
-    sizes = tuple(more if at == dim else size for at, size in enumerate(value.type.dims))
-    zeros = rewriter.constant(np.zeros(sizes), value.type.dtype)
-    return rewriter.emit("aten.cat.default", (value, zeros), dim)
+class _Padded:
+    """Makes constants with zeros behind them, to whole blocks; one for all that read it."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self._rewriter = rewriter
+        self._made: dict[tuple[Value, int], Value] = {}
+
+    def __call__(self, value: Value, dim: int) -> Value:
+        key = (value, dim)
+        if key not in self._made:
+            more = _missing(value.type.dims[dim])
+            sizes = tuple(more if at == dim else size for at, size in enumerate(value.type.dims))
+            zeros = self._rewriter.constant(np.zeros(sizes), value.type.dtype)
+            self._made[key] = self._rewriter.emit("aten.cat.default", (value, zeros), dim)
+        return self._made[key]

@@ -334,3 +334,40 @@ def test_writes_of_functions_are_seen(name: str) -> None:
         assert "data-dependent" in str(error)
     else:
         torch.testing.assert_close(program(x), wanted)
+
+
+class Renormed(torch.nn.Module):
+    """A write that is not named so, before one into another tensor."""
+
+    def forward(self, x):
+        made, other = torch.full((2, 2), 5.0), torch.zeros(2)
+        torch.nn.functional.embedding(torch.tensor([1]), made, max_norm=1.0)
+        other.add_(1)
+        return x + 1 if made[1, 0].item() > 3 else x - 1
+
+
+def test_a_write_is_not_hidden_by_another() -> None:
+    x = torch.rand(3)
+    try:
+        program = purevk.compile(Renormed(), (x,))
+    except Exception as error:
+        assert "data-dependent" in str(error)
+    else:
+        torch.testing.assert_close(program(x), Renormed()(x))
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.register_buffer("counts", torch.tensor([3, 1]))
+
+    def forward(self, x):
+        x = self.norm(x)
+        return x[:, : self.counts.tolist()[0]] + 1
+
+
+def test_batch_norm_in_eval_mode_hides_no_numbers() -> None:
+    model, x = Normed().eval(), torch.rand(4, 8)
+    with purevk.compile(model, (x,)) as program:
+        torch.testing.assert_close(program(x), model(x))

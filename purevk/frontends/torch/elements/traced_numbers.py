@@ -17,22 +17,21 @@ _MOST = 1 << 20  # elements of a result
 # Functions whose results follow from their arguments alone, tensors and numbers, and are new tensors
 # or views.
 _FOLLOWED = frozenset(
-    "arange as_tensor eye full linspace ones scalar_tensor tensor zeros"
-    " _to_copy abs add alias all amax amin any argmax argmin argsort argwhere bincount bitwise_and bitwise_not"
-    " bitwise_or bool broadcast_tensors broadcast_to bucketize cat ceil chunk clamp clone concat"
-    " contiguous cumprod cumsum detach diag diagonal diff div double eq expand expand_as flatten"
-    " flip float floor floor_divide full_like gather ge gt hstack index_select int isin le"
-    " lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor long lt masked_fill"
-    " masked_select max maximum"
-    " mean meshgrid min minimum movedim moveaxis mul narrow ne neg new_full new_ones new_tensor"
-    " new_zeros nonzero ones_like outer pad permute pow prod ravel reciprocal remainder repeat"
-    " repeat_interleave reshape roll round rsub searchsorted select sort split split_with_sizes sqrt"
-    " square squeeze stack sub sum swapaxes swapdims t take tensor_split tile to transpose tril triu"
-    " true_divide trunc type type_as unbind unflatten unique unique_consecutive unsqueeze view"
-    " view_as vstack where zeros_like"
-    " __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lt__ __mod__"
-    " __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rdiv__ __rfloordiv__ __rmul__ __rpow__"
-    " __rsub__ __rtruediv__ __sub__ __truediv__ __xor__".split()
+    "_to_copy abs add alias all amax amin any arange argmax argmin argsort argwhere as_tensor"
+    " bincount bitwise_and bitwise_not bitwise_or bool broadcast_tensors broadcast_to bucketize"
+    " cat ceil chunk clamp clone concat contiguous cumprod cumsum detach diag diagonal diff div"
+    " double eq expand expand_as eye flatten flip float floor floor_divide full full_like gather"
+    " ge gt hstack index_select int isin le lift_fresh lift_fresh_copy linspace logical_and"
+    " logical_not logical_or logical_xor long lt masked_fill masked_select max maximum mean"
+    " meshgrid min minimum moveaxis movedim mul narrow ne neg new_full new_ones new_tensor"
+    " new_zeros nonzero ones ones_like outer pad permute pow prod ravel reciprocal remainder"
+    " repeat repeat_interleave reshape roll round rsub scalar_tensor searchsorted select sort"
+    " split split_with_sizes sqrt square squeeze stack sub sum swapaxes swapdims t take tensor"
+    " tensor_split tile to transpose tril triu true_divide trunc type type_as unbind unflatten"
+    " unique unique_consecutive unsqueeze view view_as vstack where zeros zeros_like"
+    " __add__ __and__ __eq__ __floordiv__ __ge__ __getitem__ __gt__ __invert__ __le__ __lt__"
+    " __mod__ __mul__ __ne__ __neg__ __or__ __pow__ __radd__ __rdiv__ __rfloordiv__ __rmul__"
+    " __rpow__ __rsub__ __rtruediv__ __sub__ __truediv__ __xor__".split()
 )
 # Those of them whose results have as many elements as the elements of their arguments say.
 _OF_ELEMENTS = frozenset(
@@ -48,8 +47,13 @@ _WRITING = _IN_PLACE | frozenset(
     "copy_ fill_ fill_diagonal_ index_add_ index_copy_ index_fill_ index_put_ masked_scatter_ scatter_"
     " scatter_add_ zero_".split()
 )
-# Functions that write into their arguments, and do not count it (`Tensor._version`).
-_UNCOUNTED = ("batch_norm", "instance_norm")
+# Functions that write into their arguments, if argument number 5 says so, and do not count it
+# (`Tensor._version`): its name, and what it is if it is not given.
+_UNCOUNTED = {
+    "batch_norm": ("training", False),
+    "native_batch_norm": ("training", False),
+    "instance_norm": ("use_input_stats", True),
+}
 _NUMBERS = frozenset(
     "__bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item tolist".split()
 )
@@ -115,8 +119,8 @@ class NumbersOfTensors(TorchFunctionMode):
         """The result of a function, which is not followed. Neither is what it may have written, nor
         what shares memory with it."""
         result = func(*args, **kwargs)
-        hidden = _name_of(func).endswith(_UNCOUNTED)
-        self._forget([each for each in known if hidden or _is_view(result, each.traced)])
+        written = _writes_uncounted(_name_of(func), args, kwargs)
+        self._forget([each for each in known if written or _is_view(result, each.traced)])
         return result
 
     def _follow(
@@ -176,8 +180,11 @@ class NumbersOfTensors(TorchFunctionMode):
         first = self._known.get(id(args[0])) if args else None
         if first is not None and isinstance(result, torch.Tensor):
             self._known[id(result)] = first._replace(traced=result)
-        self._known = {
-            key: each._replace(version=each.traced._version) for key, each in self._known.items()
+        memory = {_memory_of(each) for each in known}
+        self._known |= {
+            key: each._replace(version=each.traced._version)
+            for key, each in self._known.items()
+            if _memory_of(each) in memory
         }
         return result
 
@@ -193,13 +200,11 @@ class NumbersOfTensors(TorchFunctionMode):
         """Follows tensors that share memory with these no more."""
         if not known:
             return
-        gone = {each.elements.untyped_storage().data_ptr() for each in known}
+        gone = {_memory_of(each) for each in known}
         if any(each.buffers for each in known):
             self._buffers.clear()
         self._known = {
-            key: each
-            for key, each in self._known.items()
-            if each.elements.untyped_storage().data_ptr() not in gone
+            key: each for key, each in self._known.items() if _memory_of(each) not in gone
         }
 
     def _find(self, tensor: torch.Tensor) -> _Known | None:
@@ -229,6 +234,18 @@ class NumbersOfTensors(TorchFunctionMode):
                     each = int(found.elements)
             made.append(each)
         return tuple(made)
+
+
+def _memory_of(known: _Known) -> int:
+    """The same number for all that share memory."""
+    return int(known.elements.untyped_storage()._cdata)
+
+
+def _writes_uncounted(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name not in _UNCOUNTED:
+        return False
+    flag, default = _UNCOUNTED[name]
+    return bool(kwargs.get(flag, args[5] if len(args) > 5 else default))
 
 
 def _constant(elements: torch.Tensor) -> torch.Tensor:
