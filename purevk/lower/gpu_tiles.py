@@ -211,17 +211,27 @@ def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKern
     """The cheapest kernel for groups of rows, each with a matrix of its own: `problem` is one group
     of the average size, and its batches are the groups.
 
+    Groups differ in size. A tile of as many rows as the average would need a second tile for every
+    other group, so costs are those of groups a fifth smaller and of groups a fifth larger.
+
     Args:
         single: a workgroup can only take a single row.
     """
+    sizes = [problem] if single else [replace(problem, m=m) for m in _around(problem.m)]
     found: list[GpuKernel] = [
         choice
-        for choice in candidates(traits, problem)
+        for each in sizes
+        for choice in candidates(traits, each)
         if choice.splits == 1
         and not isinstance(choice, Dot)
         and (not single or (isinstance(choice, Vector) and choice.rows == 1))
     ]
-    return min(found, key=lambda choice: choice.cost(traits, problem))
+    return min(found, key=lambda choice: sum(choice.cost(traits, each) for each in sizes))
+
+
+def _around(rows: int) -> tuple[int, int]:
+    """Sizes of groups of so many rows on average."""
+    return rows - rows // 5, rows + rows // 5
 
 
 def choose_few_rows(traits: DeviceTraits, problem: Problem) -> Vector | Dot | None:

@@ -33,6 +33,7 @@ from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
+from purevk.passes.pieces import join_pieces
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
@@ -65,6 +66,7 @@ OPTIONAL = (
     "fuse_pointwise",
     "guard_softmax",
     "join_attention",
+    "join_pieces",
     "keep_weights_quantized",
     "merge_equal",
     "merge_matmuls",
@@ -147,9 +149,13 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
     def key_limits(graph: Graph) -> Graph:
         return find_key_limits(graph, traits)
 
+    def in_place(graph: Graph) -> Graph:
+        return join_pieces(graph, traits)
+
     with_checks.__name__ = check_indices.__name__
     with_whole_blocks.__name__ = pad_hidden.__name__
     key_limits.__name__ = find_key_limits.__name__
+    in_place.__name__ = join_pieces.__name__
     with_fragments.__name__ = order_for_fragments.__name__
     with_packed_weights.__name__ = pack_convolutions.__name__
     with_winograd.__name__ = use_winograd.__name__
@@ -220,6 +226,8 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 fuse_pointwise,
                 few_rows,
                 fuse_epilogues,
+                in_place,
+                drop_unused,
                 with_fragments,
                 with_packed_weights,
                 with_winograd,

@@ -1,5 +1,6 @@
-"""Recognizes rotary embeddings by halves in plain operators, `x * cos + cat(-x2, x1) * sin`, and joins
-those of queries and keys with the writes to a cache that follow."""
+"""Recognizes rotary embeddings by halves in plain operators, `x * cos + cat(-x2, x1) * sin` or
+`cat(x1 * cos - x2 * sin, x2 * cos + x1 * sin)`, and joins those of queries and keys with the writes to
+a cache that follow."""
 
 from __future__ import annotations
 
@@ -15,28 +16,49 @@ from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
 _ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_rows"
+_TIMES, _CONVERT, _VIEW = "aten.mul.Tensor", "aten._to_copy.default", "aten.view.default"
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
 
 
 # -- recognition ---------------------------------------------------------------------------------
+class _Rotation(NamedTuple):
+    """What turns, the cosines, the sines, and the dim of x along which these have rows. The angles
+    have the width of x, or half of it."""
+
+    x: Value
+    cos: Value
+    sin: Value
+    rows: int
+
+
 def find_rotary(graph: Graph) -> Graph:
-    """Replaces `x * cos + rotate_half(x) * sin` by one node, for x [B, H, S, D] or [B, S, H, D] and
-    angles of S and D alone."""
+    """Replaces a rotation by one node, for x [B, H, S, D] or [B, S, H, D], or without B, and angles
+    of S and D alone.
+
+    What is rotated in float32 between conversions from a dtype and back to it is read and written in
+    this dtype.
+    """
     matcher = _Matcher(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         found = matcher.rotary(node)
         if found is None:
             return None
-        x, cos, sin, rows = found
-        x, cos, sin = (rewriter.resolve(value) for value in (x, cos, sin))
-        size, width = x.type.dims[rows], x.type.dims[3]
-        tables = [rewriter.emit("aten.view.default", each, (size, width)) for each in (cos, sin)]
-        if rows == 1:
-            return rewriter.emit(_ROTATE, x, *tables, 0)
-        turned = rewriter.emit("aten.permute.default", x, _SWAP)
-        made = rewriter.emit(_ROTATE, turned, *tables, 0)
-        return rewriter.emit("aten.permute.default", made, _SWAP)
+        x, cos, sin = map(rewriter.resolve, (found.x, found.cos, found.sin))
+        dims = x.type.dims
+        if x.type.rank == 3:
+            x = rewriter.emit(_VIEW, x, (1, *dims))
+        turned = found.rows == len(dims) - 2
+        if turned:
+            x = rewriter.emit("aten.permute.default", x, _SWAP)
+        size, width = x.type.dims[1], cos.type.dims[-1]
+        tables = [rewriter.emit(_VIEW, each, (size, width)) for each in (cos, sin)]
+        if width != dims[-1]:
+            tables = [rewriter.emit("aten.cat.default", (each, each), 1) for each in tables]
+        made = rewriter.emit(_ROTATE, x, *tables, 0)
+        if turned:
+            made = rewriter.emit("aten.permute.default", made, _SWAP)
+        return made if len(dims) == 4 else rewriter.emit(_VIEW, made, dims)
 
     return each_node(graph, visit)
 
@@ -46,11 +68,32 @@ class _Matcher:
         self._made = graph.producers()
         self._readers = reader_counts(graph)
 
-    def rotary(self, node: Node) -> tuple[Value, Value, Value, int] | None:
-        """x, the cosines, the sines, and the dim of x along which these have rows."""
+    def rotary(self, node: Node) -> _Rotation | None:
+        """The rotation whose result a node makes."""
+        if len(node.results) != 1:
+            return None
+        node = self._made[node.result]  # its arguments may have been replaced
+        if node.op != _CONVERT:
+            return self._rotation(node)
+        dtype = node.result.type.dtype
+        last = self._made.get(node.tensor("x"))
+        if dtype not in _FLOATS or last is None or self._readers[last.result] != 1:
+            return None
+        found = self._rotation(last)
+        widened = None if found is None else self._made.get(found.x)
+        if found is None or widened is None or widened.op != _CONVERT:
+            return None
+        x = widened.tensor("x")
+        if x.type.dtype is not dtype or found.x.type.dtype is not DType.float32:
+            return None
+        return found._replace(x=x)
+
+    def _rotation(self, node: Node) -> _Rotation | None:
+        if node.op == "aten.cat.default":
+            return self._joined(node)
         if node.op != "aten.add.Tensor" or node.scalar("alpha") != 1:
             return None
-        one, other = (self._only_reader(node.arg(name), "aten.mul.Tensor") for name in "xy")
+        one, other = (self._only_reader(node.arg(name), _TIMES) for name in "xy")
         if one is None or other is None:
             return None
         for straight, crossed in ((one, other), (other, one)):
@@ -63,6 +106,40 @@ class _Matcher:
                     if straight.arg(c) is x and isinstance(cos, Value):
                         return self._fitting(node, x, cos, sin)
         return None
+
+    def _joined(self, cat: Node) -> _Rotation | None:
+        """The rotation that a concatenation of two halves is, each with angles of half the width."""
+        parts, last = cat.tensors("tensors"), cat.result.type.rank - 1
+        if len(parts) != 2 or wrap(cat.int("dim"), last + 1) != last:
+            return None
+        less = self._only_reader(parts[0], "aten.sub.Tensor")
+        more = self._only_reader(parts[1], "aten.add.Tensor")
+        if less is None or more is None or (less.scalar("alpha"), more.scalar("alpha")) != (1, 1):
+            return None
+        for x, cos in self._of_half(less.arg("x")):
+            for y, sin in self._of_half(less.arg("y")):
+                first, second = (x[0], 0), (x[0], 1)
+                if (x, y) != (first, second):
+                    continue
+                one, other = (self._of_half(more.arg(name)) for name in "xy")
+                wanted = (second, cos), (first, sin)
+                for a, b in (wanted, wanted[::-1]):
+                    if a in one and b in other:
+                        return self._fitting(cat, x[0], cos, sin, 2)
+        return None
+
+    def _of_half(self, arg: Arg) -> list[tuple[tuple[Value, int], Value]]:
+        """The halves of a tensor that a product may multiply, and what with."""
+        product = self._only_reader(arg, _TIMES)
+        found: list[tuple[tuple[Value, int], Value]] = []
+        if product is None:
+            return found
+        for a, b in (("x", "y"), ("y", "x")):
+            value, angle = product.arg(a), product.arg(b)
+            half = self._half(value) if isinstance(value, Value) else None
+            if half is not None and isinstance(angle, Value):
+                found.append((half, angle))
+        return found
 
     def _only_reader(self, arg: Arg, op: str) -> Node | None:
         """The node of an operator that makes an argument, if nobody else reads this."""
@@ -105,19 +182,21 @@ class _Matcher:
         return (x, start // half) if start in (0, half) else None
 
     def _fitting(
-        self, node: Node, x: Value, cos: Value, sin: Value
-    ) -> tuple[Value, Value, Value, int] | None:
-        """The match, if the kernel takes these types and sizes."""
-        if x.type.rank != 4 or cos.type.dims != sin.type.dims or cos.type.rank > 4:
+        self, node: Node, x: Value, cos: Value, sin: Value, parts: int = 1
+    ) -> _Rotation | None:
+        """The match, if the kernel takes these types and sizes; the angles have a width of D / `parts`."""
+        rank = x.type.rank
+        if rank not in (3, 4) or cos.type.dims != sin.type.dims or cos.type.rank > rank:
             return None
         if node.result.type != x.type or any(v.type.dtype not in _FLOATS for v in (x, cos, sin)):
             return None
-        dims = (*([1] * (4 - cos.type.rank)), *cos.type.dims)
-        if dims[3] != x.type.dims[3]:
+        dims = (*([1] * (rank - cos.type.rank)), *cos.type.dims)
+        if dims[-1] * parts != x.type.dims[-1]:
             return None
-        for rows, others in ((2, (0, 1)), (1, (0, 2))):
+        for rows in (rank - 2, rank - 3):
+            others = (d for d in range(rank - 1) if d != rows)
             if dims[rows] == x.type.dims[rows] and all(dims[d] == 1 for d in others):
-                return x, cos, sin, rows
+                return _Rotation(x, cos, sin, rows)
         return None
 
 

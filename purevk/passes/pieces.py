@@ -1,0 +1,459 @@
+"""Concatenations of pointwise programs become programs that write their results into place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from purevk.dtypes import DType
+from purevk.ir import Graph, Node, Size, Value
+from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term
+from purevk.ops.elementwise.pieces import NAME as PIECES
+from purevk.ops.elementwise.pieces import Piece, pieces_of
+from purevk.ops.elementwise.pointwise import NAME as PROGRAM
+from purevk.ops.shapes import wrap
+from purevk.passes.fuse import MAX_BUFFERS, MAX_CODE, MAX_STEPS
+from purevk.passes.rewrite import Rewriter, changing, reader_counts
+from purevk.tuning import DeviceTraits
+
+_CAT, _VIEW, _PERMUTE = "aten.cat.default", "aten.view.default", "aten.permute.default"
+_ROTATE = "purevk.rotate_halves"
+_SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+_MOST = 8  # results of one tensor
+_SHORT = 64  # bytes: shorter runs are written together, or by the kernel of a concatenation
+
+
+def join_pieces(graph: Graph, traits: DeviceTraits) -> Graph:
+    """Concatenates in place.
+
+    A program whose result is only concatenated writes it where it belongs, and so does a rotation.
+    A program that reads nothing but the concatenation of such results, and other tensors at the
+    same places, becomes part of them: `x * cos + cat(-x2, x1) * sin` reads and writes once. What is
+    stacked along a new last dim and flattened is written with steps.
+    """
+    return _Joiner(graph, traits).run()
+
+
+class _Place(NamedTuple):
+    """Where the elements of a tensor are in another one: the first one, the steps between them, and
+    how many there are along each dim."""
+
+    starts: tuple[Size, ...]
+    steps: tuple[int, ...]
+    sizes: tuple[Size, ...]
+
+    def inside(self, outer: _Place) -> _Place:
+        """The same elements in the tensor in which `outer` is."""
+        pairs = zip(outer.starts, outer.steps, self.starts)
+        starts = tuple(start + step * inner for start, step, inner in pairs)
+        steps = tuple(a * b for a, b in zip(outer.steps, self.steps))
+        return _Place(starts, steps, self.sizes)
+
+
+def _whole(sizes: Sequence[Size]) -> _Place:
+    return _Place((0,) * len(sizes), (1,) * len(sizes), tuple(sizes))
+
+
+class _Joiner:
+    def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
+        self._graph = graph
+        self._readers = reader_counts(graph)
+        self._written = changing(graph.nodes)
+        self._made = graph.producers()
+        self._rewriter = Rewriter(graph)
+        self._together = traits.profile.coalesces_accesses
+        self._views: dict[tuple[Value, _Place], Value] = {}
+
+    def run(self) -> Graph:
+        rewriter = self._rewriter
+        for node in self._graph.nodes:
+            rewriter.source = node.source
+            made = self._visit(node)
+            if made is not None:
+                self._made[node.result] = made
+            rewriter.keep(node if made is None else made)
+        return rewriter.finish()
+
+    def _visit(self, node: Node) -> Node | None:
+        """The node of pieces that takes the place of a node, if there is one."""
+        if node.op not in (_CAT, _VIEW, PROGRAM) or len(node.results) != 1:
+            return None
+        if node.result.type.dtype not in _FLOATS:
+            return None
+        if node.op == PROGRAM:
+            return self._after_pieces(node)
+        if node.op == _VIEW:
+            return self._stacked(node)
+        parts = self._joined(node)
+        if parts is None or all(_is_copy(part) for part in parts):
+            return None
+        pieces = self._together_or_apart(parts)
+        return None if pieces is None else self._node(node, pieces)
+
+    def _node(self, node: Node, pieces: Sequence[Piece]) -> Node | None:
+        dims, dtype = node.result.type.dims, node.result.type.dtype
+        if len(pieces) > 1 and self._together and any(_is_short(each, dtype) for each in pieces):
+            return None
+        args: tuple[Any, ...] = (tuple(map(tuple, pieces)), dims, dtype)
+        return Node(PIECES, args, node.results, node.source)
+
+    # -- concatenations -----------------------------------------------------------------------------
+    def _joined(self, node: Node) -> list[Piece] | None:
+        """The pieces of a concatenation, one or more for each of its tensors."""
+        values, rank = node.tensors("tensors"), node.result.type.rank
+        dtype, dim = node.result.type.dtype, wrap(node.int("dim"), rank)
+        if not 1 < len(values) <= _MOST or self._written.intersection(values):
+            return None
+        found: list[Piece] = []
+        start: Size = 0
+        for value in values:
+            if value.type.rank != rank or value.type.dtype is not dtype:
+                return None
+            for part in self._parts(value):
+                moved = tuple(
+                    (*starts[:dim], starts[dim] + start, *starts[dim + 1 :])
+                    for starts in part.starts
+                )
+                found.append(part._replace(starts=moved))
+            start = start + value.type.dims[dim]
+        return found
+
+    def _stacked(self, view: Node) -> Node | None:
+        """Tensors that are stacked along a new last dim, which then becomes one with the dim before
+        it. Between both, a program may change their elements."""
+        after, stack = None, self._only_reader(view.tensor("x"))
+        if stack is not None and stack.op == PROGRAM and len(stack.inputs) == 1:
+            after, stack = stack, self._only_reader(stack.inputs[0])
+        if stack is None or stack.op != _CAT:
+            return None
+        dims, values = stack.result.type.dims, stack.tensors("tensors")
+        rank, count = len(dims), len(values)
+        if rank < 2 or wrap(stack.int("dim"), rank) != rank - 1 or not 1 < count <= _MOST:
+            return None
+        if view.result.type.dims != (*dims[:-2], dims[-2] * count):
+            return None
+        if after is not None and after.sizes("sizes") != dims:
+            return None
+        found: list[Piece] = []
+        for position, value in enumerate(values):
+            flat = self._before_unsqueeze(value)
+            if flat is None or value.type.dtype is not stack.result.type.dtype:
+                return None
+            starts, steps = (*(0,) * (rank - 2), position), (*(1,) * (rank - 2), count)
+            for part in self._parts(flat):
+                if part.sizes != flat.type.dims:
+                    return None
+                found.append(part._replace(starts=(starts,), steps=steps))
+        if after is None and all(_is_copy(part) for part in found):
+            return None
+        pieces = self._together_or_apart(found, after, stack.result)
+        return None if pieces is None else self._node(view, pieces)
+
+    def _only_reader(self, value: Value) -> Node | None:
+        """The node that makes a value for one reader alone."""
+        return self._made.get(value) if self._readers[value] == 1 else None
+
+    def _before_unsqueeze(self, value: Value) -> Value | None:
+        """The tensor that a value is with a dim of 1 behind its others."""
+        view = self._made.get(value)
+        if view is None or view.op not in (_VIEW, "aten.unsqueeze.default"):
+            return None
+        if self._readers[value] != 1 or value in self._written:
+            return None
+        flat = view.inputs[0]
+        return flat if value.type.dims == (*flat.type.dims, 1) else None
+
+    def _parts(self, value: Value) -> tuple[Piece, ...]:
+        """A tensor as pieces: those of the node that makes it for this reader alone, or a copy."""
+        node, dims = self._made.get(value), value.type.dims
+        if node is not None and self._readers[value] == 1 and not self._reads_written(node):
+            if node.op == PIECES:
+                return pieces_of(node)
+            if node.op == PROGRAM and len(node.results) == 1:
+                expression = node.attribute("expression", Expression)
+                inputs, scalars = node.tensors("inputs"), node.sizes("scalars")
+                return (_piece(expression, inputs, scalars, dims),)
+            rotated = self._rotated(node)
+            if rotated is not None:
+                return rotated
+        copied = Expression((value.type.dtype,), (), (), (0,))
+        return (_piece(copied, (value,), (), dims),)
+
+    def _rotated(self, node: Node) -> tuple[Piece, ...] | None:
+        """The halves of a rotation, and what it leaves as it is. Two of its dims may be exchanged
+        before and after it."""
+        swapped = node.op == _PERMUTE and node.ints("dims") == _SWAP
+        if swapped:
+            rotation = self._only_reader(node.inputs[0])
+            if rotation is None or self._reads_written(rotation):
+                return None
+            node = rotation
+        if node.op != _ROTATE:
+            return None
+        x, cos, sin = (node.tensor(name) for name in ("x", "cos", "sin"))
+        width, rewriter = cos.type.dims[1], self._rewriter
+        if node.size("start") != 0 or cos.type.dims[0] != x.type.dims[1]:
+            return None
+        if swapped:
+            before = self._made.get(x)
+            if before is not None and before.op == _PERMUTE and before.ints("dims") == _SWAP:
+                x = before.tensor("x")
+            else:
+                x = rewriter.emit(_PERMUTE, x, _SWAP)
+        dims, last = x.type.dims, x.type.dims[3]
+        if not isinstance(width, int) or not isinstance(last, int):
+            return None
+        half = width // 2
+
+        def columns(value: Value, first: int, count: int) -> Value:
+            at = len(value.type.dims) - 1
+            starts = (*(0,) * at, first)
+            sizes = (*value.type.dims[:at], count)
+            return self._view(value, _Place(starts, (1,) * (at + 1), sizes))
+
+        angles = [
+            rewriter.emit(
+                "aten.unsqueeze.default", columns(table, first, half), 0 if swapped else 1
+            )
+            for first in (0, half)
+            for table in (cos, sin)
+        ]
+        inputs = (columns(x, 0, half), columns(x, half, half), *angles)
+        kind = x.type.dtype
+        steps = (
+            Step("$0 * $2 - $1 * $3", (0, 1, 2, 3), kind, "rotary"),
+            Step("$0 * $2 + $1 * $3", (1, 0, 4, 5), kind),
+        )
+        expression = Expression(tuple(v.type.dtype for v in inputs), (), steps, (6, 7))
+        starts = tuple((0, 0, 0, first) for first in (0, half))
+        turned = Piece(expression, inputs, (), (*dims[:3], half), (1,) * 4, starts)
+        if width == last:
+            return (turned,)
+        rest = columns(x, width, last - width)
+        copied = _piece(Expression((kind,), (), (), (0,)), (rest,), (), rest.type.dims)
+        return (turned, copied._replace(starts=((0, 0, 0, width),)))
+
+    def _reads_written(self, node: Node) -> bool:
+        return not self._written.isdisjoint(node.inputs)
+
+    # -- programs on concatenations -----------------------------------------------------------------
+    def _after_pieces(self, node: Node) -> Node | None:
+        """A program that reads a concatenation, as part of its pieces."""
+        if self._reads_written(node):
+            return None
+        sizes = node.sizes("sizes")
+        for value in node.tensors("inputs"):
+            maker = self._made.get(value)
+            if maker is None or maker.op != PIECES or self._readers[value] != 1:
+                continue
+            if value.type.dims != sizes or self._reads_written(maker):
+                continue
+            pieces = self._together_or_apart(pieces_of(maker), node, value)
+            if pieces is not None and len(pieces) <= len(pieces_of(maker)):
+                return self._node(node, pieces)
+        return None
+
+    def _together_or_apart(
+        self, parts: Sequence[Piece], after: Node | None = None, joined: Value | None = None
+    ) -> list[Piece] | None:
+        """Pieces of equal sizes as one each, where that is not too large."""
+        groups: dict[tuple[tuple[Size, ...], tuple[int, ...]], list[Piece]] = {}
+        for part in parts:
+            groups.setdefault((part.sizes, part.steps), []).append(part)
+        found: list[Piece] = []
+        for group in groups.values():
+            whole = self._combined(group, after, joined)
+            singles = [whole] if whole else [self._combined([e], after, joined) for e in group]
+            for each in singles:
+                if each is None:
+                    return None
+                found.append(each)
+        return found
+
+    def _combined(
+        self, parts: Sequence[Piece], after: Node | None, joined: Value | None
+    ) -> Piece | None:
+        """Pieces of equal sizes as one; None if that is too large."""
+        builder = ExpressionBuilder()
+        outputs: list[Term] = []
+        for part in parts:
+            refs = [
+                self._read(builder, value, _within(_whole(part.sizes), value))
+                for value in part.inputs
+            ]
+            scalars = zip(part.scalars, part.expression.scalars)
+            refs += [builder.scalar(size, dtype) for size, dtype in scalars]
+            results = builder.inline(part.expression, refs)
+            for starts, result in zip(part.starts, results):
+                place = _Place(starts, part.steps, part.sizes)
+                if after is not None:
+                    result = self._followed(builder, after, joined, result, place)
+                outputs.append(result)
+        if len(builder.inputs) + len(outputs) > MAX_BUFFERS:
+            return None
+        if not builder.needs_at_most(MAX_STEPS, MAX_CODE, outputs):
+            return None
+        return Piece(
+            builder.build(outputs),
+            tuple(builder.inputs),
+            tuple(builder.scalars),
+            parts[0].sizes,
+            parts[0].steps,
+            tuple(starts for part in parts for starts in part.starts),
+        )
+
+    def _followed(
+        self,
+        builder: ExpressionBuilder,
+        node: Node,
+        joined: Value | None,
+        result: Term,
+        place: _Place,
+    ) -> Term:
+        """The result of a program at some places of a concatenation, whose element is `result`."""
+        expression = node.attribute("expression", Expression)
+        refs = [
+            result if value is joined else self._read(builder, value, _within(place, value))
+            for value in node.tensors("inputs")
+        ]
+        scalars = zip(node.sizes("scalars"), expression.scalars)
+        refs += [builder.scalar(size, dtype) for size, dtype in scalars]
+        return builder.inline(expression, refs)[0]
+
+    # -- reading at places --------------------------------------------------------------------------
+    def _read(self, builder: ExpressionBuilder, value: Value, place: _Place) -> Term:
+        """The elements of a tensor at some places. What only converts its elements is done again."""
+        base, place = self._source(value, place)
+        node = self._made.get(base)
+        if node is not None and _converts(node) and not self._reads_written(node):
+            (source,) = node.tensors("inputs")
+            if source.type.dims == base.type.dims:
+                expression = node.attribute("expression", Expression)
+                return builder.inline(expression, [self._read(builder, source, place)])[0]
+        view = self._view(base, place)
+        return builder.input(view, view.type.dtype)
+
+    def _source(self, value: Value, place: _Place) -> tuple[Value, _Place]:
+        """The tensor of which a value is a part, and the places in it."""
+        while True:
+            node = self._made.get(value)
+            if node is None or value in self._written:
+                return value, place
+            found = self._part_of(node, value)
+            if found is None:
+                return value, place
+            value, outer = found
+            place = place.inside(outer)
+
+    def _part_of(self, node: Node, value: Value) -> tuple[Value, _Place] | None:
+        """The tensor that a view is a part of, and where."""
+        dims = value.type.dims
+        if node.op in ("aten.select.int", "aten.unbind.int"):
+            # One of every `count` elements along the last dim, as a view splits it.
+            pairs = node.tensor("x")
+            view = self._made.get(pairs)
+            last = pairs.type.rank - 1
+            if view is None or view.op != _VIEW or wrap(node.int("dim"), last + 1) != last:
+                return None
+            x, count = view.tensor("x"), pairs.type.dims[last]
+            if not isinstance(count, int) or x.type.dims != (*dims[:-1], dims[-1] * count):
+                return None
+            at: Size = node.results.index(value)
+            if node.op == "aten.select.int":
+                at = node.size("index")
+            if not isinstance(at, int) or not -count <= at < count:
+                return None
+            lead = last - 1
+            return x, _Place((*(0,) * lead, at % count), (*(1,) * lead, count), dims)
+        if node.op not in ("aten.slice.Tensor", "aten.split_with_sizes.default"):
+            return None
+        x = node.tensor("x")
+        dim = wrap(node.int("dim"), x.type.rank)
+        step, start = 1, _start(node, value, dim)
+        if node.op == "aten.slice.Tensor":
+            step = node.int("step")
+        if start is None:
+            return None
+        starts = tuple(start if d == dim else 0 for d in range(len(dims)))
+        return x, _Place(starts, tuple(step if d == dim else 1 for d in range(len(dims))), dims)
+
+    def _view(self, base: Value, place: _Place) -> Value:
+        """The part of a tensor at some places."""
+        found = self._views.get((base, place))
+        if found is not None:
+            return found
+        value = base
+        for dim, (start, step, size) in enumerate(zip(*place)):
+            if start == 0 and step == 1 and size == value.type.dims[dim]:
+                continue
+            end = start + (size - 1) * step + 1
+            value = self._rewriter.emit("aten.slice.Tensor", value, dim, start, end, step)
+        self._views[base, place] = value
+        return value
+
+
+def _piece(
+    expression: Expression,
+    inputs: tuple[Value, ...],
+    scalars: tuple[Size, ...],
+    sizes: tuple[Size, ...],
+) -> Piece:
+    """A piece at the start of a tensor."""
+    place = _whole(sizes)
+    return Piece(expression, inputs, scalars, place.sizes, place.steps, (place.starts,))
+
+
+def _within(place: _Place, value: Value) -> _Place:
+    """Places in a tensor as those of a value that broadcasts to it."""
+    dims = value.type.dims
+    lead = len(place.sizes) - len(dims)
+    found = [
+        (0, 1, 1)
+        if dim == 1
+        else (place.starts[lead + d], place.steps[lead + d], place.sizes[lead + d])
+        for d, dim in enumerate(dims)
+    ]
+    starts, steps, sizes = zip(*found) if found else ((), (), ())
+    return _Place(starts, steps, sizes)
+
+
+def _start(node: Node, value: Value, dim: int) -> int | None:
+    """The index along a dim at which a slice or a part of a split starts, if it is known."""
+    x = node.tensor("x")
+    start: Size = 0
+    if node.op == "aten.slice.Tensor":
+        start = node.optional_size("start") or 0
+    else:
+        for result in node.results:
+            if result is value:
+                break
+            start = start + result.type.dims[dim]
+    size = x.type.dims[dim]
+    if not isinstance(start, int) or not isinstance(size, int):
+        return 0 if isinstance(start, int) and start == 0 else None
+    start = start + size if start < 0 else start
+    return min(max(start, 0), size)
+
+
+def _is_copy(piece: Piece) -> bool:
+    return not piece.expression.steps
+
+
+def _is_short(piece: Piece, dtype: DType) -> bool:
+    """Whether results have so few neighbours that writing them apart takes many writes of memory."""
+    if any(step != 1 for step in piece.steps):
+        return True
+    width = piece.sizes[-1]
+    return isinstance(width, int) and width * dtype.itemsize < _SHORT
+
+
+def _converts(node: Node) -> bool:
+    """Whether a program only converts elements to another dtype."""
+    if node.op != PROGRAM or len(node.results) != 1 or node.sizes("scalars"):
+        return False
+    expression = node.attribute("expression", Expression)
+    if len(expression.inputs) != 1 or len(expression.steps) > 1:
+        return False
+    glsl = expression.steps[0].glsl if expression.steps else "$0"
+    return glsl in ("$0", "pv_round_float16($0)", "pv_round_bfloat16($0)")
