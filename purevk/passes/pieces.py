@@ -17,7 +17,7 @@ from purevk.passes.rewrite import Rewriter, changing, reader_counts
 from purevk.tuning import DeviceTraits
 
 _CAT, _VIEW, _PERMUTE = "aten.cat.default", "aten.view.default", "aten.permute.default"
-_ROTATE = "purevk.rotate_halves"
+_ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_part"
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _MOST = 8  # results of one tensor
@@ -30,7 +30,8 @@ def join_pieces(graph: Graph, traits: DeviceTraits) -> Graph:
     A program whose result is only concatenated writes it where it belongs, and so does a rotation.
     A program that reads nothing but the concatenation of such results, and other tensors at the
     same places, becomes part of them: `x * cos + cat(-x2, x1) * sin` reads and writes once. What is
-    stacked along a new last dim and flattened is written with steps.
+    stacked along a new last dim and flattened is written with steps. A tensor whose halves are
+    overwritten one after the other is a concatenation too.
     """
     return _Joiner(graph, traits).run()
 
@@ -77,7 +78,7 @@ class _Joiner:
 
     def _visit(self, node: Node) -> Node | None:
         """The node of pieces that takes the place of a node, if there is one."""
-        if node.op not in (_CAT, _VIEW, PROGRAM) or len(node.results) != 1:
+        if node.op not in (_CAT, _VIEW, _WRITE, PROGRAM) or len(node.results) != 1:
             return None
         if node.result.type.dtype not in _FLOATS:
             return None
@@ -85,8 +86,8 @@ class _Joiner:
             return self._after_pieces(node)
         if node.op == _VIEW:
             return self._stacked(node)
-        parts = self._joined(node)
-        if parts is None or all(_is_copy(part) for part in parts):
+        parts = self._overwritten(node) if node.op == _WRITE else self._joined(node)
+        if parts is None or (node.op == _CAT and all(_is_copy(part) for part in parts)):
             return None
         pieces = self._together_or_apart(parts)
         return None if pieces is None else self._node(node, pieces)
@@ -110,14 +111,67 @@ class _Joiner:
         for value in values:
             if value.type.rank != rank or value.type.dtype is not dtype:
                 return None
-            for part in self._parts(value):
-                moved = tuple(
+            found += self._moved(value, dim, start)
+            start = start + value.type.dims[dim]
+        return found
+
+    def _moved(self, value: Value, dim: int, start: Size) -> list[Piece]:
+        """A tensor as pieces of one in which it starts at an index of a dim."""
+        return [
+            part._replace(
+                starts=tuple(
                     (*starts[:dim], starts[dim] + start, *starts[dim + 1 :])
                     for starts in part.starts
                 )
-                found.append(part._replace(starts=moved))
-            start = start + value.type.dims[dim]
+            )
+            for part in self._parts(value)
+        ]
+
+    # -- tensors that are written part by part ------------------------------------------------------
+    def _overwritten(self, node: Node) -> list[Piece] | None:
+        """The pieces of a tensor of which slices along one dim were overwritten."""
+        rank = node.result.type.rank
+        dim = _written_slice(node, rank)
+        slices = None if dim is None else self._slices(node, dim[0])
+        if dim is None or slices is None or len(slices) > 2:
+            return None
+        found: list[Piece] = []
+        for start, size, value, first in slices:
+            if value.type.rank != rank or value.type.dtype is not node.result.type.dtype:
+                return None
+            if value in self._written:
+                return None
+            if (first, size) != (0, value.type.dims[dim[0]]):
+                place = _whole(value.type.dims)
+                starts = tuple(first if d == dim[0] else 0 for d in range(rank))
+                sizes = tuple(size if d == dim[0] else each for d, each in enumerate(place.sizes))
+                value = self._view(value, _Place(starts, place.steps, sizes))
+            found += self._moved(value, dim[0], start)
         return found
+
+    def _slices(self, node: Node, dim: int) -> list[tuple[int, int, Value, int]] | None:
+        """Where slices of a tensor start, their sizes, the tensors that they are from, and where they
+        start there."""
+        written = _written_slice(node, node.result.type.rank)
+        if written is None or written[0] != dim:
+            return None
+        _, start, end = written
+        x, source = node.tensor("x"), node.tensor("source")
+        before = self._only_reader(x)
+        found = None
+        if before is not None and before.op == _WRITE:
+            found = self._slices(before, dim)
+        if found is None:
+            size = x.type.dims[dim]
+            found = [(0, size, x, 0)] if isinstance(size, int) else []
+        kept: list[tuple[int, int, Value, int]] = [(start, end - start, source, 0)]
+        for at, size, value, first in found:
+            if at < start:
+                kept.append((at, min(size, start - at), value, first))
+            if at + size > end:
+                skipped = max(end - at, 0)
+                kept.append((at + skipped, size - skipped, value, first + skipped))
+        return sorted(kept, key=lambda each: each[0])
 
     def _stacked(self, view: Node) -> Node | None:
         """Tensors that are stacked along a new last dim, which then becomes one with the dim before
@@ -434,6 +488,21 @@ def _start(node: Node, value: Value, dim: int) -> int | None:
         return 0 if isinstance(start, int) and start == 0 else None
     start = start + size if start < 0 else start
     return min(max(start, 0), size)
+
+
+def _written_slice(node: Node, rank: int) -> tuple[int, int, int] | None:
+    """The dim, the start and the end of the slice that a node overwrites, if they are known."""
+    if node.str("op") != "aten.slice.Tensor":
+        return None
+    dim, start, end, step = (*node.arg_list("args"), None, None, None, None)[:4]
+    if not isinstance(dim, int) or step not in (None, 1):
+        return None
+    size = node.result.type.dims[wrap(dim, rank)]
+    start, end = 0 if start is None else start, size if end is None else end
+    if not isinstance(size, int) or not isinstance(start, int) or not isinstance(end, int):
+        return None
+    first, last = (max(min(each + size if each < 0 else each, size), 0) for each in (start, end))
+    return (wrap(dim, rank), first, last) if first < last else None
 
 
 def _is_copy(piece: Piece) -> bool:

@@ -54,13 +54,21 @@ def find_rotary(graph: Graph) -> Graph:
         size, width = x.type.dims[1], cos.type.dims[-1]
         tables = [rewriter.emit(_VIEW, each, (size, width)) for each in (cos, sin)]
         if width != dims[-1]:
-            tables = [rewriter.emit("aten.cat.default", (each, each), 1) for each in tables]
+            tables = [_doubled(rewriter, each) for each in tables]
         made = rewriter.emit(_ROTATE, x, *tables, 0)
         if turned:
             made = rewriter.emit("aten.permute.default", made, _SWAP)
         return made if len(dims) == 4 else rewriter.emit(_VIEW, made, dims)
 
     return each_node(graph, visit)
+
+
+def _doubled(rewriter: Rewriter, table: Value) -> Value:
+    """A table with its columns twice."""
+    rows, columns = table.type.dims
+    table = rewriter.emit(_VIEW, table, (rows, 1, columns))
+    table = rewriter.emit("aten.expand.default", table, (rows, 2, columns))
+    return rewriter.emit("aten.reshape.default", table, (rows, 2 * columns))
 
 
 class _Matcher:
