@@ -193,7 +193,8 @@ def open_file(
         from purevk.frontends.torch.archive import ExportedFile
 
         return ModelFile(ExportedFile(file), label)
-    refuse_foreign(file, label)
+    if not is_saved:
+        refuse_foreign(file, label)
     with reading(label):
         content = (
             saved.read_program(file, check) if is_saved else pte.read_program(file, data_files)

@@ -64,7 +64,8 @@ def refuse_foreign(file: FileLike, label: str) -> None:
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise _refused(label, *_PICKLED)
     # Protocol buffers have no magic number: ir_version comes first, then a text or the graph.
-    if label.lower().endswith(".onnx") or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a")):
+    named = label.lower().endswith(".onnx") and head[4:6] != b"ET"  # a renamed .pte file is none
+    if named or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a")):
         raise _refused(
             label,
             "an ONNX file",

@@ -78,6 +78,25 @@ def test_a_graph_of_onnx_by_its_name(tmp_path: Path) -> None:
         open_file(path)
 
 
+def test_programs_with_a_name_of_onnx(tmp_path: Path) -> None:
+    """The content tells the kind of a file."""
+    source = Path(__file__).parent.parent / "data" / "pte" / "branch.pte"
+    methods = list(open_file(source).methods)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(source.read_bytes())
+    assert list(open_file(path).methods) == methods
+
+
+@pytest.mark.device
+def test_a_saved_program_with_a_name_of_onnx(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path, x = tmp_path / "m.onnx", torch.ones(2, 3)
+    with purevk.compile(torch.nn.ReLU(), (x,)) as program:
+        program.save(path)
+    with purevk.load(path) as loaded:
+        torch.testing.assert_close(loaded(x), x)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch = pytest.importorskip("torch")
