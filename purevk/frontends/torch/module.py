@@ -33,8 +33,9 @@ from purevk.ir import Graph, Signature
 _log = logging.getLogger("purevk")
 
 
-# torch.export patches classes while it traces, so that two threads cannot trace at the same time.
-_tracing = threading.RLock()
+# torch.export patches classes while it traces, so that two threads cannot trace at the same time. It
+# also replaces the tensors of the module: who reads a module takes this lock.
+tracing = threading.RLock()
 
 
 class ProgramSource:
@@ -62,7 +63,7 @@ class ProgramSource:
 
     def renew(self) -> None:
         """Reads the program again: tensors of it are in `moving` now."""
-        with _tracing:
+        with tracing:
             self.program, self.known = with_known_numbers(
                 decompose(self.given), self.given, self.moving, self.mutable
             )
@@ -114,7 +115,7 @@ class ModuleSource:
         self._shapes = dynamic_shapes
         try:
             with (
-                _tracing,
+                tracing,
                 without_noise(),
                 torch.no_grad(),
                 exportable(module),
@@ -305,7 +306,7 @@ def _export_instead(
 @contextlib.contextmanager
 def _graph_to_log() -> Iterator[None]:
     """Within, a failed export does not print the graph until the error to the terminal, which may have
-    thousands of lines. It goes to the log. Only within `_tracing`."""
+    thousands of lines. It goes to the log. Only within `tracing`."""
     from torch.export import _trace
 
     def print_to_log(*graph: Any, **_: Any) -> None:

@@ -245,6 +245,34 @@ def test_programs_are_compiled_on_several_threads() -> None:
     assert not failed
 
 
+def test_a_call_while_another_thread_exports_the_module(caplog: Any) -> None:
+    """torch.export replaces the tensors of the module meanwhile. That is no change of it."""
+    waits, tracing, called = threading.Event(), threading.Event(), threading.Event()
+
+    class Waits(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if waits.is_set():
+                tracing.set()
+                called.wait(0.3)  # the call waits for the end of the export
+            return super().forward(x)
+
+    module, x = Waits(4, 4).eval(), torch.randn(2, 4)
+    expected = module(x).detach()
+    with purevk.compile(module, (x,)) as program, caplog.at_level(logging.INFO, logger="purevk"):
+        (first,) = program.method("forward").variants
+        waits.set()
+        thread = threading.Thread(target=lambda: purevk.compile(module, (x,)).close())
+        thread.start()
+        assert tracing.wait(30)
+        torch.testing.assert_close(program(x), expected)
+        called.set()
+        thread.join()
+        waits.clear()
+        torch.testing.assert_close(program(x), expected)
+        assert program.method("forward").variants == [first]
+    assert "were changed" not in caplog.text
+
+
 def test_one_tensor_as_two_example_inputs_of_an_exported_program(caplog: Any) -> None:
     class Add(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from purevk.frontends.torch.module import ModuleSource, ProgramSource
+from purevk.frontends.torch.module import ModuleSource, ProgramSource, tracing
 from purevk.frontends.torch.watch.attributes import Attributes
 from purevk.frontends.torch.watch.samples import Samples
 
@@ -29,7 +29,8 @@ class Weights:
 
     def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
         self.sources = list(sources)
-        self._read()
+        with tracing:
+            self._read()
 
     def _read(self) -> None:
         self._slots: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
@@ -67,11 +68,18 @@ class Weights:
 
     def include(self, source: ProgramSource | ModuleSource) -> None:
         """Watches the tensors of another export of a module too. They are up to date."""
-        self._take_over(source)
-        self._snapshot()
+        with tracing:
+            self._take_over(source)
+            self._snapshot()
 
     def changed(self) -> bool:
         """Whether a module is another one than when it was read."""
+        if not self._differs():
+            return False
+        with tracing:  # another thread may export the module now: it has other tensors meanwhile
+            return self._differs()
+
+    def _differs(self) -> bool:
         return (
             list(map(_version, self._tensors)) != self._versions
             or list(map(_address, self._tensors)) != self._addresses
@@ -91,6 +99,10 @@ class Weights:
     def update(self, program: Any) -> None:
         """Has the sources read the modules as they are now, and writes buffers that are states on
         the device and that the user changed."""
+        with tracing:
+            self._update(program)
+
+    def _update(self, program: Any) -> None:
         changed = {
             id(tensor)
             for tensor, version in zip(self._tensors, self._versions)
