@@ -378,6 +378,13 @@ class Variant:
             expected[symbol.name] = Expected(upper, upper if found.outgrown else value, symbol.open)
         if found.outgrown:
             _log.warning("%s: %s is above what was planned for; lowering again", self.where, found)
+        if expected == chosen.expected:
+            # It is lowered for these values: what it decides depends on sizes of inputs, too.
+            inputs = zip(chosen.graph.inputs, arrays)
+            sizes = [_sizes_of(value, array) for value, array in inputs]
+            if sizes != chosen.sizes:
+                fixed = (each for each in self.specializations if each.sizes == sizes)
+                return next(fixed, None) or self._prepare(sizes)  # its symbols have other names
         return self._prepare(chosen.sizes, expected)
 
     def close(self) -> None:

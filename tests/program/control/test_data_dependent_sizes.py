@@ -284,6 +284,25 @@ def test_checks_against_sizes_of_inputs() -> None:
             program.forward(tensor(6, 4), torch.tensor(6))
 
 
+def test_one_row_that_is_left_of_a_dynamic_size() -> None:
+    """Whether a rest is one row is known only during the call, and depends on an input's size."""
+
+    def rest(x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        first = start.item()
+        torch._check(first >= 0)
+        torch._check(first <= x.shape[0])
+        y = x[first:]
+        return y * torch.ones_like(y) + torch.relu(y).sum(0)
+
+    rows = torch.export.Dim("rows", min=2, max=40)
+    with compiled(
+        rest, tensor(7, 4), torch.tensor(2), dynamic=({0: rows}, None), bounds="exported"
+    ) as program:
+        for count in (7, 12, 7):
+            for first in (count - 1, 2, count, count - 1):
+                agrees(program, rest, tensor(count, 4), torch.tensor(first))
+
+
 def test_an_input_that_is_a_size() -> None:
     def function(n: torch.Tensor) -> Any:
         count = n.item()
