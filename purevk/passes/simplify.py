@@ -3,7 +3,7 @@ and tensors without elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import cast
 
 from purevk.dtypes import DType
@@ -223,6 +223,27 @@ def share_cats(graph: Graph) -> Graph:
 def drop_unused(graph: Graph) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
     nobody needs. A relation that only such symbols have to keep is not checked."""
+    related: set[Symbol] = set()
+    while True:
+        after = _drop_unused(graph, related)
+        kept = after.unbacked
+        found = {
+            symbol
+            for guard, _ in graph.checks
+            if any(symbol in kept for symbol in guard.symbols)
+            for symbol in guard.symbols & set(graph.unbacked)
+        }
+        if found <= set(kept):
+            return after
+        related |= found
+
+
+def _drop_unused(graph: Graph, related: Set[Symbol]) -> Graph:
+    """Does so once.
+
+    Args:
+        related: unbacked symbols that have to keep a relation with others that are needed.
+    """
     needed = set(graph.output_values())
     unbacked = graph.unbacked
     seen: set[Symbol] = set()
@@ -234,7 +255,7 @@ def drop_unused(graph: Graph) -> Graph:
             if source is not None and source.value is not None:
                 needed.add(source.value)
 
-    mention(*graph.outputs, *(value.type.dims for value in needed))
+    mention(*graph.outputs, *(value.type.dims for value in needed), *map(Dim.of, related))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or registry.mutated(node) or not node.results:

@@ -26,7 +26,7 @@ from purevk.frontends.torch.decompose import (
     out_of_place,
 )
 from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
-from purevk.frontends.torch.sizes import Sizes
+from purevk.frontends.torch.sizes import Sizes, solved
 from purevk.frontends.torch.strides import in_memory_order
 from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
 from purevk.ir import dims as _dims
@@ -299,6 +299,8 @@ class NodeReader:
         if name == "aten._assert_scalar.default" and isinstance(args[0], _Relation):
             relation = args[0]
             self.importer.check(relation.left, relation.op, relation.right, str(args[1]))
+            if relation.op == "==":
+                self._use_equal(relation.left, relation.right)
             return None
         if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
             return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
@@ -317,6 +319,17 @@ class NodeReader:
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)
+
+    def _use_equal(self, left: Size, right: Size) -> None:
+        """Writes a size that follows from data by others from here on, as the program asserts: the
+        parts of a split add up to the whole."""
+        found = solved(left, right, tuple(self.importer.symbols))
+        if found is None:
+            return
+        for names in (self.env, self.sizes.symbols):
+            for name, value in names.items():
+                if isinstance(value, Dim):
+                    names[name] = _dims.substitute(value, found)
 
     def known(self, number: Any, found: Size | None = None) -> Size:
         """An integer of torch in the graph. `found` is what a new symbol of torch stands for."""

@@ -312,3 +312,18 @@ def symbolic_sizes(example: Any) -> Sequence[Any]:
     if isinstance(example, torch.Tensor):
         return tuple(example.shape)
     return (example,) if isinstance(example, torch.SymInt) else ()
+
+
+def solved(left: Size, right: Size, symbols: Sequence[Symbol]) -> dict[Symbol, Size] | None:
+    """The last of the symbols that follow from data, as an expression over the others, where two
+    sizes are equal. None: no such symbol stands alone, or the expression has wider bounds."""
+    difference = left - right
+    terms = difference.terms if isinstance(difference, Dim) else ()
+    for symbol in reversed(symbols):
+        factor = dict(terms).get((symbol,), 0)
+        if (symbol.unbacked or not symbol.is_size) and abs(factor) == 1:
+            rest = difference - factor * Dim.of(symbol)
+            found = -factor * rest
+            if symbol not in _dims.symbols(found) and _dims.upper(found) <= symbol.upper:
+                return {symbol: found}
+    return None

@@ -284,6 +284,40 @@ def test_checks_against_sizes_of_inputs() -> None:
             program.forward(tensor(6, 4), torch.tensor(6))
 
 
+def test_parts_of_a_split_add_up_to_the_whole() -> None:
+    """Rows by expert, as layers with mixtures of experts sort them."""
+
+    def by_expert(x: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ones = torch.ones_like(experts)
+        counts = torch.zeros(3, dtype=torch.int64).scatter_add(0, experts, ones).tolist()
+        order = experts.argsort(stable=True)
+        first, second, third = x[order].split(counts)
+        joined = torch.cat([first * 2, second + 1, third.exp()])
+        return torch.zeros_like(x).index_add(0, order, joined * x), second.sum(0), third.sum(0)
+
+    rows = {0: torch.export.Dim("rows", min=2, max=40)}
+    for dynamic in (None, (rows, rows)):
+        x, experts = tensor(7, 4), torch.tensor([0, 2, 1, 0, 1, 2, 0])
+        with compiled(by_expert, x, experts, dynamic=dynamic, bounds="exported") as program:
+            for each in (experts, torch.zeros_like(experts), torch.full_like(experts, 2)):
+                agrees(program, by_expert, x, each)
+            for last in (1, 2) if dynamic else ():  # parts of one row
+                each = torch.tensor([0] * 16 + [last])
+                agrees(program, by_expert, tensor(17, 4), each)
+
+
+def test_parts_of_a_split_that_do_not_add_up() -> None:
+    def split(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return torch.cat(x.split(counts.tolist())[::-1]) + x
+
+    with compiled(split, tensor(7, 4), torch.tensor([2, 4, 1])) as program:
+        for counts in ([2, 4, 1], [0, 7, 0], [1, 1, 5]):
+            agrees(program, split, tensor(7, 4), torch.tensor(counts))
+        for counts in ([2, 4, 2], [2, 4, 0]):
+            with pytest.raises(InputError, match="u0 \\+ u1 \\+ u2"):
+                program.forward(tensor(7, 4), torch.tensor(counts))
+
+
 def test_one_row_that_is_left_of_a_dynamic_size() -> None:
     """Whether a rest is one row is known only during the call, and depends on an input's size."""
 
