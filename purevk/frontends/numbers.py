@@ -66,6 +66,8 @@ def item(
     Args:
         lower, upper: bounds of the integer, see `Importer.element`.
     """
+    if tensor.type.dtype is DType.bool:
+        lower, upper = 0, 1
     if not tensor.type.dtype.is_float:
         return importer.element(tensor, 0, lower, upper)
     if tensor.type.rank:

@@ -197,7 +197,7 @@ class NodeReader:
                 if self._is_asserted(node):
                     self.env[node] = _Relation(args[0], PYTHON[target], args[1])
                     return
-                if higher_order.decides(node):
+                if higher_order.decides(node) or self._selects(node):
                     self.env[node] = _dims.indicator(args[0], PYTHON[target], args[1])
                     return
             self.env[node] = numbers.arithmetic(self.importer, PYTHON[target], args, node.name)
@@ -221,6 +221,9 @@ class NodeReader:
                     ),
                     (self.arg(arg) for arg in node.args[0]),
                 )
+                return
+            if name == "sym_ite":
+                self.env[node] = self._selected(node, *(self.arg(arg) for arg in node.args))
                 return
             if name == "sym_not":
                 self.env[node] = _dims.invert(self.arg(node.args[0]))
@@ -464,6 +467,23 @@ class NodeReader:
         return all(
             getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users
         )
+
+    def _selects(self, node: Any) -> bool:
+        """Whether a condition only selects numbers."""
+        return all(getattr(user.target, "__name__", "") == "sym_ite" for user in node.users)
+
+    def _selected(self, node: Any, condition: Any, one: Any, other: Any) -> Any:
+        """`torch.sym_ite` of integers."""
+        if isinstance(condition, bool):
+            return one if condition else other
+        if not all(isinstance(each, (int, Dim)) for each in (condition, one, other)):
+            raise UnsupportedProgramError(
+                f"{node.name} selects numbers that are no sizes",
+                where=f"{self.importer.where}, {path_of(node)}",
+                why="its condition, or one of its numbers, is a float or a tensor",
+                next="use torch.where",
+            )
+        return other + condition * (one - other)
 
     def schema_args(
         self, target: Any, given: Sequence[Any], named: Mapping[str, Any]

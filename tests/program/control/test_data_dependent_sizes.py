@@ -284,6 +284,21 @@ def test_checks_against_sizes_of_inputs() -> None:
             program.forward(tensor(6, 4), torch.tensor(6))
 
 
+def test_numbers_that_a_condition_selects() -> None:
+    def select(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        torch._check((n < 100).all().item())
+        above = (n.sum() > 3).item()
+        return x * torch.sym_ite(above, 2, 5), x + torch.sym_ite(x.shape[0] > 4, 3, 7)
+
+    rows = {0: torch.export.Dim("rows", min=2, max=40)}
+    with compiled(
+        select, tensor(3, 4), torch.tensor([3, 4]), dynamic=(rows, None), bounds="exported"
+    ) as program:
+        for count in (3, 4, 5):
+            for number in (0, 4):
+                agrees(program, select, tensor(count, 4), torch.tensor([1, number]))
+
+
 def test_parts_of_a_split_add_up_to_the_whole() -> None:
     """Rows by expert, as layers with mixtures of experts sort them."""
 
