@@ -76,14 +76,15 @@ def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, 
 
 def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
     find = "pv_nearest_exact" if exact else "pv_nearest"
-    at = coordinates(
-        rank,
-        **{
-            f"d{2 + n}": f"{find}(i{2 + n}, {scale}, x_size_{2 + n})"
-            for n, scale in enumerate(scales)
-        },
-    )
-    return f"r = X({at});"
+    found = {}
+    for d, scale in enumerate(scales, 2):
+        found[f"d{d}"] = f"{find}(i{d}, {scale}, x_size_{d})"
+        if rank == 4 and not exact:  # torch then ignores the factor, for images alone
+            found[f"d{d}"] = (
+                f"(r_size_{d} == x_size_{d} ? i{d} : r_size_{d} == 2 * x_size_{d} ? i{d} / 2 :"
+                f" {found[f'd{d}']})"
+            )
+    return f"r = X({coordinates(rank, **found)});"
 
 
 def _linear(rank: int, scales: Sequence[str], align: bool) -> str:

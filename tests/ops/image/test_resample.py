@@ -33,6 +33,18 @@ def test_nearest(mode):
         Case(F.interpolate, (tensor(*IMAGES[2]),), {"scale_factor": factor, "mode": mode})
         for factor in (2, 1.7, 0.6, (3.0, 0.5))
     ]
+    # torch ignores factors that give the size of the image or twice that, but of images alone.
+    cases += [
+        Case(
+            F.interpolate,
+            (tensor(1, 2, *(3, 2, 2)[-n:]),),
+            {"scale_factor": (1.3, 2.2, 2.4)[-n:], "mode": mode},
+        )
+        for n in (1, 2, 3)
+    ]
+    cases += [
+        Case(F.interpolate, (tensor(1, 2, 3, 2),), {"scale_factor": (2.2, 1.3), "mode": mode})
+    ]
     cases += [
         Case(F.interpolate, (tensor(1, 3, 5, 4, dtype=dtype),), {"scale_factor": 2, "mode": mode})
         for dtype in (torch.float16, torch.bfloat16, torch.uint8)
@@ -203,18 +215,19 @@ class Interpolated(torch.nn.Module):
     [
         {"scale_factor": (1.7, 0.6), "mode": "nearest"},
         {"scale_factor": (1.7, 2.4), "mode": "bilinear"},
+        {"scale_factor": (2.2, 1.3), "mode": "nearest"},
         {"scale_factor": 1.3, "mode": "area"},
         {"scale_factor": 1.3, "mode": "bicubic", "recompute_scale_factor": True},
     ],
-    ids=lambda options: options["mode"],
+    ids=lambda options: f"{options['mode']} {options['scale_factor']}",
 )
 def test_sizes_of_a_call_times_a_factor(options):
     module = Interpolated(**options)
-    sides = torch.export.Dim("h", min=4, max=60), torch.export.Dim("w", min=4, max=60)
+    sides = torch.export.Dim("h", min=3, max=60), torch.export.Dim("w", min=4, max=60)
     x = tensor(1, 2, 10, 12)
     exported = torch.export.export(module, (x,), dynamic_shapes=({2: sides[0], 3: sides[1]},))
     with purevk.compile(exported) as program:
-        for height, width in ((4, 5), (10, 50), (60, 33), (23, 60)):
+        for height, width in ((3, 4), (4, 5), (10, 50), (60, 33), (23, 60)):
             x = tensor(1, 2, height, width)
             torch.testing.assert_close(program.forward(x), module(x), atol=1e-4, rtol=1e-4)
 
