@@ -92,7 +92,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     names = conversions(x.dtype, out.dtype, acc)
     if how.logical and x.dtype is not DType.bool:
         wide = x.dtype.acc
-        names["FROM_X(v)"] = f"({wide}(v) != {wide}(0) ? 1 : 0)"
+        number = names.get("FROM_X(v)", f"{wide}(v)")  # bfloat16 is read as bits: -0.0 is not 0
+        names["FROM_X(v)"] = f"({number} != {wide}(0) ? 1 : 0)"
     joined: dict[str, str | int] = {"INIT": extreme(how.start, acc), "COMBINE(a, b)": how.combine}
     if how.variance or how.logarithm:
         joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})

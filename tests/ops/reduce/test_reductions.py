@@ -317,6 +317,21 @@ def test_parts_of_rows(shape, dims, dtype):
     )
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_negative_zeros_are_false(dtype):
+    x = torch.tensor([[1, -0.0, 2], [0.0, -0.0, 0.0], [1, math.nan, 2]]).to(dtype)
+    long = torch.full((1 << 15,), -0.0, dtype=dtype)
+    check(
+        *(
+            Case(fn, (each, dims))
+            for fn in (aten.all.dims, aten.any.dims)
+            for each, dims in ((x, [1]), (x, [0]), (x, [0, 1]), (long, [0]))
+        )
+    )
+
+
 def test_rms_norm():
     cases = []
     for dtype in (torch.float32, torch.float16):
