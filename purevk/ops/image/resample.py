@@ -11,6 +11,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ir.factors import scaled
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
@@ -46,16 +47,24 @@ def _resized(
     return x.with_dims((*x.dims[:2], *sizes))
 
 
+def _real(x: TensorType, kind: str) -> Callable[[float], float]:
+    """The precision in which torch computes positions."""
+    exact = x.dtype is DType.float64 and kind not in ("nearest", "exact")
+    return np.float64 if exact else np.float32
+
+
 def _step(
     x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str
 ) -> float | None:
     """The distance in the input of neighbours of the result along dim d, in the precision in which
     torch computes it; None: it depends on the call."""
-    real = (
-        np.float64 if x.dtype is DType.float64 and kind not in ("nearest", "exact") else np.float32
-    )
+    real = _real(x, kind)
     size = x.dims[d]
     if not align and factor is not None and factor > 0:
+        for times in _unscaled(x, kind):
+            ignored = _gives(size, out, factor, times)
+            if ignored is not False:
+                return 1.0 / times if ignored else None
         return float(real(1.0 / factor))
     if not isinstance(size, int) or not isinstance(out, int):
         return None
@@ -64,11 +73,32 @@ def _step(
     return float(real(size) / real(out)) if out else 0.0
 
 
+def _unscaled(x: TensorType, kind: str) -> tuple[int, ...]:
+    """If a size becomes one of these multiples of itself, eager torch takes that multiple for the
+    factor, whatever the factor is."""
+    if kind == "nearest":
+        return (1, 2) if x.rank == 4 else ()
+    return () if kind in ("exact", "cubic") else (1,)
+
+
+def _gives(size: Size, out: Size, factor: float, times: int) -> bool | None:
+    """Whether a result has `times` the size; None: it depends on the call."""
+    if isinstance(size, int) and isinstance(out, int):
+        return out == times * size
+    least = _dims.range_of(size)[0]
+    return False if factor <= times or least * (factor - times) > 1 else None
+
+
 def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, kind: str) -> str:
     """The same as GLSL."""
     number = _step(x, d, out, factor, align, kind)
     if number is not None:
         return f"({number!r})"
+    if not align and factor is not None and factor > 0:
+        text = repr(float(_real(x, kind)(1.0 / factor)))
+        for times in _unscaled(x, kind):
+            text = f"r_size_{d} == {times} * x_size_{d} ? {1.0 / times!r} : {text}"
+        return f"({text})"
     if align:
         return f"(r_size_{d} > 1 ? float(x_size_{d} - 1) / float(r_size_{d} - 1) : 0.0)"
     return f"(float(x_size_{d}) / float(r_size_{d}))"
@@ -76,15 +106,14 @@ def _scale(x: TensorType, d: int, out: Size, factor: float | None, align: bool, 
 
 def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
     find = "pv_nearest_exact" if exact else "pv_nearest"
-    found = {}
-    for d, scale in enumerate(scales, 2):
-        found[f"d{d}"] = f"{find}(i{d}, {scale}, x_size_{d})"
-        if rank == 4 and not exact:  # torch then ignores the factor, for images alone
-            found[f"d{d}"] = (
-                f"(r_size_{d} == x_size_{d} ? i{d} : r_size_{d} == 2 * x_size_{d} ? i{d} / 2 :"
-                f" {found[f'd{d}']})"
-            )
-    return f"r = X({coordinates(rank, **found)});"
+    at = coordinates(
+        rank,
+        **{
+            f"d{2 + n}": f"{find}(i{2 + n}, {scale}, x_size_{2 + n})"
+            for n, scale in enumerate(scales)
+        },
+    )
+    return f"r = X({at});"
 
 
 def _linear(rank: int, scales: Sequence[str], align: bool) -> str:

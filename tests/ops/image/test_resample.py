@@ -33,18 +33,6 @@ def test_nearest(mode):
         Case(F.interpolate, (tensor(*IMAGES[2]),), {"scale_factor": factor, "mode": mode})
         for factor in (2, 1.7, 0.6, (3.0, 0.5))
     ]
-    # torch ignores factors that give the size of the image or twice that, but of images alone.
-    cases += [
-        Case(
-            F.interpolate,
-            (tensor(1, 2, *(3, 2, 2)[-n:]),),
-            {"scale_factor": (1.3, 2.2, 2.4)[-n:], "mode": mode},
-        )
-        for n in (1, 2, 3)
-    ]
-    cases += [
-        Case(F.interpolate, (tensor(1, 2, 3, 2),), {"scale_factor": (2.2, 1.3), "mode": mode})
-    ]
     cases += [
         Case(F.interpolate, (tensor(1, 3, 5, 4, dtype=dtype),), {"scale_factor": 2, "mode": mode})
         for dtype in (torch.float16, torch.bfloat16, torch.uint8)
@@ -56,6 +44,32 @@ def test_nearest(mode):
             {"scale_factor": 2, "mode": mode},
         )
     ]
+    check(cases)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "nearest"},
+        {"mode": "nearest-exact"},
+        {"mode": "linear"},
+        {"mode": "bicubic"},
+        {"mode": "linear", "antialias": True},
+        {"mode": "bicubic", "antialias": True},
+    ],
+    ids=str,
+)
+def test_factors_that_torch_ignores(options):
+    """A factor that keeps a size, or doubles it, is ignored by some modes of torch."""
+    smooth = {1: "linear", 2: "bilinear", 3: "trilinear"}
+    cases = []
+    for n in (1, 2, 3):
+        if n != 2 and ("antialias" in options or options["mode"] == "bicubic"):
+            continue
+        mode = smooth[n] if options["mode"] == "linear" else options["mode"]
+        for sizes, factors in (((3, 2, 2), (1.3, 2.2, 2.4)), ((5, 3, 2), (1.1, 2.2, 1.3))):
+            given = {**options, "mode": mode, "scale_factor": factors[-n:]}
+            cases.append(Case(F.interpolate, (tensor(1, 2, *sizes[-n:]),), given))
     check(cases)
 
 
@@ -215,6 +229,7 @@ class Interpolated(torch.nn.Module):
     [
         {"scale_factor": (1.7, 0.6), "mode": "nearest"},
         {"scale_factor": (1.7, 2.4), "mode": "bilinear"},
+        {"scale_factor": (1.3, 1.2), "mode": "bilinear"},
         {"scale_factor": (2.2, 1.3), "mode": "nearest"},
         {"scale_factor": 1.3, "mode": "area"},
         {"scale_factor": 1.3, "mode": "bicubic", "recompute_scale_factor": True},
