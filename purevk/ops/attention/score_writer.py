@@ -118,5 +118,10 @@ class _Writer:
         arguments = ", ".join(f"int i{dim}" for dim in range(len(operand.dims)))
         at = f"buf_{name}[{' + '.join(terms)}]"
         # A conversion is all that storage of 8 bits allows.
-        element = f"(int({at}) != 0)" if dtype is DType.bool else f"{dtype.acc}({at})"
+        if dtype is DType.bool:
+            element = f"(int({at}) != 0)"
+        elif dtype is DType.bfloat16:  # stored as bits
+            element = f"uintBitsToFloat(uint({at}) << 16)"
+        else:
+            element = f"{dtype.acc}({at})"
         self.text.append(f"{dtype.acc} pv_gather{number}({arguments}) {{ return {element}; }}")

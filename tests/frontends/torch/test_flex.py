@@ -145,6 +145,16 @@ def test_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.bool], ids=str)
+def test_dtypes_of_captured_tensors(dtype: torch.dtype) -> None:
+    slopes = (SLOPES * 8).to(dtype)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i))
+
+    agree(strict(attend)(*operands()), attend(*operands()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alibi", "soft cap"])
 def test_exported(name: str) -> None:
