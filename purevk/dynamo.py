@@ -45,6 +45,7 @@ from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
 from purevk.frontends.torch.watch.samples import Samples
+from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
 from purevk.ir import Bound, Graph, Node
 from purevk.passes.placement import too_large
@@ -121,8 +122,10 @@ def _compile_or_warn(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
     if not fallback:
+        replace_written_views(module)
         return aot(module, example_inputs)
     try:
+        replace_written_views(module)
         compiled = aot(module, example_inputs)
     except _RAISED:
         raise

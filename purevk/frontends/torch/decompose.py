@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.torch import higher_order
+from purevk.frontends.torch.written_views import replace_written_views
 from purevk.ops import registry
 
 PYTHON = {
@@ -65,6 +66,7 @@ def decompose(program: Any) -> Any:
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     _refuse_resized(program)
+    replace_written_views(program.graph_module)
     with higher_order.sub_graphs_may_write(program):
         try:
             return program.run_decompositions(decompositions(program))

@@ -1,0 +1,193 @@
+"""Views through which a graph writes, as torch's functionalization takes them.
+
+Functionalization writes the elements of a view back into the tensor that it is a view of. Behind
+`expand`, it adds the difference to that tensor, which rounds, and makes NaN of infinite elements.
+Behind `unfold`, elements that no window covers become 0. So such views are replaced by others that
+show the same elements. Graphs come from torch.export, or from dynamo.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from purevk.errors import UnsupportedProgramError
+
+_EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in (
+        "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
+        "irshift", "imatmul",
+    )
+)  # fmt: skip
+
+
+def replace_written_views(module: Any) -> None:
+    """Replaces the views of a graph module that torch would write through wrongly.
+
+    Raises:
+        UnsupportedProgramError: it writes floats into a part of an expanded tensor, or into windows
+            that overlap or whose number is not known.
+    """
+    graph = module.graph
+    written = [each for node in graph.nodes for each in _written(node)]
+    memories = {_memory(each) for each in written} - {None}
+    if not memories:
+        return
+    found = False
+    for node in list(graph.nodes):
+        name = _name(node)
+        if (name not in _EXPANDING and name != "unfold") or _memory(node) not in memories:
+            continue
+        with graph.inserting_before(node):
+            views = _Views(node)
+            made = views.unfolded() if name == "unfold" else views.expanded()
+        if made is not None:
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+            found = True
+        elif name == "unfold" or _example(node).is_floating_point() or _example(node).is_complex():
+            _refuse_written(node, written)
+    if found:
+        module.recompile()
+
+
+def _example(node: Any) -> Any:
+    """The tensor that a node was traced with, or None."""
+    import torch
+
+    meta = getattr(node, "meta", {})
+    example = meta.get("val", meta.get("example_value"))
+    return example if isinstance(example, torch.Tensor) else None
+
+
+def _memory(node: Any) -> Any:
+    """Which memory a node's tensor has; None: it has none that is known."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    example = _example(node)
+    if example is None:
+        return None
+    reference: Any = StorageWeakRef  # whose functions have no types
+    try:
+        return reference(example.untyped_storage()).cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors and the like
+        return None
+
+
+def _name(node: Any) -> str:
+    """The name of a function or a method of tensors."""
+    import torch
+
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target._opname) if node.target.namespace == "aten" else ""
+    # The function `torch.nn.functional.unfold` is no view.
+    return "broadcast_to" if node.target is torch.broadcast_to else ""
+
+
+def _written(node: Any) -> Iterator[Any]:
+    """The nodes whose tensors a node may write into."""
+    import torch
+
+    if isinstance(node.target, torch._ops.OpOverload):
+        for position, argument in enumerate(node.target._schema.arguments):
+            if not argument.is_write:
+                continue
+            given = node.args[position] if position < len(node.args) else None
+            given = node.kwargs.get(argument.name, given)
+            yield from given if isinstance(given, (list, tuple)) else [given]
+        return
+    if node.op not in ("call_method", "call_function"):
+        return
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    if node.args and (in_place or node.target in _IN_PLACE or node.kwargs.get("inplace") is True):
+        yield node.args[0]
+    out = node.kwargs.get("out")
+    yield from out if isinstance(out, (list, tuple)) else [out]
+
+
+def _refuse_written(view: Any, written: Sequence[Any]) -> None:
+    """Refuses writes through a view that is not replaced."""
+    memory = _memory(view)
+    for node in written:
+        while isinstance(node, type(view)) and _memory(node) == memory:
+            if node is view:
+                raise UnsupportedProgramError(
+                    f"a write goes into a part of {view.name}",
+                    where=f"{_name(view)} of {getattr(view.args[0], 'name', '')}",
+                    why="it is a view whose elements may be one in memory, or the number of its"
+                    " windows is not known, and torch would write other elements too",
+                    next="write into the tensor itself, or into a clone() of the view",
+                )
+            node = node.args[0] if node.args else None
+
+
+class _Views:
+    """Makes views in place of a node that is one."""
+
+    def __init__(self, node: Any) -> None:
+        self.node, self.source = node, node.args[0]
+
+    def _make(self, tensor: Any, overload: str, *args: Any) -> Any:
+        import torch
+
+        name, _, _ = overload.partition(".")
+        graph, key = self.node.graph, "val" if "val" in self.node.meta else "example_value"
+        if self.node.op == "call_method" or not isinstance(self.node.target, torch._ops.OpOverload):
+            made = graph.call_method(name, (tensor, *args))
+        else:
+            target = operator.attrgetter(overload)(torch.ops.aten)
+            made = graph.call_function(target, (tensor, *args))
+        made.meta = {**self.node.meta, key: getattr(_example(tensor), name)(*args)}
+        return made
+
+    def expanded(self) -> Any:
+        """The source with dims of 1 in front; None: it shows elements several times."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        before, after = _example(self.source).shape, _example(self.node).shape
+        front = len(after) - len(before)
+        wanted = (*[1] * front, *before)
+        if not all(statically_known_true(have == want) for have, want in zip(after, wanted)):
+            return None
+        made = self.source
+        for _ in range(front):
+            made = self._make(made, "unsqueeze.default", 0)
+        return made
+
+    def unfolded(self) -> Any:
+        """The windows as parts of a dim that is split. None: they overlap, or it is not known how
+        many there are."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        names = ("dimension", "size", "step")
+        given = dict(zip(names, self.node.args[1:])) | dict(self.node.kwargs)
+        dim, size, step = (given[name] for name in names)
+        source, result = _example(self.source), _example(self.node)
+        if not source.dim() or not all(isinstance(each, int) for each in (dim, size, step)):
+            return None
+        dim %= source.dim()
+        count = result.shape[dim]
+        if statically_known_true(count == 1):
+            made = self._make(self.source, "narrow.default", dim, 0, size)
+            made = self._make(made, "unsqueeze.default", dim)
+        elif size > step or not isinstance(count, int):
+            return None
+        elif statically_known_true(count * step <= source.shape[dim]):
+            made = self._make(self.source, "narrow.default", dim, 0, count * step)
+            made = self._make(made, "unflatten.int", dim, [count, step])
+            if size < step:
+                made = self._make(made, "narrow.default", dim + 1, 0, size)
+        else:  # the last window is shorter than the step
+            numbers = (list(result.shape), list(result.stride()), result.storage_offset())
+            if not all(isinstance(each, int) for each in (*numbers[0], *numbers[1], numbers[2])):
+                return None
+            return self._make(self.source, "as_strided.default", *numbers)
+        return self._make(made, "movedim.int", dim + 1, -1)
