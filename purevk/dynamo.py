@@ -44,6 +44,7 @@ from purevk.fallback import to_torch
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
+from purevk.frontends.torch.overlaps import Overlaps
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
@@ -121,9 +122,10 @@ def _compile_or_warn(
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
+    overlaps = Overlaps(module)
     if not fallback:
         replace_written_views(module)
-        return aot(module, example_inputs)
+        return _Strict(aot(module, example_inputs), overlaps)
     try:
         replace_written_views(module)
         compiled = aot(module, example_inputs)
@@ -132,7 +134,7 @@ def _compile_or_warn(
     except Exception as error:
         _warn_about_eager(error)
         return module.forward
-    return _WithFallback(module, compiled)
+    return _WithFallback(module, compiled, overlaps)
 
 
 def _differentiable(tensors: Sequence[Any]) -> bool:
@@ -161,15 +163,39 @@ def _fallback(options: Mapping[str, Any]) -> bool:
     return bool(options.get("fallback", knobs.EAGER_FALLBACK()))
 
 
+def _shared_inputs() -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        "inputs share memory in another way than those that the graph was compiled for",
+        where="torch.compile",
+        why="the graph writes into one of them",
+        next="pass copies: x.clone()",
+    )
+
+
+class _Strict:
+    """A graph of dynamo that nothing takes over for."""
+
+    def __init__(self, compiled: Callable[..., Any], overlaps: Overlaps) -> None:
+        self._compiled, self._overlaps = compiled, overlaps
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._overlaps.as_traced(args):
+            raise _shared_inputs()
+        return self._compiled(*args)
+
+
 class _WithFallback:
     """A graph of dynamo. When a call fails, eager torch takes over for good. If eager torch fails
     too, its error is raised: it is one of the call.
 
     AOTAutograd writes into arguments after the graph has run. So a graph that failed has left
-    nothing behind.
+    nothing behind, but if what AOTAutograd does then fails. That call raises.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, compiled: Callable[..., Any]) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, compiled: Callable[..., Any], overlaps: Overlaps
+    ) -> None:
+        self._overlaps = overlaps
         self._eager = module.forward
         self._compiled: Callable[..., Any] | None = compiled
 
@@ -177,18 +203,36 @@ class _WithFallback:
         compiled = self._compiled
         if compiled is None:
             return self._eager(*args)
+        if not self._overlaps.as_traced(args):
+            _warn_about_eager(_shared_inputs())
+            return self._eager(*args)
         random_state = torch.get_rng_state()
+        versions = self._versions(args)
         try:
             return compiled(*args)
         except _RAISED:
             raise
         except Exception as error:
+            if versions != self._versions(args):
+                self._compiled = None
+                raise UnsupportedProgramError(
+                    "a graph failed after it had written into its inputs",
+                    where="torch.compile",
+                    why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                    next="pass inputs that share no memory; later calls of the graph run in eager"
+                    " torch",
+                ) from error
             # Eager torch draws the random numbers that it would have drawn alone.
             torch.set_rng_state(random_state)
             outputs = self._eager(*args)
             _warn_about_eager(error)
             self._compiled = None
             return outputs
+
+    def _versions(self, args: Sequence[Any]) -> list[int]:
+        """How often each input that the graph may write has been written."""
+        given = [args[at] for at in self._overlaps.written]
+        return [each._version for each in given if not each.is_inference()]
 
 
 _reasons: set[str] = set()

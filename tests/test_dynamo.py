@@ -577,6 +577,68 @@ def test_writes_happen_once_when_eager_torch_takes_over(forgotten: None) -> None
             _agrees(compiled, count, x, torch.zeros(2))
 
 
+def _shift(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x + y
+
+
+_SHARED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "a part": lambda x: (x[:3], x[2:5]),
+    "all": lambda x: (x[:4], x[:4]),
+    "a transposed view": lambda x: (x[:4], x[:4].t()),
+    "nothing": lambda x: (x[:3], x[3:]),
+}
+
+
+@pytest.mark.parametrize("name", _SHARED)
+@pytest.mark.parametrize("separate_first", [True, False])
+def test_inputs_that_share_memory_at_some_calls(
+    name: str, separate_first: bool, forgotten: None
+) -> None:
+    """One of them is written. AOTAutograd guards the graph for this in few cases."""
+    compiled = torch.compile(_shift, backend="purevk", options=FALLBACK, dynamic=False)
+    x = torch.randn(6, 4)
+    shapes = [each.shape for each in _SHARED[name](x)]
+
+    def separate() -> None:
+        _agrees(compiled, _shift, *(torch.randn(shape) for shape in shapes))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if separate_first:
+            separate()
+        have, want = x.clone(), x.clone()
+        torch.testing.assert_close(compiled(*_SHARED[name](have)), _shift(*_SHARED[name](want)))
+        torch.testing.assert_close(have, want)
+        separate()
+
+
+def test_strict_compilation_raises_where_inputs_share_memory() -> None:
+    compiled = torch.compile(_shift, backend="purevk", options={"fallback": False}, dynamic=False)
+    x = torch.randn(6, 4)
+    _agrees(compiled, _shift, torch.randn(3, 4), torch.randn(3, 4))
+    with pytest.raises(UnsupportedProgramError, match="share memory in another way"):
+        compiled(x[:3], x[2:5])
+
+
+def test_a_failure_behind_a_write_is_raised(forgotten: None) -> None:
+    """Eager torch would write a second time. It runs the next call."""
+
+    def backend(module: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        def fail(x: torch.Tensor, y: torch.Tensor) -> None:
+            x.add_(1)
+            raise AssertionError("behind the graph")
+
+        return dynamo._WithFallback(module, fail, dynamo.Overlaps(module))
+
+    compiled = torch.compile(_shift, backend=backend)
+    x, y = torch.zeros(3), torch.ones(3)
+    with pytest.raises(UnsupportedProgramError, match="failed after it had written"):
+        compiled(x, y)
+    assert torch.equal(x, torch.ones(3))
+    _agrees(compiled, _shift, x, y)
+
+
 # -- positions that follow from data ---------------------------------------------------------------
 def _at(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[n.sum().item()]

@@ -32,14 +32,14 @@ def replace_written_views(module: Any) -> None:
             that overlap or whose number is not known.
     """
     graph = module.graph
-    written = [each for node in graph.nodes for each in _written(node)]
-    memories = {_memory(each) for each in written} - {None}
+    memories = written_memories(graph)
     if not memories:
         return
+    written = [each for node in graph.nodes for each in _written(node)]
     found = False
     for node in list(graph.nodes):
         name = _name(node)
-        if (name not in _EXPANDING and name != "unfold") or _memory(node) not in memories:
+        if (name not in _EXPANDING and name != "unfold") or memory_of(node) not in memories:
             continue
         with graph.inserting_before(node):
             views = _Views(node)
@@ -48,13 +48,22 @@ def replace_written_views(module: Any) -> None:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
             found = True
-        elif name == "unfold" or _example(node).is_floating_point() or _example(node).is_complex():
+        elif (
+            name == "unfold"
+            or example_of(node).is_floating_point()
+            or example_of(node).is_complex()
+        ):
             _refuse_written(node, written)
     if found:
         module.recompile()
 
 
-def _example(node: Any) -> Any:
+def written_memories(graph: Any) -> set[Any]:
+    """What a graph may write into, as `memory_of` gives it."""
+    return {memory_of(each) for node in graph.nodes for each in _written(node)} - {None}
+
+
+def example_of(node: Any) -> Any:
     """The tensor that a node was traced with, or None."""
     import torch
 
@@ -63,11 +72,11 @@ def _example(node: Any) -> Any:
     return example if isinstance(example, torch.Tensor) else None
 
 
-def _memory(node: Any) -> Any:
+def memory_of(node: Any) -> Any:
     """Which memory a node's tensor has; None: it has none that is known."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    example = _example(node)
+    example = example_of(node)
     if example is None:
         return None
     reference: Any = StorageWeakRef  # whose functions have no types
@@ -115,9 +124,9 @@ def _written(node: Any) -> Iterator[Any]:
 
 def _refuse_written(view: Any, written: Sequence[Any]) -> None:
     """Refuses writes through a view that is not replaced."""
-    memory = _memory(view)
+    memory = memory_of(view)
     for node in written:
-        while isinstance(node, type(view)) and _memory(node) == memory:
+        while isinstance(node, type(view)) and memory_of(node) == memory:
             if node is view:
                 raise UnsupportedProgramError(
                     f"a write goes into a part of {view.name}",
@@ -145,14 +154,14 @@ class _Views:
         else:
             target = operator.attrgetter(overload)(torch.ops.aten)
             made = graph.call_function(target, (tensor, *args))
-        made.meta = {**self.node.meta, key: getattr(_example(tensor), name)(*args)}
+        made.meta = {**self.node.meta, key: getattr(example_of(tensor), name)(*args)}
         return made
 
     def expanded(self) -> Any:
         """The source with dims of 1 in front; None: it shows elements several times."""
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-        before, after = _example(self.source).shape, _example(self.node).shape
+        before, after = example_of(self.source).shape, example_of(self.node).shape
         front = len(after) - len(before)
         wanted = (*[1] * front, *before)
         if not all(statically_known_true(have == want) for have, want in zip(after, wanted)):
@@ -170,7 +179,7 @@ class _Views:
         names = ("dimension", "size", "step")
         given = dict(zip(names, self.node.args[1:])) | dict(self.node.kwargs)
         dim, size, step = (given[name] for name in names)
-        source, result = _example(self.source), _example(self.node)
+        source, result = example_of(self.source), example_of(self.node)
         if not source.dim() or not all(isinstance(each, int) for each in (dim, size, step)):
             return None
         dim %= source.dim()
