@@ -24,6 +24,7 @@ from purevk.errors import (  # noqa: E402
     SizeConstraintError,
     UnsupportedProgramError,
 )
+from purevk.frontends.torch.module import ModuleSource  # noqa: E402
 from tests.program.signatures.harness import module  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
@@ -496,6 +497,25 @@ def test_states_outlive_changes_of_weights() -> None:
             for _ in range(2):
                 agree(step, eager, X)
             agree(read, eager_reader, X)
+
+
+@torch.no_grad()
+def test_a_weight_that_is_replaced_while_another_thread_takes_over_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    renew = ModuleSource.renew
+
+    def replaced_meanwhile(source: ModuleSource) -> None:
+        renew(source)
+        layer.weight = torch.nn.Parameter(torch.full((2, 3), 5.0))
+
+    with purevk.compile(layer, (x,)) as program:
+        monkeypatch.setattr(ModuleSource, "renew", replaced_meanwhile)
+        layer.weight = torch.nn.Parameter(torch.ones(2, 3))
+        program(x)
+        monkeypatch.undo()
+        agree(program, layer, x)
 
 
 @torch.no_grad()

@@ -29,12 +29,14 @@ class Weights:
 
     def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
         self.sources = list(sources)
+        self._named: set[tuple[int, str]] = set()  # sources and names that were ever watched
         with tracing:
             self._read()
 
     def _read(self) -> None:
         self._slots: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._by_id: dict[int, Any] = {}
+        self._exported: dict[tuple[int, str], Any] = {}
         for source in self.sources:
             self._take_over(source)
         roots = [source.module for source in self.sources if isinstance(source, ModuleSource)]
@@ -53,8 +55,15 @@ class Weights:
                 continue
             self._by_id[id(tensor)] = tensor
             found = _slots(getattr(source, "module", None), name)
-            if found and found[-1][0].get(found[-1][1]) is tensor:
-                self._slots.update(((id(owner), key), (owner, key)) for owner, key in found)
+            if not found:
+                continue
+            owner, key = found[-1]
+            if owner.get(key) is tensor:
+                self._named.add((id(source), name))
+            elif (id(source), name) not in self._named:
+                continue  # else another thread has replaced it while the module was exported
+            self._exported.setdefault((id(owner), key), tensor)
+            self._slots.update(((id(owner), key), (owner, key)) for owner, key in found)
 
     def _snapshot(self) -> None:
         self._tensors = list(self._by_id.values())
@@ -65,6 +74,8 @@ class Weights:
         self._owners: list[dict[str, Any]] = [owner for owner, _ in self._slots.values()]
         self._keys = [key for _, key in self._slots.values()]
         self._held = list(map(dict.get, self._owners, self._keys))
+        # The export may have an older tensor than the module has by now.
+        self._held = [self._exported.get(slot, held) for slot, held in zip(self._slots, self._held)]
 
     def include(self, source: ProgramSource | ModuleSource) -> None:
         """Watches the tensors of another export of a module too. They are up to date."""
