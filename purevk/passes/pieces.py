@@ -94,7 +94,11 @@ class _Joiner:
 
     def _node(self, node: Node, pieces: Sequence[Piece]) -> Node | None:
         dims, dtype = node.result.type.dims, node.result.type.dtype
-        if len(pieces) > 1 and self._together and any(_is_short(each, dtype) for each in pieces):
+        if (
+            len(pieces) > 1
+            and self._together
+            and any(_is_short(each, dims, dtype) for each in pieces)
+        ):
             return None
         args: tuple[Any, ...] = (tuple(map(tuple, pieces)), dims, dtype)
         return Node(PIECES, args, node.results, node.source)
@@ -509,11 +513,13 @@ def _is_copy(piece: Piece) -> bool:
     return not piece.expression.steps
 
 
-def _is_short(piece: Piece, dtype: DType) -> bool:
-    """Whether results have so few neighbours that writing them apart takes many writes of memory."""
-    if any(step != 1 for step in piece.steps):
-        return True
-    width = piece.sizes[-1]
+def _is_short(piece: Piece, sizes: Sequence[Size], dtype: DType) -> bool:
+    """Whether results have so few neighbours in a tensor of `sizes` that writing them apart takes many
+    writes of memory."""
+    columns = {starts[-1] for starts in piece.starts if starts[:-1] == piece.starts[0][:-1]}
+    width = piece.sizes[-1] * len(columns)
+    if width == sizes[-1]:
+        return False  # whole rows
     return isinstance(width, int) and width * dtype.itemsize < _SHORT
 
 
