@@ -12,9 +12,16 @@ from purevk.tuning import DeviceTraits
 
 # Operators whose results have the order of dims of their arguments.
 RESAMPLE_COARSENED = "purevk.resample_coarsened"
-FOLLOWED = ("purevk.pointwise", "purevk.pool2d", "purevk.map", RESAMPLE_COARSENED)
-# Operators that flatten, join or return a row-major tensor.
-ROW_MAJOR = ("aten.view.default", "aten.cat.default", "purevk.host")
+FOLLOWED = (
+    "purevk.pointwise",
+    "purevk.pool2d",
+    "purevk.map",
+    "aten.cat.default",
+    "purevk.pieces",
+    RESAMPLE_COARSENED,
+)
+# Operators that flatten or return a row-major tensor.
+FLATTENING = ("aten.view.default", "purevk.host")
 CONVOLUTION = "purevk.conv2d"
 FRAGMENT_CONVOLUTION = "purevk.conv2d_fragments"  # always reads NHWC
 NHWC = (0, 2, 3, 1)  # the order in memory of the dims of an image, outermost first
@@ -115,7 +122,7 @@ def _readers(
                 more = _readers(reader.results, query, can, seen)
                 nhwc, nchw = nhwc + more[0], nchw + more[1]
             else:
-                nchw += reader.op in ROW_MAJOR or bool(reader.graphs)
+                nchw += reader.op in FLATTENING or bool(reader.graphs)
     return nhwc, nchw
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from purevk.ir import Node, Size, TensorType
+from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.lower.operands import slice_of
+from purevk.ops.image_layout import FLATTENING, LayoutQuery
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, Operator, Order, ShapeError, View, find, register
 from purevk.ops.shapes import wrap
 
 
@@ -49,7 +50,12 @@ def _cat_lower(lowering: Lowering, node: Node) -> None:
 def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at: int) -> bool:
     """Whether each tensor gives so few neighbouring elements that one copy per tensor would write
     small pieces of memory."""
-    runs = [_dims.upper(_dims.product(piece.dims[at:])) * out.dtype.itemsize for piece in pieces]
+    order = out.layout.dense_order(out.dims) or tuple(range(len(out.dims)))
+    inner = order[order.index(at) :]
+    runs = [
+        _dims.upper(_dims.product([piece.dims[d] for d in inner])) * out.dtype.itemsize
+        for piece in pieces
+    ]
     alike = all(piece.dtype is out.dtype for piece in pieces)
     return (
         lowering.traits.profile.coalesces_accesses
@@ -76,6 +82,40 @@ def _interleave(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at:
     emit_map(lowering, spec, pieces, ends, [out])
 
 
+def _cat_order(node: Node, query: LayoutQuery) -> tuple[Order | None]:
+    """The result has the order of its tensors in memory if all have the same, so that copies follow
+    it, unless a reader would have to copy it to see it in another shape."""
+    result = node.result
+    if result in query.outputs:
+        return (None,)
+    rank = result.type.rank
+    orders = {
+        query(value).dense_order(value.type.dims) if value.type.rank == rank else None
+        for value in node.tensors("tensors")
+    }
+    order = orders.pop()
+    if orders or order is None:
+        return (None,)
+    layout = Layout.dense(result.type.dims, order)
+    copied = any(_copies(reader, layout) for reader in query.users.get(result, ()))
+    return (None if copied else order,)
+
+
+def _copies(reader: Node, layout: Layout) -> bool:
+    """Whether a node copies its first argument if this has a layout."""
+    definition = find(reader.op)
+    if definition is None or not isinstance(definition.form, View):
+        return reader.op in FLATTENING
+    types = tuple(value.type for value in reader.results)
+    bound = definition.bind(reader.args).values()
+    return definition.form.layout(layout, reader.inputs[0].type, types, *bound) is None
+
+
 register(
-    Operator("aten.cat.default", _cat_shape, Kernel(_cat_lower), names=("aten.concat.default",))
+    Operator(
+        "aten.cat.default",
+        _cat_shape,
+        Kernel(_cat_lower, layouts=_cat_order),
+        names=("aten.concat.default",),
+    )
 )
