@@ -621,6 +621,23 @@ def test_strict_compilation_raises_where_inputs_share_memory() -> None:
         compiled(x[:3], x[2:5])
 
 
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: torch.nn.functional.relu(x, True), lambda x: torch._foreach_add_([x], 1.0)],
+    ids=["by an argument", "lists"],
+)
+def test_all_writes_are_seen(forgotten: None, write: Callable[[torch.Tensor], Any]) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        write(x)
+        return x * 2 + y
+
+    compiled = torch.compile(function, backend="purevk", options={"fallback": False}, dynamic=False)
+    _agrees(compiled, function, torch.randn(8), torch.randn(8))
+    x = torch.randn(12)
+    with pytest.raises(UnsupportedProgramError, match="share memory in another way"):
+        compiled(x[:8], x[4:])
+
+
 def test_a_failure_behind_a_write_is_raised(forgotten: None) -> None:
     """Eager torch would write a second time. It runs the next call."""
 

@@ -25,7 +25,8 @@ from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_flex
 from purevk.passes.float8 import float8_as_bytes
-from purevk.passes.fuse import fuse_epilogues, fuse_pointwise, to_programs
+from purevk.passes.fusion.pieces import join_pieces
+from purevk.passes.fusion.pointwise import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
@@ -33,7 +34,6 @@ from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
-from purevk.passes.pieces import join_pieces
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views

@@ -245,7 +245,7 @@ runpy.run_module("purevk", run_name="__main__")
     ["numpy"]
     + [
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("purevk.errors", "purevk.cli.inspect", "purevk.passes.fuse")
+        for name in ("purevk.errors", "purevk.cli.inspect", "purevk.passes.fusion.pointwise")
     ],
 )
 def test_ctrl_c_is_quiet(data: Path, module: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from purevk.ir import Graph
 from purevk.ir.verify import verify
 from purevk.passes.complex import split_complex
-from purevk.passes.fuse import fuse_pointwise
+from purevk.passes.fusion.pointwise import fuse_pointwise
 from purevk.passes.pipeline import optimize
 from purevk.passes.placement import assign_hosts
 from purevk.schedule.planning import make_plan

@@ -176,6 +176,9 @@ FORMS |= {
 }
 
 
+JOINED = ("two programs", "nested", "then a program", "eight", "both halves")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
     class Module(nn.Module):
@@ -184,4 +187,7 @@ def test_forms(form: str) -> None:
 
     x, y = torch.randn(3, 4, 6), torch.randn(3, 4, 6)
     module = Module()
-    torch.testing.assert_close(purevk.compile(module, (x, y))(x, y), module(x, y))
+    program = purevk.compile(module, (x, y))
+    torch.testing.assert_close(program(x, y), module(x, y))
+    if form in JOINED and os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
+        assert any(label.startswith("purevk.pieces") for label in _labels(program))

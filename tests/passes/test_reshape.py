@@ -7,7 +7,7 @@ from purevk.frontends.importer import Importer
 from purevk.ir import TensorType
 from purevk.ir.verify import verify
 from purevk.passes.expand import expand_rewrites
-from purevk.passes.fuse import to_programs
+from purevk.passes.fusion.pointwise import to_programs
 from purevk.passes.reshape import move_views
 from purevk.passes.simplify import drop_no_ops, drop_unused
 

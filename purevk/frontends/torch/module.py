@@ -33,9 +33,46 @@ from purevk.ir import Graph, Signature
 _log = logging.getLogger("purevk")
 
 
-# torch.export patches classes while it traces, so that two threads cannot trace at the same time. It
-# also replaces the tensors of the module: who reads a module takes this lock.
-tracing = threading.RLock()
+class Tracing:
+    """A lock. torch.export patches classes while it traces, so that two threads cannot trace at the
+    same time. It also replaces the tensors of the module, which no other thread may read then."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._exported: frozenset[int] = frozenset()  # ids of modules that are exported now
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def of(self, module: Any) -> Iterator[None]:
+        """Holds the lock for the export of a module."""
+        with self._lock:
+            before = self._exported
+            self._exported = before | set(map(id, module.modules()))
+            try:
+                yield
+            finally:
+                self._exported = before
+
+    @contextlib.contextmanager
+    def reading(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Keeps these modules from being exported. It waits for an export that has begun of one of
+        them, not for that of others."""
+        held = self._lock.acquire(blocking=False)
+        if not held and not self._exported.isdisjoint(map(id, modules)):
+            held = self._lock.acquire()
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
+
+
+tracing = Tracing()
 
 
 class ProgramSource:
@@ -115,7 +152,7 @@ class ModuleSource:
         self._shapes = dynamic_shapes
         try:
             with (
-                tracing,
+                tracing.of(module),
                 without_noise(),
                 torch.no_grad(),
                 exportable(module),

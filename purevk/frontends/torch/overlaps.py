@@ -34,6 +34,7 @@ class Overlaps:
         }
         self._moving = [at for at in self.written if at in given]
         self._given = list(given) if self._moving else []
+        self._spans: dict[int, int] = {}  # of the inputs whose sizes and strides are known
         ranges: dict[Any, dict[int, tuple[int, int]]] = {}
         guarded: dict[Any, list[int]] = {}
         for at in self._given:
@@ -43,7 +44,8 @@ class Overlaps:
                 guarded.setdefault(memory, []).append(at)
             else:
                 start = example.storage_offset() * example.itemsize
-                ranges.setdefault(memory, {})[at] = start, start + _span(example)
+                self._spans[at] = _span(example)
+                ranges.setdefault(memory, {})[at] = start, start + self._spans[at]
         self._traced = frozenset(
             pair for group in ranges.values() for pair in self._overlapping(group)
         )
@@ -58,9 +60,11 @@ class Overlaps:
         """Whether the inputs of a call share memory as those that the graph was made for."""
         if len(self._given) < 2:
             return True
-        ranges = {
-            at: (args[at].data_ptr(), args[at].data_ptr() + _span(args[at])) for at in self._given
-        }
+        ranges = {}
+        for at in self._given:
+            span = self._spans.get(at)
+            start = args[at].data_ptr()
+            ranges[at] = start, start + (_span(args[at]) if span is None else span)
         return self._overlapping(ranges) - self._guarded == self._traced - self._guarded
 
     def _overlapping(self, ranges: Mapping[int, tuple[int, int]]) -> _Pairs:

@@ -8,6 +8,7 @@ show the same elements. Graphs come from torch.export, or from dynamo.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,6 +87,12 @@ def memory_of(node: Any) -> Any:
         return None
 
 
+def _is_whole(tensor: Any) -> bool:
+    """Whether a tensor has all elements of its memory, in their order."""
+    nbytes = tensor.numel() * tensor.itemsize
+    return bool(tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes())
+
+
 def _name(node: Any) -> str:
     """The name of a function or a method of tensors."""
     import torch
@@ -116,10 +123,22 @@ def _written(node: Any) -> Iterator[Any]:
         return
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
-    if node.args and (in_place or node.target in _IN_PLACE or node.kwargs.get("inplace") is True):
-        yield node.args[0]
+    if node.args and (in_place or node.target in _IN_PLACE or _is_in_place(node)):
+        first = node.args[0]
+        yield from first if isinstance(first, (list, tuple)) else [first]
     out = node.kwargs.get("out")
     yield from out if isinstance(out, (list, tuple)) else [out]
+
+
+def _is_in_place(node: Any) -> bool:
+    """Whether the argument `inplace` of a function is true."""
+    if node.op != "call_function" or True not in node.args:
+        return node.kwargs.get("inplace") is True
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # it is not written in Python
+        return node.kwargs.get("inplace") is True
+    return bound.arguments.get("inplace") is True
 
 
 def _refuse_written(view: Any, written: Sequence[Any]) -> None:
@@ -194,6 +213,8 @@ class _Views:
             made = self._make(made, "unflatten.int", dim, [count, step])
             if size < step:
                 made = self._make(made, "narrow.default", dim + 1, 0, size)
+        elif not _is_whole(source):
+            return None  # torch does not write through views of views of this kind
         else:  # the last window is shorter than the step
             numbers = (list(result.shape), list(result.stride()), result.storage_offset())
             if not all(isinstance(each, int) for each in (*numbers[0], *numbers[1], numbers[2])):

@@ -14,7 +14,7 @@ from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 from purevk.ops.matmul.few_rows import takes_caches
 from purevk.ops.movement.views import view_layout
-from purevk.passes.fuse import MAX_EPILOGUE_CODE
+from purevk.passes.fusion.pointwise import MAX_EPILOGUE_CODE
 from purevk.passes.rewrite import changing
 
 FLOATS = (DType.float32, DType.float16, DType.bfloat16)

@@ -83,9 +83,9 @@ class _Matcher:
         node = self._made[node.result]  # its arguments may have been replaced
         if node.op != _CONVERT:
             return self._rotation(node)
-        dtype = node.result.type.dtype
-        last = self._made.get(node.tensor("x"))
-        if dtype not in _FLOATS or last is None or self._readers[last.result] != 1:
+        dtype, made = node.result.type.dtype, node.tensor("x")
+        last = self._made.get(made)
+        if dtype not in _FLOATS or last is None or self._readers[made] != 1:
             return None
         found = self._rotation(last)
         widened = None if found is None else self._made.get(found.x)
@@ -97,6 +97,7 @@ class _Matcher:
         return found._replace(x=x)
 
     def _rotation(self, node: Node) -> _Rotation | None:
+        """The same of a node that is no conversion."""
         if node.op == "aten.cat.default":
             return self._joined(node)
         if node.op != "aten.add.Tensor" or node.scalar("alpha") != 1:

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
+
 import purevk  # noqa: E402
 from purevk.errors import UnsupportedProgramError  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
@@ -47,6 +49,8 @@ CASES = {
     "one window": (lambda x: x.unfold(-1, 3, 1).add_(1), tensor(3, 3)),
     "a short last window": (lambda x: x.unfold(1, 2, 3).add_(1), tensor(3, 5)),
     "windows of bools": (lambda x: x.unfold(1, 2, 3).logical_not_(), tensor(3, 7) > 0),
+    "by an argument": (lambda x: torch.relu_(x) + F.relu(x.expand(3, -1), True), INFINITE),
+    "lists": (lambda x: torch._foreach_add_([x.expand(3, -1)], 1.0), INFINITE),
     "windows that are read": (lambda x: x.add_(x.unfold(1, 3, 1).sum()), tensor(3, 7)),
 }
 
@@ -62,7 +66,11 @@ def test_writes_through_views(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [lambda x: x.expand(2, 3, 4)[0].mul_(2), lambda x: x.unfold(1, 3, 1)[:, 1].mul_(2)]
+    "write",
+    [
+        lambda x: x.expand(2, 3, 4)[0].mul_(2),
+        lambda x: x.unfold(1, 3, 1)[:, 1].mul_(2),
+    ],
 )
 def test_writes_into_elements_that_are_seen_several_times(write: Callable[..., object]) -> None:
     module, x = Written(write), tensor(3, 4)
@@ -71,3 +79,9 @@ def test_writes_into_elements_that_are_seen_several_times(write: Callable[..., o
     compiled = torch.compile(module, backend="purevk", options={"fallback": True})
     with pytest.warns(UserWarning, match="a write goes into a part of"):
         torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_a_short_last_window_of_a_part() -> None:
+    write = Written(lambda x: x[:, 1:].unfold(1, 1, 2).add_(1))
+    with pytest.raises(UnsupportedProgramError, match="a write goes into a part of unfold"):
+        purevk.compile(write, (tensor(3, 4),))

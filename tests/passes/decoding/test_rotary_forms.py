@@ -118,3 +118,23 @@ def test_rotations(rotation: Rotation, sizes: str, dtype: torch.dtype) -> None:
             "purevk.pointwise",
             "purevk.copy",
         }
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.chunk(2, -1)[1].half(),
+        lambda x: x.unbind(0)[1].half(),
+        lambda x: x.max(-1)[1].float(),
+    ],
+)
+def test_conversions_of_another_result(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Nobody reads the first result of the node that makes what is converted."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    check(Module(), [(torch.randn(2, 10),)])

@@ -561,3 +561,28 @@ def test_a_size_without_a_bound_is_described_without_one() -> None:
             pytest.raises(InputError, match=f"{described} is expected"),
         ):
             program(torch.ones(3, 5))
+
+
+def test_an_export_of_another_module_is_not_waited_for() -> None:
+    """A call whose weights have changed reads its own modules alone."""
+    started, ended = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            started.set()
+            assert ended.wait(60)
+            return x + 1
+
+    x, module = torch.randn(2, 4), torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        program = purevk.compile(module, (x,))
+        thread = threading.Thread(target=purevk.compile, args=(Slow(), (x,)))
+        thread.start()
+        try:
+            assert started.wait(60)
+            module.weight.add_(1)
+            torch.testing.assert_close(program(x), module(x))
+            assert not ended.is_set()
+        finally:
+            ended.set()
+            thread.join()

@@ -30,8 +30,13 @@ class Weights:
     def __init__(self, sources: Sequence[ProgramSource | ModuleSource]) -> None:
         self.sources = list(sources)
         self._named: set[tuple[int, str]] = set()  # sources and names that were ever watched
-        with tracing:
+        with tracing.reading(self._parts()):
             self._read()
+
+    def _parts(self) -> list[Any]:
+        """The modules that were compiled, with those in them."""
+        roots = [source.module for source in self.sources if isinstance(source, ModuleSource)]
+        return list({id(part): part for root in roots for part in root.modules()}.values())
 
     def _read(self) -> None:
         self._slots: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
@@ -39,8 +44,7 @@ class Weights:
         self._exported: dict[tuple[int, str], Any] = {}
         for source in self.sources:
             self._take_over(source)
-        roots = [source.module for source in self.sources if isinstance(source, ModuleSource)]
-        self._modules = list({id(part): part for root in roots for part in root.modules()}.values())
+        self._modules = self._parts()
         self._modes = list(map(_mode, self._modules))
         self._attributes = Attributes(self._modules)
         self._settings = _settings()
@@ -79,7 +83,7 @@ class Weights:
 
     def include(self, source: ProgramSource | ModuleSource) -> None:
         """Watches the tensors of another export of a module too. They are up to date."""
-        with tracing:
+        with tracing.reading(self._parts()):
             self._take_over(source)
             self._snapshot()
 
@@ -87,7 +91,8 @@ class Weights:
         """Whether a module is another one than when it was read."""
         if not self._differs():
             return False
-        with tracing:  # another thread may export the module now: it has other tensors meanwhile
+        # Another thread may export the module now: it has other tensors meanwhile.
+        with tracing.reading(self._modules):
             return self._differs()
 
     def _differs(self) -> bool:
@@ -110,7 +115,7 @@ class Weights:
     def update(self, program: Any) -> None:
         """Has the sources read the modules as they are now, and writes buffers that are states on
         the device and that the user changed."""
-        with tracing:
+        with tracing.reading(self._modules):
             self._update(program)
 
     def _update(self, program: Any) -> None:

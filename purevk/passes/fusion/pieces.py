@@ -12,7 +12,7 @@ from purevk.ops.elementwise.pieces import NAME as PIECES
 from purevk.ops.elementwise.pieces import Piece, pieces_of
 from purevk.ops.elementwise.pointwise import NAME as PROGRAM
 from purevk.ops.shapes import wrap
-from purevk.passes.fuse import MAX_BUFFERS, MAX_CODE, MAX_STEPS
+from purevk.passes.fusion.pointwise import MAX_BUFFERS, MAX_CODE, MAX_STEPS
 from purevk.passes.rewrite import Rewriter, changing, reader_counts
 from purevk.tuning import DeviceTraits
 
@@ -29,14 +29,14 @@ def join_pieces(graph: Graph, traits: DeviceTraits) -> Graph:
 
     A program whose result is only concatenated writes it where it belongs, and so does a rotation.
     A program that reads nothing but the concatenation of such results, and other tensors at the
-    same places, becomes part of them: `x * cos + cat(-x2, x1) * sin` reads and writes once. What is
+    same indices, becomes part of them: `x * cos + cat(-x2, x1) * sin` reads and writes once. What is
     stacked along a new last dim and flattened is written with steps. A tensor whose halves are
     overwritten one after the other is a concatenation too.
     """
     return _Joiner(graph, traits).run()
 
 
-class _Place(NamedTuple):
+class _Box(NamedTuple):
     """Where the elements of a tensor are in another one: the first one, the steps between them, and
     how many there are along each dim."""
 
@@ -44,16 +44,16 @@ class _Place(NamedTuple):
     steps: tuple[int, ...]
     sizes: tuple[Size, ...]
 
-    def inside(self, outer: _Place) -> _Place:
+    def inside(self, outer: _Box) -> _Box:
         """The same elements in the tensor in which `outer` is."""
         pairs = zip(outer.starts, outer.steps, self.starts)
         starts = tuple(start + step * inner for start, step, inner in pairs)
         steps = tuple(a * b for a, b in zip(outer.steps, self.steps))
-        return _Place(starts, steps, self.sizes)
+        return _Box(starts, steps, self.sizes)
 
 
-def _whole(sizes: Sequence[Size]) -> _Place:
-    return _Place((0,) * len(sizes), (1,) * len(sizes), tuple(sizes))
+def _whole(sizes: Sequence[Size]) -> _Box:
+    return _Box((0,) * len(sizes), (1,) * len(sizes), tuple(sizes))
 
 
 class _Joiner:
@@ -64,7 +64,7 @@ class _Joiner:
         self._made = graph.producers()
         self._rewriter = Rewriter(graph)
         self._together = traits.profile.coalesces_accesses
-        self._views: dict[tuple[Value, _Place], Value] = {}
+        self._views: dict[tuple[Value, _Box], Value] = {}
 
     def run(self) -> Graph:
         rewriter = self._rewriter
@@ -146,10 +146,10 @@ class _Joiner:
             if value in self._written:
                 return None
             if (first, size) != (0, value.type.dims[dim[0]]):
-                place = _whole(value.type.dims)
+                box = _whole(value.type.dims)
                 starts = tuple(first if d == dim[0] else 0 for d in range(rank))
-                sizes = tuple(size if d == dim[0] else each for d, each in enumerate(place.sizes))
-                value = self._view(value, _Place(starts, place.steps, sizes))
+                sizes = tuple(size if d == dim[0] else each for d, each in enumerate(box.sizes))
+                value = self._view(value, _Box(starts, box.steps, sizes))
             found += self._moved(value, dim[0], start)
         return found
 
@@ -268,7 +268,7 @@ class _Joiner:
             at = len(value.type.dims) - 1
             starts = (*(0,) * at, first)
             sizes = (*value.type.dims[:at], count)
-            return self._view(value, _Place(starts, (1,) * (at + 1), sizes))
+            return self._view(value, _Box(starts, (1,) * (at + 1), sizes))
 
         angles = [
             rewriter.emit(
@@ -344,9 +344,9 @@ class _Joiner:
             refs += [builder.scalar(size, dtype) for size, dtype in scalars]
             results = builder.inline(part.expression, refs)
             for starts, result in zip(part.starts, results):
-                place = _Place(starts, part.steps, part.sizes)
+                box = _Box(starts, part.steps, part.sizes)
                 if after is not None:
-                    result = self._followed(builder, after, joined, result, place)
+                    result = self._followed(builder, after, joined, result, box)
                 outputs.append(result)
         if len(builder.inputs) + len(outputs) > MAX_BUFFERS:
             return None
@@ -367,44 +367,44 @@ class _Joiner:
         node: Node,
         joined: Value | None,
         result: Term,
-        place: _Place,
+        box: _Box,
     ) -> Term:
-        """The result of a program at some places of a concatenation, whose element is `result`."""
+        """The result of a program at a box of a concatenation, whose element is `result`."""
         expression = node.attribute("expression", Expression)
         refs = [
-            result if value is joined else self._read(builder, value, _within(place, value))
+            result if value is joined else self._read(builder, value, _within(box, value))
             for value in node.tensors("inputs")
         ]
         scalars = zip(node.sizes("scalars"), expression.scalars)
         refs += [builder.scalar(size, dtype) for size, dtype in scalars]
         return builder.inline(expression, refs)[0]
 
-    # -- reading at places --------------------------------------------------------------------------
-    def _read(self, builder: ExpressionBuilder, value: Value, place: _Place) -> Term:
-        """The elements of a tensor at some places. What only converts its elements is done again."""
-        base, place = self._source(value, place)
+    # -- reading a part ----------------------------------------------------------------------------
+    def _read(self, builder: ExpressionBuilder, value: Value, box: _Box) -> Term:
+        """The elements of a tensor at a box. What only converts its elements is done again."""
+        base, box = self._source(value, box)
         node = self._made.get(base)
         if node is not None and _converts(node) and not self._reads_written(node):
             (source,) = node.tensors("inputs")
             if source.type.dims == base.type.dims:
                 expression = node.attribute("expression", Expression)
-                return builder.inline(expression, [self._read(builder, source, place)])[0]
-        view = self._view(base, place)
+                return builder.inline(expression, [self._read(builder, source, box)])[0]
+        view = self._view(base, box)
         return builder.input(view, view.type.dtype)
 
-    def _source(self, value: Value, place: _Place) -> tuple[Value, _Place]:
-        """The tensor of which a value is a part, and the places in it."""
+    def _source(self, value: Value, box: _Box) -> tuple[Value, _Box]:
+        """The tensor of which a value is a part, and which part."""
         while True:
             node = self._made.get(value)
             if node is None or value in self._written:
-                return value, place
+                return value, box
             found = self._part_of(node, value)
             if found is None:
-                return value, place
+                return value, box
             value, outer = found
-            place = place.inside(outer)
+            box = box.inside(outer)
 
-    def _part_of(self, node: Node, value: Value) -> tuple[Value, _Place] | None:
+    def _part_of(self, node: Node, value: Value) -> tuple[Value, _Box] | None:
         """The tensor that a view is a part of, and where."""
         dims = value.type.dims
         if node.op in ("aten.select.int", "aten.unbind.int"):
@@ -423,7 +423,7 @@ class _Joiner:
             if not isinstance(at, int) or not -count <= at < count:
                 return None
             lead = last - 1
-            return x, _Place((*(0,) * lead, at % count), (*(1,) * lead, count), dims)
+            return x, _Box((*(0,) * lead, at % count), (*(1,) * lead, count), dims)
         if node.op not in ("aten.slice.Tensor", "aten.split_with_sizes.default"):
             return None
         x = node.tensor("x")
@@ -434,20 +434,20 @@ class _Joiner:
         if start is None:
             return None
         starts = tuple(start if d == dim else 0 for d in range(len(dims)))
-        return x, _Place(starts, tuple(step if d == dim else 1 for d in range(len(dims))), dims)
+        return x, _Box(starts, tuple(step if d == dim else 1 for d in range(len(dims))), dims)
 
-    def _view(self, base: Value, place: _Place) -> Value:
-        """The part of a tensor at some places."""
-        found = self._views.get((base, place))
+    def _view(self, base: Value, box: _Box) -> Value:
+        """The part of a tensor at a box."""
+        found = self._views.get((base, box))
         if found is not None:
             return found
         value = base
-        for dim, (start, step, size) in enumerate(zip(*place)):
+        for dim, (start, step, size) in enumerate(zip(*box)):
             if start == 0 and step == 1 and size == value.type.dims[dim]:
                 continue
             end = start + (size - 1) * step + 1
             value = self._rewriter.emit("aten.slice.Tensor", value, dim, start, end, step)
-        self._views[base, place] = value
+        self._views[base, box] = value
         return value
 
 
@@ -458,22 +458,20 @@ def _piece(
     sizes: tuple[Size, ...],
 ) -> Piece:
     """A piece at the start of a tensor."""
-    place = _whole(sizes)
-    return Piece(expression, inputs, scalars, place.sizes, place.steps, (place.starts,))
+    box = _whole(sizes)
+    return Piece(expression, inputs, scalars, box.sizes, box.steps, (box.starts,))
 
 
-def _within(place: _Place, value: Value) -> _Place:
+def _within(box: _Box, value: Value) -> _Box:
     """Places in a tensor as those of a value that broadcasts to it."""
     dims = value.type.dims
-    lead = len(place.sizes) - len(dims)
+    lead = len(box.sizes) - len(dims)
     found = [
-        (0, 1, 1)
-        if dim == 1
-        else (place.starts[lead + d], place.steps[lead + d], place.sizes[lead + d])
+        (0, 1, 1) if dim == 1 else (box.starts[lead + d], box.steps[lead + d], box.sizes[lead + d])
         for d, dim in enumerate(dims)
     ]
     starts, steps, sizes = zip(*found) if found else ((), (), ())
-    return _Place(starts, steps, sizes)
+    return _Box(starts, steps, sizes)
 
 
 def _start(node: Node, value: Value, dim: int) -> int | None:
@@ -520,7 +518,8 @@ def _is_short(piece: Piece, sizes: Sequence[Size], dtype: DType) -> bool:
     width = piece.sizes[-1] * len(columns)
     if width == sizes[-1]:
         return False  # whole rows
-    return isinstance(width, int) and width * dtype.itemsize < _SHORT
+    apart = piece.steps[-1] != 1
+    return apart or (isinstance(width, int) and width * dtype.itemsize < _SHORT)
 
 
 def _converts(node: Node) -> bool:
