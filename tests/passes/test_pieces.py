@@ -191,3 +191,18 @@ def test_forms(form: str) -> None:
     torch.testing.assert_close(program(x, y), module(x, y))
     if form in JOINED and os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
         assert any(label.startswith("purevk.pieces") for label in _labels(program))
+
+
+def test_halves_that_are_overwritten_are_written_once() -> None:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            made = x.new_empty(3, 4, 12)
+            made[..., :6], made[..., 6:] = x.sin(), y
+            return made
+
+    x, y = torch.randn(3, 4, 6), torch.randn(3, 4, 6)
+    module = Module()
+    program = purevk.compile(module, (x, y))
+    torch.testing.assert_close(program(x, y), module(x, y))
+    if os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
+        assert [label.split(" @")[0] for label in _labels(program)] == ["purevk.pieces"]

@@ -62,6 +62,8 @@ class _Joiner:
         self._readers = reader_counts(graph)
         self._written = changing(graph.nodes)
         self._made = graph.producers()
+        # As they were: those that are pieces by now are part of what overwrites more of them.
+        self._writes = {node.result: node for node in graph.nodes if node.op == _WRITE}
         self._rewriter = Rewriter(graph)
         self._together = traits.profile.coalesces_accesses
         self._views: dict[tuple[Value, _Box], Value] = {}
@@ -161,10 +163,8 @@ class _Joiner:
             return None
         _, start, end = written
         x, source = node.tensor("x"), node.tensor("source")
-        before = self._only_reader(x)
-        found = None
-        if before is not None and before.op == _WRITE:
-            found = self._slices(before, dim)
+        before = self._writes.get(x) if self._readers[x] == 1 else None
+        found = None if before is None else self._slices(before, dim)
         if found is None:
             size = x.type.dims[dim]
             found = [(0, size, x, 0)] if isinstance(size, int) else []
