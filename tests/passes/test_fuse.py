@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
 from purevk.ir import Graph, TensorType
 from purevk.lower.expression import Expression
-from purevk.passes import fuse
+from purevk.passes.fusion import pointwise as fuse
 from purevk.passes.pipeline import optimize
 from tests.passes.harness import TRAITS
 

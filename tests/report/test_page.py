@@ -338,7 +338,7 @@ def test_where_nodes_run_and_why(show: Callable[..., Browser]) -> None:
 
 
 def test_memory_shows_each_tensor(show: Callable[..., Browser]) -> None:
-    made = contents_of("dynamic_views")
+    made = contents_of("topk")
     blocks = made["methods"][0]["memory"]["blocks"]
     browser = show(made)
     assert browser.run("document.querySelectorAll('.block').length") == len(blocks) == 2
