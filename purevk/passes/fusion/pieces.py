@@ -463,7 +463,7 @@ def _piece(
 
 
 def _within(box: _Box, value: Value) -> _Box:
-    """Places in a tensor as those of a value that broadcasts to it."""
+    """A box of a tensor as that of a value that broadcasts to it."""
     dims = value.type.dims
     lead = len(box.sizes) - len(dims)
     found = [
