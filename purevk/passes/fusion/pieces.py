@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
@@ -12,6 +12,7 @@ from purevk.ops.elementwise.pieces import NAME as PIECES
 from purevk.ops.elementwise.pieces import Piece, pieces_of
 from purevk.ops.elementwise.pointwise import NAME as PROGRAM
 from purevk.ops.shapes import wrap
+from purevk.passes.fusion.parts import Box, PartReader, whole, within
 from purevk.passes.fusion.pointwise import MAX_BUFFERS, MAX_CODE, MAX_STEPS
 from purevk.passes.rewrite import Rewriter, changing, reader_counts
 from purevk.tuning import DeviceTraits
@@ -36,26 +37,6 @@ def join_pieces(graph: Graph, traits: DeviceTraits) -> Graph:
     return _Joiner(graph, traits).run()
 
 
-class _Box(NamedTuple):
-    """Where the elements of a tensor are in another one: the first one, the steps between them, and
-    how many there are along each dim."""
-
-    starts: tuple[Size, ...]
-    steps: tuple[int, ...]
-    sizes: tuple[Size, ...]
-
-    def inside(self, outer: _Box) -> _Box:
-        """The same elements in the tensor in which `outer` is."""
-        pairs = zip(outer.starts, outer.steps, self.starts)
-        starts = tuple(start + step * inner for start, step, inner in pairs)
-        steps = tuple(a * b for a, b in zip(outer.steps, self.steps))
-        return _Box(starts, steps, self.sizes)
-
-
-def _whole(sizes: Sequence[Size]) -> _Box:
-    return _Box((0,) * len(sizes), (1,) * len(sizes), tuple(sizes))
-
-
 class _Joiner:
     def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
         self._graph = graph
@@ -66,7 +47,7 @@ class _Joiner:
         self._writes = {node.result: node for node in graph.nodes if node.op == _WRITE}
         self._rewriter = Rewriter(graph)
         self._together = traits.profile.coalesces_accesses
-        self._views: dict[tuple[Value, _Box], Value] = {}
+        self._reader = PartReader(self._made, self._written, self._rewriter)
 
     def run(self) -> Graph:
         rewriter = self._rewriter
@@ -148,10 +129,10 @@ class _Joiner:
             if value in self._written:
                 return None
             if (first, size) != (0, value.type.dims[dim[0]]):
-                box = _whole(value.type.dims)
+                box = whole(value.type.dims)
                 starts = tuple(first if d == dim[0] else 0 for d in range(rank))
                 sizes = tuple(size if d == dim[0] else each for d, each in enumerate(box.sizes))
-                value = self._view(value, _Box(starts, box.steps, sizes))
+                value = self._reader.view(value, Box(starts, box.steps, sizes))
             found += self._moved(value, dim[0], start)
         return found
 
@@ -268,7 +249,7 @@ class _Joiner:
             at = len(value.type.dims) - 1
             starts = (*(0,) * at, first)
             sizes = (*value.type.dims[:at], count)
-            return self._view(value, _Box(starts, (1,) * (at + 1), sizes))
+            return self._reader.view(value, Box(starts, (1,) * (at + 1), sizes))
 
         angles = [
             rewriter.emit(
@@ -321,8 +302,8 @@ class _Joiner:
             groups.setdefault((part.sizes, part.steps), []).append(part)
         found: list[Piece] = []
         for group in groups.values():
-            whole = self._combined(group, after, joined)
-            singles = [whole] if whole else [self._combined([e], after, joined) for e in group]
+            joint = self._combined(group, after, joined)
+            singles = [joint] if joint else [self._combined([e], after, joined) for e in group]
             for each in singles:
                 if each is None:
                     return None
@@ -337,14 +318,14 @@ class _Joiner:
         outputs: list[Term] = []
         for part in parts:
             refs = [
-                self._read(builder, value, _within(_whole(part.sizes), value))
+                self._reader.read(builder, value, within(whole(part.sizes), value))
                 for value in part.inputs
             ]
             scalars = zip(part.scalars, part.expression.scalars)
             refs += [builder.scalar(size, dtype) for size, dtype in scalars]
             results = builder.inline(part.expression, refs)
             for starts, result in zip(part.starts, results):
-                box = _Box(starts, part.steps, part.sizes)
+                box = Box(starts, part.steps, part.sizes)
                 if after is not None:
                     result = self._followed(builder, after, joined, result, box)
                 outputs.append(result)
@@ -367,88 +348,17 @@ class _Joiner:
         node: Node,
         joined: Value | None,
         result: Term,
-        box: _Box,
+        box: Box,
     ) -> Term:
         """The result of a program at a box of a concatenation, whose element is `result`."""
         expression = node.attribute("expression", Expression)
         refs = [
-            result if value is joined else self._read(builder, value, _within(box, value))
+            result if value is joined else self._reader.read(builder, value, within(box, value))
             for value in node.tensors("inputs")
         ]
         scalars = zip(node.sizes("scalars"), expression.scalars)
         refs += [builder.scalar(size, dtype) for size, dtype in scalars]
         return builder.inline(expression, refs)[0]
-
-    # -- reading a part ----------------------------------------------------------------------------
-    def _read(self, builder: ExpressionBuilder, value: Value, box: _Box) -> Term:
-        """The elements of a tensor at a box. What only converts its elements is done again."""
-        base, box = self._source(value, box)
-        node = self._made.get(base)
-        if node is not None and _converts(node) and not self._reads_written(node):
-            (source,) = node.tensors("inputs")
-            if source.type.dims == base.type.dims:
-                expression = node.attribute("expression", Expression)
-                return builder.inline(expression, [self._read(builder, source, box)])[0]
-        view = self._view(base, box)
-        return builder.input(view, view.type.dtype)
-
-    def _source(self, value: Value, box: _Box) -> tuple[Value, _Box]:
-        """The tensor of which a value is a part, and which part."""
-        while True:
-            node = self._made.get(value)
-            if node is None or value in self._written:
-                return value, box
-            found = self._part_of(node, value)
-            if found is None:
-                return value, box
-            value, outer = found
-            box = box.inside(outer)
-
-    def _part_of(self, node: Node, value: Value) -> tuple[Value, _Box] | None:
-        """The tensor that a view is a part of, and where."""
-        dims = value.type.dims
-        if node.op in ("aten.select.int", "aten.unbind.int"):
-            # One of every `count` elements along the last dim, as a view splits it.
-            pairs = node.tensor("x")
-            view = self._made.get(pairs)
-            last = pairs.type.rank - 1
-            if view is None or view.op != _VIEW or wrap(node.int("dim"), last + 1) != last:
-                return None
-            x, count = view.tensor("x"), pairs.type.dims[last]
-            if not isinstance(count, int) or x.type.dims != (*dims[:-1], dims[-1] * count):
-                return None
-            at: Size = node.results.index(value)
-            if node.op == "aten.select.int":
-                at = node.size("index")
-            if not isinstance(at, int) or not -count <= at < count:
-                return None
-            lead = last - 1
-            return x, _Box((*(0,) * lead, at % count), (*(1,) * lead, count), dims)
-        if node.op not in ("aten.slice.Tensor", "aten.split_with_sizes.default"):
-            return None
-        x = node.tensor("x")
-        dim = wrap(node.int("dim"), x.type.rank)
-        step, start = 1, _start(node, value, dim)
-        if node.op == "aten.slice.Tensor":
-            step = node.int("step")
-        if start is None:
-            return None
-        starts = tuple(start if d == dim else 0 for d in range(len(dims)))
-        return x, _Box(starts, tuple(step if d == dim else 1 for d in range(len(dims))), dims)
-
-    def _view(self, base: Value, box: _Box) -> Value:
-        """The part of a tensor at a box."""
-        found = self._views.get((base, box))
-        if found is not None:
-            return found
-        value = base
-        for dim, (start, step, size) in enumerate(zip(*box)):
-            if start == 0 and step == 1 and size == value.type.dims[dim]:
-                continue
-            end = start + (size - 1) * step + 1
-            value = self._rewriter.emit("aten.slice.Tensor", value, dim, start, end, step)
-        self._views[base, box] = value
-        return value
 
 
 def _piece(
@@ -458,38 +368,8 @@ def _piece(
     sizes: tuple[Size, ...],
 ) -> Piece:
     """A piece at the start of a tensor."""
-    box = _whole(sizes)
+    box = whole(sizes)
     return Piece(expression, inputs, scalars, box.sizes, box.steps, (box.starts,))
-
-
-def _within(box: _Box, value: Value) -> _Box:
-    """A box of a tensor as that of a value that broadcasts to it."""
-    dims = value.type.dims
-    lead = len(box.sizes) - len(dims)
-    found = [
-        (0, 1, 1) if dim == 1 else (box.starts[lead + d], box.steps[lead + d], box.sizes[lead + d])
-        for d, dim in enumerate(dims)
-    ]
-    starts, steps, sizes = zip(*found) if found else ((), (), ())
-    return _Box(starts, steps, sizes)
-
-
-def _start(node: Node, value: Value, dim: int) -> int | None:
-    """The index along a dim at which a slice or a part of a split starts, if it is known."""
-    x = node.tensor("x")
-    start: Size = 0
-    if node.op == "aten.slice.Tensor":
-        start = node.optional_size("start") or 0
-    else:
-        for result in node.results:
-            if result is value:
-                break
-            start = start + result.type.dims[dim]
-    size = x.type.dims[dim]
-    if not isinstance(start, int) or not isinstance(size, int):
-        return 0 if isinstance(start, int) and start == 0 else None
-    start = start + size if start < 0 else start
-    return min(max(start, 0), size)
 
 
 def _written_slice(node: Node, rank: int) -> tuple[int, int, int] | None:
@@ -520,14 +400,3 @@ def _is_short(piece: Piece, sizes: Sequence[Size], dtype: DType) -> bool:
         return False  # whole rows
     apart = piece.steps[-1] != 1
     return apart or (isinstance(width, int) and width * dtype.itemsize < _SHORT)
-
-
-def _converts(node: Node) -> bool:
-    """Whether a program only converts elements to another dtype."""
-    if node.op != PROGRAM or len(node.results) != 1 or node.sizes("scalars"):
-        return False
-    expression = node.attribute("expression", Expression)
-    if len(expression.inputs) != 1 or len(expression.steps) > 1:
-        return False
-    glsl = expression.steps[0].glsl if expression.steps else "$0"
-    return glsl in ("$0", "pv_round_float16($0)", "pv_round_bfloat16($0)")
