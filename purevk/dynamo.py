@@ -122,11 +122,12 @@ def _compile_or_warn(
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
-    overlaps = Overlaps(module)
     if not fallback:
+        overlaps = Overlaps(module)
         replace_written_views(module)
         return _Strict(aot(module, example_inputs), overlaps)
     try:
+        overlaps = Overlaps(module)
         replace_written_views(module)
         compiled = aot(module, example_inputs)
     except _RAISED:
