@@ -15,6 +15,7 @@ import threading
 from typing import Any, NoReturn
 
 from purevk import knobs
+from purevk.api import declarations
 from purevk.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError
 
 
@@ -27,6 +28,7 @@ def _load_ffi() -> Any:
             assert own is not None and own.loader is not None  # so for every path to a .py file
             module = importlib.util.module_from_spec(own)
             own.loader.exec_module(module)
+            declarations.build(module.ffi)
             return module.ffi
     raise DeviceError(
         "The Python package 'vulkan' is missing, or is one of another version",
