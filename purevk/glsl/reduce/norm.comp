@@ -22,6 +22,8 @@
 //               1: group norm of [N, C, H * W]. row = n * groups + group; columns are channels of a
 //                  group * H * W; weight and bias are indexed by channel
 //               2: the same of [N, H * W, C] (NHWC); x and out are dense
+//   NESTED      1: row r of x starts at r / x_inner * x_row + r % x_inner * x_inner_row, not at
+//               r * x_row. With GROUP 0
 //   BLOCKS      1: the result is stored in the order of fragments (fragment_blocks.glslh), in the buffer
 //               blocks behind out; 2: there alone, and there is no out. With GROUP 0; columns are a
 //               multiple of 16
@@ -84,6 +86,9 @@
 #ifndef GROUP
 #define GROUP 0
 #endif
+#ifndef NESTED
+#define NESTED 0
+#endif
 #ifndef EPILOGUE
 #define EPILOGUE(v, row, col) (v)
 #endif
@@ -134,6 +139,10 @@ PARAM(10, rstd_offset)
 #endif
 #if BLOCKS
 PARAM(14, blocks_offset)
+#endif
+#if NESTED
+PARAM(11, x_inner)
+PARAM(12, x_inner_row)
 #endif
 #if GROUP
 PARAM(11, group_channels)  // of one group
@@ -273,6 +282,9 @@ V finished(V v, int row, int col) {
 int base_of_x(int row) {
 #if GROUP == 2
     return x_offset + row_start(row);
+#elif NESTED
+    int outer = row / x_inner;
+    return x_offset + outer * x_row + (row - outer * x_inner) * x_inner_row;
 #else
     return x_offset + row * x_row;
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -13,7 +14,7 @@ from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
-from purevk.lower.rows import RowWork, bind_x, only_floats, spread
+from purevk.lower.rows import RowWork, bind_x, collapse, only_floats, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
@@ -68,8 +69,11 @@ def lower_norm(
     x = lowering.operand(node.tensor("x"))
     if is_empty(out.type):
         return
-    if not x.layout.is_contiguous(x.dims) or not isinstance(x.offset, int):
+    steps = _row_steps(x, count)
+    if steps is None:
         x = dense(lowering, x)
+        steps = _row_steps(x, count)
+        assert steps is not None  # it has no gaps
     rows = _dims.product(x.dims[: len(x.dims) - count])
     columns = _dims.product(x.dims[len(x.dims) - count :])
     weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
@@ -84,15 +88,39 @@ def lower_norm(
         bias,
         rows,
         columns,
-        vector=gcd4(columns, *offsets),
-        macros={"RMS": int(node.bool("rms"))},
+        vector=gcd4(columns, *offsets, steps.row, steps.inner_row),
+        macros={"RMS": int(node.bool("rms")), "NESTED": int(steps.inner != 1)},
         group={},
+        steps=steps,
         index=EpilogueIndex(
             "row * columns + col", (len(out.dims) - 1, "col") if count == 1 else None
         ),
         blocks=blocks,
         plain=plain,
     )
+
+
+class RowSteps(NamedTuple):
+    """Where the rows of x are: `row` elements from one to the next, or, if `inner` is not 1, groups
+    of `inner` rows that are `row` apart, and rows within them that are `inner_row` apart."""
+
+    row: Size
+    inner: Size = 1
+    inner_row: Size = 0
+
+
+def _row_steps(x: Operand, count: int) -> RowSteps | None:
+    """Where the kernel finds rows of the last `count` dims of a tensor; None: it has to be copied."""
+    if not isinstance(x.offset, int):
+        return None
+    lead = len(x.dims) - count
+    _, (own,) = collapse(x.dims[lead:], x.strides[lead:])
+    sizes, (steps,) = collapse(x.dims[:lead], x.strides[:lead])
+    if own not in ([], [1]) or len(steps) > 2:
+        return None
+    if len(steps) == 2:
+        return RowSteps(steps[0], sizes[1], steps[1])
+    return RowSteps(steps[0]) if steps else RowSteps(_dims.product(x.dims[lead:]))
 
 
 def _by_pairs(traits: DeviceTraits, work: RowWork, rows: Size) -> tuple[RowWork, Size]:
@@ -128,6 +156,7 @@ def emit_norm(
     macros: Mapping[str, int],
     group: Mapping[str, Size],
     index: EpilogueIndex,
+    steps: RowSteps | None = None,
     blocks: Operand | None = None,
     plain: bool = True,
 ) -> None:
@@ -140,6 +169,7 @@ def emit_norm(
         macros: those of the kind of norm.
         group: parameters of group norm alone.
         index: the index of an element, for the epilogue.
+        steps: where the rows of x are. None: one after the other.
         blocks: the result in the order of fragments.
         plain: whether the result is stored in `out`; else only its type is read.
     """
@@ -189,7 +219,9 @@ def emit_norm(
     if blocks is not None:
         params["blocks_offset"] = blocks.offset
     if macros.get("GROUP") != 2:
-        params |= {"x_row": columns, "out_row": columns}
+        params |= {"x_row": columns if steps is None else steps.row, "out_row": columns}
+    if steps is not None and steps.inner != 1:
+        params |= {"x_inner": steps.inner, "x_inner_row": steps.inner_row}
     if weight is not None:
         params["weight_offset"] = weight.offset
     if bias is not None:

@@ -223,6 +223,25 @@ def test_norm(way, cached, dtype, columns, vec4, rms):
     np.testing.assert_allclose(out, wanted, **tolerance)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("vec4", [0, 1])
+def test_norm_of_rows_in_groups(way, cached, vec4):
+    """11 rows, 3 in each group; groups are 100 elements apart, and rows in them 28."""
+    rows, columns = 11, 24
+    x = np.random.default_rng(8).standard_normal(500).astype(np.float32)
+    starts = [8 + row // 3 * 100 + row % 3 * 28 for row in range(rows)]
+    picked = np.stack([x[start : start + columns] for start in starts])
+    params = {"x_offset": 8, "out_offset": 4, "rows": rows, "columns": columns, "x_row": 100}
+    params |= {"x_inner": 3, "x_inner_row": 28, "out_row": columns, "eps_bits": bits(1e-5)}
+    cache = cache_of(way, columns, vec4) if cached else 0
+    macros = {**WAYS[way][0], "NESTED": 1, "VEC4": vec4, "CACHE": cache}
+    buffers = [x, Out((rows, columns), np.float32, 4)]
+    (out,) = run("reduce/norm.comp", buffers, params, groups_of(way, rows), macros)
+    wanted = torch.nn.functional.layer_norm(torch.from_numpy(picked), (columns,)).numpy()
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("way", ["subgroup", "workgroup", "workgroup_subgroups"])
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("plain", [False, True], ids=["blocks", "both"])
