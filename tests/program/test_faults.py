@@ -15,7 +15,7 @@ import pytest
 
 import purevk
 from purevk import api
-from purevk.api import vk
+from purevk.api import queue, vk
 from purevk.cache import default_cache
 from purevk.errors import DeviceError, DeviceLostError, OutOfDeviceMemoryError, PurevkError
 from purevk.graph import context as contexts
@@ -131,6 +131,7 @@ def stand_in(
     # So that calls always have one order, and their number depends neither on time nor on others.
     monkeypatch.setenv("PUREVK_COMPILE_THREADS", "1")
     monkeypatch.setenv("PUREVK_POLL", "0")
+    monkeypatch.setattr(queue, "_SLICE_NS", 20_000_000_000)  # on a busy machine a wait was two
     monkeypatch.setenv("PUREVK_CACHE_DIR", str(cache))
     monkeypatch.setenv("PUREVK_VERIFY", "0")
     gc.collect()
