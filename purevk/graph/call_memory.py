@@ -97,6 +97,7 @@ class CallMemory:
         self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
         self._windows = windows
         self._buffers: list[api.Buffer] = []
+        self._views: dict[Value, memoryview] = {}
         self.ranges: dict[Value, BufferRange] = {}
         for store in fixed:
             for key, span in store.ranges.items():
@@ -117,14 +118,20 @@ class CallMemory:
 
     def upload_view(self, value: Value) -> memoryview:
         """The bytes of an upload, which the host writes before its segment."""
-        span = self.ranges[value]
-        return span.buffer.view(span.offset, self._sizes[value])
+        return self._view(value, self.ranges[value])
 
     def download_view(self, value: Value) -> memoryview:
         """The bytes of a download after its segment, without a copy."""
         span = self.copies.get(value) or self.ranges[value]
         span.buffer.invalidate()
-        return span.buffer.view(span.offset, self._sizes[value])
+        return self._view(value, span)
+
+    def _view(self, value: Value, span: BufferRange) -> memoryview:
+        """The bytes of an upload or a download, from the call before if there was one."""
+        view = self._views.get(value)
+        if view is None or not span.buffer.alive:
+            view = self._views[value] = span.buffer.view(span.offset, self._sizes[value])
+        return view
 
     def take_note(self) -> Note | None:
         """An index that is out of range, if a kernel has noted one since the last time. The device
@@ -133,11 +140,13 @@ class CallMemory:
             return None
         buffer = self._note_buffer
         buffer.invalidate()
-        if not self._noted.any():
+        found = self._noted.tobytes()
+        if found == self._nothing_noted:  # as in nearly all calls: numpy would take microseconds
             return None
-        number = int(self._noted.argmax())
-        words = np.frombuffer(buffer.view(number * ALIGNMENT, 16), np.int32).tolist()
-        self._noted[:] = 0
+        noted = np.frombuffer(found, np.int32).reshape(len(self._notes), -1)
+        number = int(noted[:, 0].argmax())  # the first word says whether there is something
+        words = noted[number, :4].tolist()
+        self._noted[:] = self._nothing_noted
         buffer.flush()
         return Note(self._notes[number], *words[1:])
 
@@ -176,10 +185,10 @@ class CallMemory:
             return
         nbytes = len(self._notes) * ALIGNMENT
         self._note_buffer = self.buffer(nbytes, api.MemoryKind.READBACK, "notes")
-        self._note_buffer.view(0, nbytes)[:] = bytes(nbytes)
+        self._nothing_noted = bytes(nbytes)
+        self._noted = self._note_buffer.view(0, nbytes)
+        self._noted[:] = self._nothing_noted
         self._note_buffer.flush()
-        words = np.frombuffer(self._note_buffer.view(0, nbytes), np.int32)
-        self._noted = words[:: ALIGNMENT // 4]  # of each, whether it says anything
         for number, value in enumerate(self._notes):
             self.ranges[value] = BufferRange(self._note_buffer, number * ALIGNMENT, ALIGNMENT)
 
@@ -284,6 +293,7 @@ class CallMemory:
     def close(self) -> None:
         """Destroys the buffers."""
         self._notes = ()
+        self._views = {}
         while self._buffers:
             self._buffers.pop().destroy()
         self.ranges = {}

@@ -58,6 +58,7 @@ class ComputeGraph:
         self.context, self.device = context, context.device
         self.dispatches, self.cuts, self._sizes = tuple(dispatches), tuple(cuts), sizes
         self._owned: list[api.DeviceObject] = []
+        self._words: memoryview | None = None  # of the parameters in a buffer
         self.memory = CallMemory(
             self.device, dispatches, cuts, fixed, sizes, windows or {}, external, notes
         )
@@ -215,7 +216,9 @@ class ComputeGraph:
         if not tables.params:
             return
         buffer = self._params[tables.params[0]].buffer
-        words = memoryview(buffer.view()).cast("i")
+        words = self._words
+        if words is None or not buffer.alive:
+            words = self._words = buffer.view().cast("i")
         if not tables.filled:  # those that are the same at each call
             for offset, word in zip(tables.offsets, _words(tables.buffered.evaluate(env)).tolist()):
                 words[offset] = word

@@ -27,6 +27,9 @@ from purevk.ir.host import SEED
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]
+# Bytes of an input, such as a position, that are copied by way of an object of Python: making an
+# array over the memory of the device takes longer.
+_SMALL = 1024
 
 
 class _HostForm(NamedTuple):
@@ -547,7 +550,10 @@ class Executable:
 
 
 def _copy_in(target: memoryview, array: np.ndarray) -> None:
-    if array.nbytes:
+    nbytes = array.nbytes
+    if 0 < nbytes <= _SMALL:
+        target[:nbytes] = array.tobytes()
+    elif nbytes:
         np.copyto(np.ndarray(array.shape, array.dtype, target), array)
 
 

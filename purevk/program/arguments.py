@@ -216,7 +216,9 @@ class InputReader:
                     if refused is not None:
                         return refused
                     array = as_array(given, expected.dtype, expected.name, self.where)
-                dtype = dtype_of(array)
+                # numpy has one object for each native dtype, but for those that were pickled.
+                same = array.dtype is expected.numpy
+                dtype = expected.dtype if same else dtype_of(array)
                 if dtype is expected.dtype:
                     pass
                 elif dtype is None and array.dtype.name in FOREIGN:
@@ -339,6 +341,7 @@ class _ExpectedTensor:
     def __init__(self, graph: Graph, position: int, value: Value) -> None:
         self.name = name_of_input(graph, position)
         self.dtype, self.rank = value.type.dtype, value.type.rank
+        self.numpy = self.dtype.numpy
         self.fixed = [
             (dim, size) for dim, size in enumerate(value.type.dims) if isinstance(size, int)
         ]

@@ -131,7 +131,7 @@ class Method:
             variant, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
             # A check compares with the weights as they are, so they have to be on the device.
-            comparison = self._compare_weights(writes=out is not None or knobs.CHECK())
+            comparison = self._compare_weights(writes=out is not None)
             variant, outputs = self._call(variant, given, targets, comparison)
             if comparison is None or not comparison.changed:
                 break
@@ -267,7 +267,7 @@ class Method:
         return made
 
     def _compare_weights(self, writes: bool) -> _WeightComparison | None:
-        """How a call finds out whether the weights are those of the module.
+        """How a call finds out whether the weights are those of the module. None: it need not.
 
         They are compared while the device runs, which costs no time, and the call is repeated if
         they changed. A call that writes, into a state or into memory of the caller, is not
@@ -278,7 +278,7 @@ class Method:
             return None
         for each in self.variants:
             writes = writes or bool(each.graph.states)
-        if writes:
+        if writes or knobs.CHECK():
             self.program.refresh()
             return None
         return _WeightComparison(watch)
