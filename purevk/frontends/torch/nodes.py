@@ -27,7 +27,7 @@ from purevk.frontends.torch.decompose import (
 )
 from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes, solved
-from purevk.frontends.torch.strides import in_memory_order
+from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
 from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -319,6 +319,8 @@ class NodeReader:
                 self.importer, node, _tensor(args[0]), self._recorded, path_of(node)
             )
             args = (first, *args[1:])
+        if name in BAGS:
+            args = with_kernel_of_bags(node, args)
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)

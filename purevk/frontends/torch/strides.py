@@ -3,7 +3,7 @@ may keep it in another order of its dims, or as a part of a larger tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
@@ -51,6 +51,21 @@ def in_memory_order(
     return importer.emit(
         "aten.permute.default", (tensor, order), [made], [False], path, exact=True
     )[0]
+
+
+BAGS = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
+_PADDING = 8  # of their arguments
+_NO_ROW = 2**31 - 1
+
+
+def with_kernel_of_bags(node: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of bags of embeddings. Torch's fast kernels take tables with dense rows and dense
+    weights alone. Its others end the last bag otherwise, and return for each entry its bag. They run
+    where a row is padding, too: with one that no index has, the definition does as they do."""
+    given = [(node.args[0], 1), *((each, 0) for each in node.args[6:7] if each is not None)]
+    if args[_PADDING] >= 0 or all(each.meta["val"].stride(dim) == 1 for each, dim in given):
+        return tuple(args)
+    return (*args[:_PADDING], _NO_ROW)
 
 
 def _order(example: Any) -> tuple[int, ...] | None:

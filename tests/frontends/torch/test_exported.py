@@ -364,3 +364,48 @@ def test_states_of_an_lstm_as_torch_2_11_traces_them() -> None:
     node.meta["val"] = (out, hidden.unsqueeze(1), cell.unsqueeze(1))
     with purevk.compile(exported) as program:
         torch.testing.assert_close(program.forward(x), module(x))
+
+
+class Bags(torch.nn.Module):
+    def __init__(self, mode: str, last: bool) -> None:
+        super().__init__()
+        self.mode, self.last = mode, last
+
+    def forward(self, table: torch.Tensor, starts: torch.Tensor, entries: torch.Tensor) -> list:
+        return [
+            torch.nn.functional.embedding_bag(
+                entries, part, starts, mode=self.mode, include_last_offset=self.last
+            )
+            for part in (table, table[:, ::2], table[:, :6].t())
+        ]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_of_a_table_whose_columns_are_apart(mode: str, last: bool) -> None:
+    """Torch takes other kernels, which do not end sums and means at the last offset."""
+    entries = torch.tensor([4, 0, 5, 3, 3, 1, 2, 0, 4, 5, 1])
+    module, starts = Bags(mode, last), torch.tensor([0, 3, 3, 7])
+    given = torch.randn(11, 12), starts, entries
+    with purevk.compile(module, given) as program:
+        assert program.report()["cpu_nodes"] == 0
+        for wanted, found in zip(module(*given), program.forward(*given)):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_weights_of_entries_that_are_apart() -> None:
+    class Weighted(torch.nn.Module):
+        def forward(self, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            entries, starts = torch.tensor([4, 0, 5, 3, 3]), torch.tensor([0, 2, 4])
+            return torch.nn.functional.embedding_bag(
+                entries,
+                table,
+                starts,
+                mode="sum",
+                per_sample_weights=weights[::2],
+                include_last_offset=True,
+            )
+
+    given = torch.randn(6, 4), torch.randn(10)
+    with purevk.compile(Weighted(), given) as program:
+        _agrees(program, Weighted(), *given)
