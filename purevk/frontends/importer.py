@@ -266,13 +266,15 @@ class Importer:
 
         Raises:
             FileFormatError: the recorded sizes are not those that the operator gives.
-            InputError: the definition that a user registered is of another schema.
+            GraphError: the same, of a trusted graph.
+            InputError: the definition that a user registered is of another schema, or its shape
+                function does not give the recorded sizes.
         """
         definition = None if host else registry.find(op)
         if definition is not None:
             full = self.complete(definition, args, recorded)
             try:
-                types = self.types.infer(definition, full, recorded, source)
+                types = self._infer(definition, full, recorded, source)
                 if definition.of_user and exact:
                     _check_schema(definition, args, len(types), len(recorded), source)
                 if self.sizes is None and not exact:
@@ -304,6 +306,35 @@ class Importer:
             self.nodes.append(Node(name, full, results, source, op))
         self.types.define_symbols(results)
         return results
+
+    def _infer(
+        self,
+        definition: registry.Operator,
+        full: tuple[Arg, ...],
+        recorded: Sequence[Recorded],
+        source: str,
+    ) -> list[TensorType]:
+        """The types of results. If they are not those that are recorded, the error says who can be
+        wrong: in a trusted graph, it is no file."""
+        try:
+            return self.types.infer(definition, full, recorded, source)
+        except FileFormatError as error:
+            if definition.of_user:
+                raise InputError(
+                    error.what,
+                    where=error.where,
+                    why=error.why,
+                    next="correct the shape function that is registered for this operator",
+                ) from error
+            if self.trusted:
+                raise GraphError(
+                    error.what,
+                    where=error.where,
+                    why=error.why,
+                    next="torch and purevk disagree on this operator: report it, with the module;"
+                    ' torch.compile(module, backend="purevk") runs such a graph in eager torch',
+                ) from error
+            raise
 
     def _takes_number(self, definition: registry.Operator, args: tuple[Arg, ...]) -> bool:
         """Whether a number that an operator gave is an argument that cannot be a tensor."""

@@ -311,6 +311,11 @@ def test_a_definition_of_another_schema_is_refused(clean: None) -> None:
     with pytest.raises(InputError, match="another number of results") as caught:
         purevk.plan(Both(), (torch.ones(3),), device="typical")
     assert "its shape function gives 1, the operator gives 2" in str(caught.value)
+    shape = lambda x, factor=3: (x, x.with_dims((7,)))  # noqa: E731
+    purevk.ops.register_kernel(name, text, shape=shape, replace=True)
+    with pytest.raises(InputError, match="result 1 of .* is recorded as") as caught:
+        purevk.plan(Both(), (torch.ones(3),), device="typical")
+    assert "correct the shape function" in caught.value.next
 
 
 @pytest.mark.device

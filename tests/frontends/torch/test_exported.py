@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.errors import GraphError, InputError, UnsupportedProgramError  # noqa: E402
 from purevk.frontends.torch.decompose import decompose, is_decomposed  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -409,3 +409,17 @@ def test_weights_of_entries_that_are_apart() -> None:
     given = torch.randn(6, 4), torch.randn(10)
     with purevk.compile(Weighted(), given) as program:
         _agrees(program, Weighted(), *given)
+
+
+def test_a_shape_that_torch_does_not_record_is_no_damaged_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from purevk.ops import registry
+
+    definition = registry.find("aten.relu.default")
+    assert definition is not None
+    wrong = lambda args: [args[0].type.with_dims((7,))]  # noqa: E731
+    monkeypatch.setattr(type(definition), "infer", lambda self, args: wrong(args))
+    with pytest.raises(GraphError, match="recorded as float32") as caught:
+        purevk.compile(torch.nn.ReLU(), (torch.randn(3),))
+    assert "report it" in caught.value.next and "file" not in caught.value.next
