@@ -177,7 +177,9 @@ def open_file(
             f"a program cannot be loaded from {type(file).__name__}",
             where="purevk.load",
             why="the path of a file, or its bytes, are expected",
-            next="purevk.compile(module, inputs) takes modules and exported programs",
+            next="pass file.read()"
+            if hasattr(file, "read")
+            else "purevk.compile(module, inputs) takes modules and exported programs",
         )
     check_regular(file)
     is_saved = saved.is_saved(file)

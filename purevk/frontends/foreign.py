@@ -13,6 +13,7 @@ _ZIP = b"PK\x03\x04"
 _FROM_WEIGHTS = (
     "make the module in Python, load the weights into it{how}, then purevk.compile(module, inputs)"
 )
+_DOWNLOAD = "download the file itself: such a page may say that it is not there, or ask for a login"
 # The first bytes at an offset, what such a file is, and what to do with it.
 _KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
     (
@@ -24,6 +25,11 @@ _KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
         how=" (safetensors.torch.load_model)")),
     (0, b"\x89HDF", "an HDF5 file, such as one of Keras", "export the model from PyTorch"),
     (4, b"TFL3", "a TensorFlow Lite file", "export the model from PyTorch"),
+    (0, b"version https://", "a pointer of Git LFS, in place of the file", "fetch the file: git lfs pull"),
+    (0, b"<!DOCTYPE", "a web page", _DOWNLOAD),
+    (0, b"<!doctype", "a web page", _DOWNLOAD),
+    (0, b"<html", "a web page", _DOWNLOAD),
+    (0, b"\x93NUMPY", "an .npy file of numpy", "pass its array to a program"),
     (0, b"<?xml", "an XML file, such as one of OpenVINO", "export the model from PyTorch"),
     (0, b"PTD0", "a .ptd file: weights of a .pte file",
      "load the .pte file, and pass this one: purevk.load(program, [weights])"),

@@ -48,6 +48,9 @@ FILES = {
     "TensorFlow Lite": struct.pack("<I", 24) + b"TFL3" + bytes(40),
     ".ptd": struct.pack("<I", 24) + b"FT01" + bytes(40),
     ".npz": _npz(),
+    ".npy": b"\x93NUMPY\x01\x00v\x00" + bytes(40),
+    "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+    "web page": b"<!DOCTYPE html><html><body>Not found</body></html>",
     "XML": b"<?xml version='1.0'?><net name='m'></net>",
 }
 
@@ -69,6 +72,9 @@ def test_what_is_no_known_file() -> None:
     for other in (None, 3, object()):
         with pytest.raises(InputError, match="cannot be loaded from"):
             open_file(other)
+    with pytest.raises(InputError, match="cannot be loaded from BytesIO") as caught:
+        open_file(io.BytesIO(b"ET12"))
+    assert caught.value.next == "pass file.read()"
 
 
 def test_a_graph_of_onnx_by_its_name(tmp_path: Path) -> None:
