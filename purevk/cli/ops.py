@@ -9,17 +9,22 @@ from typing import Any
 
 from purevk.cli.machine import Target, device_line
 from purevk.cli.output import Output, count, error_data
-from purevk.errors import PurevkError
+from purevk.errors import InputError, PurevkError
 from purevk.frontends.files import ModelFile, open_file
 from purevk.ops import registry
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    return (
-        _check(args)
-        if args.check
-        else {"operators": [entry for entry in operators() if _fits(entry, args.pattern)]}
-    )
+    if args.check:
+        return _check(args)
+    found = [entry for entry in operators() if _fits(entry, args.pattern)]
+    if not found:
+        raise InputError(
+            f"no operator fits {args.pattern!r}",
+            why="the operators with a definition are searched, by all of their names",
+            next="`purevk ops` lists them; one without a definition runs on the CPU through torch",
+        )
+    return {"operators": found}
 
 
 def operators() -> list[dict[str, Any]]:

@@ -89,11 +89,17 @@ def test_ops_are_the_rows(cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern, holds", [("relu", True), ("aten.relu.*", True), ("*.relu", False)]
+    "pattern, holds", [("relu", True), ("aten.relu.*", True), ("*.sigmoid.*", False)]
 )
 def test_ops_by_name(cli, pattern: str, holds: bool) -> None:
     names = [row["operator"] for row in cli("ops", pattern, "--json").json["operators"]]
     assert ("aten.relu.default" in names) is holds and "aten.add.Tensor" not in names
+
+
+@pytest.mark.parametrize("pattern", ["nonsense", "*.relu"])
+def test_ops_without_a_match(cli, pattern: str) -> None:
+    ran = cli("ops", pattern)
+    assert ran.code == 1 and repr(pattern) in ran.err and "`purevk ops` lists them" in ran.err
 
 
 def test_ops_of_a_model(cli, data: Path, unregister_topk) -> None:
