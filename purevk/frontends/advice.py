@@ -110,6 +110,12 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
     elif ".numpy()" in text:
         yield "torch.export follows operators of torch, not those of numpy. Use torch's there."
         yield _COMPILE
+    elif "Expected input.size(2) == n_fft" in text:
+        yield (
+            "torch.export takes torch.istft with an even n_fft alone. Take an even one, or write the "
+            "inverse with torch.fft.irfft(x, n=n_fft) and torch.nn.functional.fold."
+        )
+        yield _COMPILE
     elif isinstance(error, TypeError) and not line:
         yield "Check the example inputs: one is needed for each argument of forward."
     elif not line or type(error).__module__ == "builtins":

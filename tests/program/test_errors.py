@@ -284,6 +284,20 @@ def test_numpy_in_forward_names_torch_compile() -> None:
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+def test_istft_with_an_odd_length_names_irfft() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Inverse(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.istft(x, 33, window=torch.ones(33))
+
+    with pytest.raises(AssertionError, match="n_fft") as caught:
+        purevk.compile(Inverse(), (torch.rand(17, 9) + 0j,))
+    (note,) = caught.value.__notes__
+    assert "even n_fft" in note and "torch.fft.irfft" in note and "itself runs" not in note
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
 def test_missing_example_inputs_are_asked_for() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="input") as caught:
