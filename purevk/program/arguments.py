@@ -308,6 +308,8 @@ class InputReader:
                 why=why,
                 next="add the batch dim: x[None]"
                 if missing == 1
+                else "drop the outer dim: x[0]; an input is passed by itself, not in a list or tuple"
+                if missing == -1 and array.shape[0] == 1
                 else "reshape it, or export the model for inputs of this rank",
             )
         dim = next(dim for dim, size in expected.fixed if array.shape[dim] != size)

@@ -179,6 +179,7 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             where=where,
             why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
             " the buffer protocol",
+            next="convert it: numpy.asarray(x) or torch.as_tensor(x)",
         ) from None
 
 

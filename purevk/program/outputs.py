@@ -69,7 +69,7 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
                 why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
                 f"{'a writable' if writable else 'a read-only'} {str(each.dtype).removeprefix('torch.')}"
                 " was given",
-                next="pass memory of the dtype of the result, or call it without out=",
+                next="pass memory of the dtype of the result that can be written, or call it without out=",
             )
         if overlaps_itself(array):
             raise InputError(

@@ -160,8 +160,15 @@ WRONG: dict[str, tuple[tuple[Any, ...], str, str, str]] = {
         "the exported size",
     ),
     "no_batch": ((X[0],), "input 0 has rank 1", "float32[2,5] is expected", "x[None]"),
-    "rank_3": ((X[None],), "input 0 has rank 3", "float32[2,5] is expected", "reshape it"),
-    "object": ((object(),), "input 0 is object", "a numpy array or a torch tensor is expected", ""),
+    "rank_3": ((X[None],), "input 0 has rank 3", "float32[2,5] is expected", "x[0]"),
+    "a_list": (([X],), "input 0 has rank 3", "float32[1, 2, 5] was given", "not in a list"),
+    "rank_4": ((X[None, None],), "input 0 has rank 4", "float32[2,5] is expected", "reshape it"),
+    "object": (
+        (object(),),
+        "input 0 is object",
+        "a numpy array or a torch tensor is expected",
+        "asarray",
+    ),
     "nothing": ((None,), "input 0 is None", "float32[2,5] is expected", ""),
 }
 
