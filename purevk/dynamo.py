@@ -417,7 +417,7 @@ class _CompiledGraph:
             if isinstance(value, torch.Tensor):
                 traced = self.aot.results[number]
                 value = value if traced is None else value.to(traced.device)
-                if not value.numel():
+                if not value.numel() or number in self.aot.unset:
                     value = torch.empty_like(value)  # code after the graph may resize it (`out=`)
             outputs[number] = value
         for number, kind in self.aot.numbers:

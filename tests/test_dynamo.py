@@ -695,11 +695,22 @@ def test_lists_of_numbers_that_follow_from_data() -> None:
             _agrees(compiled, part, torch.randn(6, 4), torch.tensor(bounds))
 
 
-def test_an_empty_result_may_be_resized() -> None:
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.empty(0),
+        lambda x: torch.empty(2),
+        lambda x: torch.empty_like(x[:1]),
+        lambda x: x.new_empty(1, 2),
+        lambda x: torch.empty_strided((2, 1), (1, 2)),
+    ],
+)
+def test_a_result_without_content_may_be_resized(make: Callable[..., torch.Tensor]) -> None:
     """dynamo calls an operator with `out=` after the graph that makes the tensor."""
 
     def added(x: torch.Tensor) -> torch.Tensor:
-        made = torch.empty(0)
+        made = make(x)
         torch.add(x, 1, out=made)
         return made
 
