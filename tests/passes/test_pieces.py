@@ -130,6 +130,9 @@ FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "two dtypes": lambda x, y: torch.cat((x.half().sin(), y.cos()), 0),
     "nothing": lambda x, y: torch.cat((x[:, :0].sin(), y.cos()), 1),
     "images": lambda x, y: torch.cat((x[..., None].sin(), y[..., None].cos()), 1)[..., 0],
+    "imaginary parts": lambda x, y: torch.polar(s := torch.stack((x.sin(), y), -1), s).imag.flatten(
+        -2
+    ),
     "columns of another": lambda x, y: torch.cat((x.mT.sin(), y.mT.cos()), -1) + y.mT[:, :, :1],
 }
 

@@ -162,7 +162,9 @@ class _Joiner:
         """Tensors that are stacked along a new last dim, which then becomes one with the dim before
         it. Between both, a program may change their elements."""
         after, stack = None, self._only_reader(view.tensor("x"))
-        if stack is not None and stack.op == PROGRAM and len(stack.inputs) == 1:
+        if stack is not None and stack.op == PROGRAM:
+            if len(stack.inputs) != 1 or len(stack.results) != 1:
+                return None
             after, stack = stack, self._only_reader(stack.inputs[0])
         if stack is None or stack.op != _CAT:
             return None
