@@ -7,6 +7,8 @@ It leaves out inputs that no operator reads, and lists an output once that the c
 times, such as a tensor and its `detach()`. The call still passes all of them, and the file does not
 say which ones are meant. Here they are all written.
 
+It keeps one value for 1 and 1.0, and for 0.0 and -0.0, whichever comes first. Here these are apart.
+
 It does not say which buffers the first outputs go to. A string that nothing takes says so here.
 """
 
@@ -116,6 +118,19 @@ def _all_outputs(
     return process_output_node
 
 
+def _numbers_apart(write: Callable[[Any, Any], int]) -> Callable[[Any, Any], int]:
+    @functools.wraps(write)
+    def get_or_create_scalar_value(self: Any, scalar: Any) -> int:
+        known: dict[tuple[type, str], int] = vars(self).setdefault("_purevk_numbers", {})
+        key = (type(scalar), str(scalar))
+        if key not in known:
+            self.const_scalar_to_value_ids.pop(scalar, None)
+            known[key] = write(self, scalar)
+        return known[key]
+
+    return get_or_create_scalar_value
+
+
 _prepacking: Any = importlib.import_module(
     "executorch.backends.vulkan._passes.insert_prepack_nodes"
 )
@@ -129,3 +144,6 @@ for _entry in etvk.vk_patterns.fusable_patterns.values():
         _entry.get_graphs_fn = functools.cache(_entry.get_graphs_fn)
 VkGraphBuilder.process_placeholder_node = _all_inputs(VkGraphBuilder.process_placeholder_node)
 VkGraphBuilder.process_output_node = _all_outputs(VkGraphBuilder.process_output_node)
+VkGraphBuilder.get_or_create_scalar_value = _numbers_apart(
+    VkGraphBuilder.get_or_create_scalar_value
+)

@@ -112,11 +112,8 @@ Form = Pointwise | View | Rewrite | Kernel | Control
 
 
 _INTEGER_TYPES = ("int", "int | None", "Size", "Size | None")
-_INTEGER_NAMES = (
-    "zero_point",
-    "quant_min",
-    "quant_max",
-)  # tensors too, so that they have no such type
+# Quantization parameters are tensors too, and a dim may be a list, so that they have no such type.
+_INTEGER_NAMES = ("zero_point", "quant_min", "quant_max", "dim")
 
 
 @dataclass(frozen=True)

@@ -370,3 +370,15 @@ def test_numbers_that_only_a_call_knows(lower) -> None:
     for rise in range(3):
         for have, want in zip(program.forward(x + rise, y), Numbers()(x + rise, y), strict=True):
             torch.testing.assert_close(have, want)
+
+
+def test_numbers_that_are_equal_in_python(lower) -> None:
+    class Numbers(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.where(x > 0, 1.0, 2.0), (x > 0).any(1), x.long().sum(-1) ** -1.0
+
+    x = torch.tensor([[1.0, -2.0, 3.0], [-4.0, -5.0, -6.0]])
+    _, program, delegates, _ = lower(Numbers(), (x,))
+    assert delegates == 1
+    for have, want in zip(program.forward(x), Numbers()(x), strict=True):
+        torch.testing.assert_close(have, want)

@@ -44,3 +44,22 @@ def test_an_operator_gives_a_tensor() -> None:
 def test_an_operator_that_gives_a_number_is_refused(output: Any) -> None:
     with pytest.raises(FileFormatError, match="value %1 of delegate 0 is no tensor"):
         run(output)
+
+
+def test_a_dim_is_the_value_of_a_real_number() -> None:
+    """executorch keeps one value for 1 and 1.0."""
+    graph = vk.VkGraph(
+        version="0",
+        chain=(vk.OperatorCall(0, "aten.any.dim", (0, 1, 2, 3)),),
+        values=(TENSOR, V.Double(1.0), V.Bool(False), vk.VkTensor(0, (2,), -1, -1, 255, 255, 127)),
+        input_ids=(0,),
+        output_ids=(3,),
+        constants=(),
+        storage_type_override=255,
+        memory_layout_override=255,
+        region=memoryview(b""),
+    )
+    importer = Importer("forward", "test")
+    x = importer.input(DType.float32, (2, 3), False)
+    (made,) = VulkanDelegate(importer, SimpleNamespace(), graph, "delegate 0", {}).run([x], 0)
+    assert made.type.dims == (2,)
