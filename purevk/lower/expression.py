@@ -266,6 +266,14 @@ def is_zero(number: float, dtype: DType) -> bool:
     return abs(number) <= (0.0 if dtype is DType.float64 else 2.0**-150)
 
 
+# Compilers take -0.0 for 0.0 where they choose between constants. So its bits depend on a number that
+# only a dispatch knows; workgroups are fewer than 2^31.
+_MINUS_ZERO = (
+    "uintBitsToFloat(0x80000000u | gl_NumWorkGroups[0] >> 31)",
+    "packDouble2x32(uvec2(0u, 0x80000000u | gl_NumWorkGroups[0] >> 31))",
+)
+
+
 def literal(value: float | int | bool, dtype: DType) -> str:
     """A number as GLSL of the type in which `dtype` is computed."""
     if dtype is DType.bool:
@@ -290,7 +298,9 @@ def literal(value: float | int | bool, dtype: DType) -> str:
         infinity = f"uintBitsToFloat({'0x7f800000u' if number > 0 else '0xff800000u'})"
         return f"double({infinity})" if wide else infinity
     if is_zero(number, dtype):
-        number = math.copysign(0.0, number)
+        if math.copysign(1.0, number) < 0:
+            return _MINUS_ZERO[wide]
+        number = 0.0
     text = repr(number)
     if "e" not in text and "." not in text:
         text += ".0"

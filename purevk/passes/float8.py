@@ -121,7 +121,8 @@ class _Writer:
         definition = registry.definition_of(node)
         args, dtype = definition.bind(node.args), node.result.type.dtype
         args["x"] = self._bytes(rewriter, node.tensor("x"))
-        args["value"] = encode(node.optional_float("value") or 0.0, dtype)
+        value = node.optional_float("value")
+        args["value"] = encode(0.0 if value is None else value, dtype)
         made = rewriter.emit(node.op, *(args[name] for name in definition.parameters))
         return rewriter.emit("purevk.bits", made, dtype)
 

@@ -122,9 +122,11 @@ def pad(
     }
     if not moved:
         return builder.emit("aten.alias.default", x)
-    fill = glsl_number(value or 0, x.type.dtype)
+    fill = glsl_number(0 if value is None else value, x.type.dtype)
     if is_empty(x.type):
-        return builder.emit("aten.full.default", type.dims, value or 0, type.dtype)
+        return builder.emit(
+            "aten.full.default", type.dims, 0 if value is None else value, type.dtype
+        )
     read = "r = X({});".format(
         coordinates(rank, **{f"d{d}": _BEYOND[mode].format(d=d) for d in moved})
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import purevk.ops  # noqa: F401
 from purevk.ops import registry
@@ -620,3 +622,21 @@ def test_every_pointwise_row_is_looked_at():
         and not row.name.startswith(ELSEWHERE)
     } - known
     assert not left
+
+
+ZEROS = {
+    "quotients": lambda x: torch.full_like(x, -0.0) / 2,
+    "products": lambda x: x * torch.full_like(x, -0.0),
+    "choices": lambda x: torch.where(x > 0, -0.0, 1.0),
+    "padding": lambda x: F.pad(x, (1, 1), value=-0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("function", ZEROS.values(), ids=ZEROS.keys())
+def test_minus_zero(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    """A compiler may take the number -0.0 for 0.0."""
+    x = torch.tensor([1.0, 2, 0.5], dtype=dtype)
+    with program_of(function, (x,)) as program:
+        found, wanted = program.forward(x), function(x)
+    assert torch.equal(found, wanted) and torch.equal(found.signbit(), wanted.signbit())
