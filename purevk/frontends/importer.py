@@ -147,6 +147,7 @@ class Importer:
                     "the model was not exported for these sizes",
                     where=f"{self.where}, method {self.name}",
                     why=f"it holds for {guard}",
+                    next="export it with example inputs of these sizes; purevk.compile(module, ...) does",
                 )
         else:
             self.constraints[guard] = None

@@ -18,7 +18,7 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
             present = result[position]
             if isinstance(present, int) and present == 1:
                 result[position] = size
-            elif (isinstance(size, int) and size == 1) or present == size:
+            elif (isinstance(size, int) and size == 1) or _dims.assume(present, "==", size):
                 if isinstance(size, int):
                     result[position] = size if size != 1 else present
             else:

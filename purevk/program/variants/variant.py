@@ -193,7 +193,10 @@ class Variant:
             wider_env = None if made_wider is None else made_wider.bind(arrays)
             if made_wider is not None and wider_env is not None:
                 return made_wider, wider_env
-        made = self._checked(sizes, arrays)
+        try:
+            made = self._checked(sizes, arrays)
+        except SizeConstraintError as error:
+            return error  # sizes above the bounds break what the exporter decided
         made_env = made.bind(arrays)
         if made_env is None:
             env = made.environment(arrays)
@@ -255,7 +258,7 @@ class Variant:
                 error.what,
             )
             return None
-        except (FileFormatError, GraphError):
+        except (FileFormatError, GraphError, SizeConstraintError):
             return None
 
     def _checked(self, wanted: Sizes, arrays: Sequence[Any]) -> Specialization:

@@ -366,3 +366,21 @@ def test_a_split_whose_parts_move() -> None:
     with purevk.compile(model, rows(8), ({0: Dim.DYNAMIC},)) as program:
         for count in (8, 3, 5, 12, 6):
             torch.testing.assert_close(program(*rows(count)), model(*rows(count)))
+
+
+def chunks(x: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(3)[:2]
+    return first * second
+
+
+def test_chunks_of_a_size_that_no_multiple_is_known_of() -> None:
+    """Their sizes are expressions that are equal for some sizes alone, and their number depends on
+    the size."""
+    model, exported = Model(chunks), ({0: Dim.AUTO},)
+    program = purevk.compile(model, rows(5), exported)
+    for count in (5, 4, 7, 16, 2, 100, 6, 1000):  # a bound of 64 is outgrown twice
+        check(program, model, (count,))
+    fixed = purevk.compile(torch.export.export(model, rows(4), dynamic_shapes=exported))
+    check(fixed, model, (4,))
+    for count in (5, 2, 100):
+        check(fixed, model, (count,), refused=True)
