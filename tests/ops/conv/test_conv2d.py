@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import purevk
-from purevk.errors import FileFormatError
+from purevk.errors import GraphError
 from tests.ops.harness import (
     SINGLE,
     aten,
@@ -188,7 +188,7 @@ def test_a_norm_after_a_convolution_without_a_batch(dims):
 def test_biases_for_too_few_channels_are_refused(transposed):
     """Kernels would read what is behind them."""
     args = (unit(1, 8, 5, 5), unit(8, 8, 3, 3, seed=1), unit(3))
-    with pytest.raises(FileFormatError, match="3 numbers for 8 channels"):
+    with pytest.raises(GraphError, match="3 numbers for 8 channels"):
         run(
             "aten.convolution.default",
             (*args, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1),

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
-from purevk.errors import FileFormatError  # noqa: E402
+from purevk.errors import GraphError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
 from tests.ops.quantized.harness import kernels_of, pad_last, quantize, run, run_with_templates  # noqa: E402
@@ -241,15 +241,15 @@ def test_parameters_for_too_few_channels_are_refused(sums, scales, bias):
     parameters = torch.ones(sums, dtype=torch.int32), tensor(scales)
     window = [3, 3], [1, 1], [1, 1], [1, 1], 2
     args = (x, X_SCALE, X_ZERO, w, *parameters, 0.1, 0, tensor(bias), *window, "none")
-    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+    with pytest.raises(GraphError, match="scales, sums or biases for 12 rows"):
         run("et_vk.q8ta_conv2d.default", args)
     args = (tensor(1, 8, 7, 6), X_SCALE, X_ZERO, w, *parameters, tensor(bias), *window)
-    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+    with pytest.raises(GraphError, match="scales, sums or biases for 12 rows"):
         run("et_vk.conv2d_q8ta_q8csw.default", args)
     depthwise = int8(3, 3, 12)
     window = [3, 3], [1, 1], [1, 1], [1, 1], 12
     args = (int8(1, 12, 7, 6), X_SCALE, X_ZERO, depthwise, *parameters, 0.1, 0, tensor(bias))
-    with pytest.raises(FileFormatError, match="scales, sums or biases for 12 rows"):
+    with pytest.raises(GraphError, match="scales, sums or biases for 12 rows"):
         run("et_vk.q8ta_conv2d_dw.default", (*args, *window, "none"))
 
 
@@ -262,7 +262,7 @@ def test_scales_for_less_than_a_group_are_refused():
         if scales == 6:
             run("et_vk.q8ta_conv2d_transposed.default", args)
             continue
-        with pytest.raises(FileFormatError, match="5 scales, sums or biases for 6 rows"):
+        with pytest.raises(GraphError, match="5 scales, sums or biases for 6 rows"):
             run("et_vk.q8ta_conv2d_transposed.default", args)
 
 

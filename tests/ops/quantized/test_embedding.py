@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
-from purevk.errors import FileFormatError  # noqa: E402
+from purevk.errors import GraphError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from tests.ops.harness import tensor  # noqa: E402
 from tests.ops.quantized.harness import kernels_of, pack_high_first, pack_low_first, run  # noqa: E402
@@ -90,16 +90,16 @@ def test_one_index_without_dims_and_odd_width():
 def test_parameters_that_do_not_cover_the_table_are_refused(rows, groups, zeros, reason):
     values, indices = table(9, 16, 8), torch.tensor([0, 8])
     args = (values, tensor(rows, groups), tensor(zeros, groups), -128, 127, indices)
-    with pytest.raises(FileFormatError, match=reason):
+    with pytest.raises(GraphError, match=reason):
         run("quantized_decomposed.embedding_byte.default", args)
 
 
 def test_groups_of_another_size_are_refused():
     packed, scales, indices = pack_low_first(table(9, 64, 4)), tensor(9, 2), torch.tensor([0, 8])
     for group in (-32, 0, 16, 64):
-        with pytest.raises(FileFormatError, match="2 groups of"):
+        with pytest.raises(GraphError, match="2 groups of"):
             run("et_vk.embedding_q4gsw.default", (packed, scales, group, indices, True))
-    with pytest.raises(FileFormatError, match="8 scales"):
+    with pytest.raises(GraphError, match="8 scales"):
         run("et_vk.embedding_q4gsw.default", (packed, scales[:8], 32, indices, True))
 
 

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
-from purevk.errors import FileFormatError  # noqa: E402
+from purevk.errors import GraphError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ir.dims import Dim, Symbol  # noqa: E402
 from purevk.ops.quantized import choice as quantized_choice  # noqa: E402
@@ -111,10 +111,10 @@ def test_int4_weight_by_group(rows, n, k, group, dtype):
 @pytest.mark.parametrize("group", [-32, -1, 0, 16])
 def test_groups_that_do_not_cover_a_row_are_refused(group):
     x, w, s = tensor(3, 64), quantized_weight(16, 64, 4), tensor(2, 16)
-    with pytest.raises(FileFormatError, match="2 groups"):
+    with pytest.raises(GraphError, match="2 groups"):
         run("et_vk.linear_q4gsw.default", (x, pack_low_first(w), s, group, None))
     scale, zero = torch.ones(3), torch.zeros(3, dtype=torch.int8)
-    with pytest.raises(FileFormatError, match="2 groups"):
+    with pytest.raises(GraphError, match="2 groups"):
         run(
             "et_vk.linear_dq8ca_q4gsw.default",
             (x, scale, zero, pack_low_first(w), s, s, group, None),
@@ -124,7 +124,7 @@ def test_groups_that_do_not_cover_a_row_are_refused(group):
 def test_parameters_for_too_few_rows_are_refused():
     x, w, s = tensor(3, 64), quantized_weight(16, 64, 4), tensor(2, 16)
     args = (x, pack_low_first(w), s, 32, tensor(12))
-    with pytest.raises(FileFormatError, match="12 scales, sums or biases for 16 rows"):
+    with pytest.raises(GraphError, match="12 scales, sums or biases for 16 rows"):
         run("et_vk.linear_q4gsw.default", args)
 
 
@@ -140,7 +140,7 @@ def test_parameters_of_int8_layers_for_too_few_rows_are_refused():
         ("et_vk.q8ta_linear.default", (given, 0.1, 0, w, sums, tensor(16), 0.1, 0, s)),
         ("quantized_decomposed.mixed_linear.default", (x, w, s, None, None)),
     ):
-        with pytest.raises(FileFormatError, match="12 scales, sums or biases for 16 rows"):
+        with pytest.raises(GraphError, match="12 scales, sums or biases for 16 rows"):
             run(name, args)
 
 
