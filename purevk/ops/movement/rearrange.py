@@ -122,11 +122,10 @@ def pad(
     }
     if not moved:
         return builder.emit("aten.alias.default", x)
-    fill = glsl_number(0 if value is None else value, x.type.dtype)
+    value = 0 if value is None else value  # not `or`: -0.0 keeps its sign
+    fill = glsl_number(value, x.type.dtype)
     if is_empty(x.type):
-        return builder.emit(
-            "aten.full.default", type.dims, 0 if value is None else value, type.dtype
-        )
+        return builder.emit("aten.full.default", type.dims, value, type.dtype)
     read = "r = X({});".format(
         coordinates(rank, **{f"d{d}": _BEYOND[mode].format(d=d) for d in moved})
     )
