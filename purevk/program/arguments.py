@@ -17,7 +17,15 @@ from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.index_range import IndexRange
 from purevk.ir.signature import CONTIGUOUS, memory_layout, permutation_hint, same_literal
-from purevk.program.arrays import as_array, dtype_of, is_torch, of_torch, on_device, overlap
+from purevk.program.arrays import (
+    as_array,
+    dtype_of,
+    is_torch,
+    of_torch,
+    on_device,
+    overlap,
+    overlaps_itself,
+)
 from purevk.program.host_memory import HostMemory
 from purevk.program.specs import DimSpec, size_spec
 
@@ -466,9 +474,7 @@ def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[
 
 def _check_writable(given: Any, array: Any, name: str, where: str) -> None:
     writable = given.flags.writeable if isinstance(given, np.ndarray) else is_torch(given)
-    steps = array.strides if isinstance(array, np.ndarray) else array.stride()
-    repeated = any(size > 1 and not step for size, step in zip(array.shape, steps))
-    if not writable or repeated:
+    if not writable or overlaps_itself(array):
         raise InputError(
             f"{name} cannot be written",
             where=where,

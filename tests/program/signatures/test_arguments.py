@@ -153,6 +153,21 @@ def test_memory_in_common(exported: bool) -> None:
             program(torch.zeros(1).expand(3), X)
 
 
+def test_inputs_without_elements_are_written() -> None:
+    model = module(adds)
+    sizes = {0: torch.export.Dim("rows", min=0, max=4)}
+    example = (torch.ones(3, 2), X)
+    with purevk.compile(model, example, dynamic_shapes={"x": sizes, "y": None}) as program:
+        for x in (torch.ones(0, 2), torch.ones(4, 4)[:0, ::2], np.zeros((0, 2), np.float32)):
+            torch.testing.assert_close(torch.as_tensor(program(x, X)), X * 2)
+        x = torch.zeros(2, 2)
+        program(x, X)
+        assert x.tolist() == [[1, 1], [1, 1]]
+        with pytest.raises(InputError, match="cannot be written"):
+            # Eager torch would add to an element once for each view of it.
+            program(torch.zeros(3).unfold(0, 2, 1), X)
+
+
 def test_examples_that_are_one_tensor() -> None:
     model = module(lambda self, a, b, c: (a - b + 2 * c, c - a))
     with purevk.compile(model, (X, Y, X)) as program:
