@@ -72,10 +72,15 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
 
 
 def _norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    return _normalized(node, arrays, node.int("count"))
+
+
+def _normalized(node: Node, arrays: Arrays, count: int) -> Any:
+    """The norm of the last `count` dims."""
     import torch
 
     x, weight, bias = (_tensor(node, name, arrays) for name in ("x", "weight", "bias"))
-    dims = tuple(range(x.dim() - node.int("count"), x.dim()))
+    dims = tuple(range(x.dim() - count, x.dim()))
     centered = x if node.bool("rms") else x - x.mean(dims, keepdim=True)
     made = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + node.float("eps"))
     made = made if weight is None else made * weight
@@ -92,8 +97,31 @@ def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
+def _rotate_halves(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    return _turned(node, _tensor(node, "x", arrays), arrays, env)
+
+
+def _rotate_norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    return _turned(node, _normalized(node, arrays, 1), arrays, env)
+
+
+def _turned(node: Node, x: Any, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    """x [B, S, H, D]: of the first R numbers, the two halves turn by the angles [rows, R] from row
+    `start` on."""
+    import torch
+
+    start = _dims.evaluate(node.size("start"), env)
+    tables = (_tensor(node, name, arrays) for name in ("cos", "sin"))
+    cos, sin = (each[start : start + x.shape[1], None] for each in tables)
+    first, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    one, two = first.chunk(2, -1)
+    return torch.cat((first * cos + torch.cat((-two, one), -1) * sin, rest), -1)
+
+
 _KERNELS: dict[str, Callable[[Node, Arrays, Mapping[Symbol, int]], Any]] = {
     "purevk.attention": _attention,
     "purevk.norm": _norm,
+    "purevk.rotate_halves": _rotate_halves,
+    "purevk.rotate_norm": _rotate_norm,
     "purevk.rotate_pairs": _rotate_pairs,
 }

@@ -25,6 +25,7 @@ from purevk.errors import FallbackError
 from purevk.ir import Arg, Dim, Graph, GuardLog, Node, Size, Symbol, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
+from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.executors import find_executor
 from purevk.passes.placement import name_for_cpu
 from purevk.passes.rewrite import Rewriter
@@ -103,7 +104,7 @@ class Reference:
             return [], {state: np.broadcast_to(arrays[value], arrays[state].shape)}
         if node.op == "purevk.write":
             return [], _written(node, arrays, env)
-        if node.op == "purevk.write_rows":
+        if node.op == WRITE_ROWS:
             return [], _written_rows(node, arrays)
         known = run_kernel(node, arrays, env)
         if known is not None:

@@ -234,25 +234,36 @@ def _around(rows: int) -> tuple[int, int]:
     return rows - rows // 5, rows + rows // 5
 
 
-def choose_few_rows(traits: DeviceTraits, problem: Problem) -> Vector | Dot | None:
+def choose_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> Vector | Dot | None:
     """The cheapest `Dot`, or `Vector` of up to 8 rows, if no other kernel is cheaper, or the one that
-    was measured to be the fastest in its place; else None."""
-    default = _cheapest_few_rows(traits, problem)
+    was measured to be the fastest in its place; else None.
+
+    Args:
+        saved: how many dispatches before and after the product go with it.
+    """
+    default = _cheapest_few_rows(traits, problem, saved)
     if default is None:
         return None
     return traits.choices.take("rows", problem, lambda: _few_rows(traits, problem), default)
 
 
-def prefers_few_rows(traits: DeviceTraits, problem: Problem) -> bool:
-    """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows."""
-    return _cheapest_few_rows(traits, problem) is not None
+def prefers_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> bool:
+    """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows; `saved` as for
+    `choose_few_rows`."""
+    return _cheapest_few_rows(traits, problem, saved) is not None
 
 
 @lru_cache(maxsize=4096)
-def _cheapest_few_rows(traits: DeviceTraits, problem: Problem) -> Vector | Dot | None:
-    if problem.m > 8 or not isinstance(_cheapest(traits, problem), (Vector, Dot)):
+def _cheapest_few_rows(traits: DeviceTraits, problem: Problem, saved: int) -> Vector | Dot | None:
+    found = _few_rows(traits, problem) if problem.m <= 8 else []
+    if not found:
         return None
-    return next(iter(_few_rows(traits, problem)), None)
+    cheapest = _cheapest(traits, problem)
+    if isinstance(cheapest, (Vector, Dot)):
+        return found[0]
+    # A dispatch that waits for the one before takes as long as a product starts.
+    limit = _total(traits, problem, cheapest) + saved * traits.profile.matmul.vector.start
+    return found[0] if saved and found[0].cost(traits, problem) <= limit else None
 
 
 def _few_rows(traits: DeviceTraits, problem: Problem) -> list[Vector | Dot]:

@@ -21,6 +21,7 @@ from purevk.passes.decoding.few_rows import fuse_few_rows
 from purevk.passes.decoding.heads import share_heads
 from purevk.passes.decoding.rms_norm import find_rms_norm
 from purevk.passes.decoding.rotary import find_rotary, rotate_to_caches
+from purevk.passes.decoding.rotary_norm import rotate_norms
 from purevk.passes.expand import expand_rewrites
 from purevk.passes.experts import select_matrices
 from purevk.passes.flex import compose_flex
@@ -75,6 +76,7 @@ OPTIONAL = (
     "order_for_fragments",
     "pack_convolutions",
     "pad_hidden",
+    "rotate_norms",
     "rotate_to_caches",
     "select_matrices",
     "settle_control",
@@ -206,6 +208,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 key_limits,
                 write_in_place,
                 rotate_to_caches,
+                rotate_norms,
                 with_whole_blocks,
                 merge_matmuls,
                 merge_with_scales,

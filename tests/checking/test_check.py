@@ -73,6 +73,32 @@ def test_a_healthy_module(checking: Path) -> None:
     assert counts_of(program).checked >= 6 and not counts_of(program).unchecked
 
 
+class Rotated(torch.nn.Module):
+    """Heads that rotate, behind a norm or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.randn(2, 5, 8))
+
+    def forward(self, x: Any) -> Any:
+        normal = torch.nn.functional.rms_norm(x, (8,), None, 1e-3)
+        return [self.turned(each, *self.angles[..., : each.shape[-1]]) for each in (normal, x)]
+
+    def turned(self, x: Any, cos: Any, sin: Any) -> Any:
+        one, two = x.chunk(2, -1)
+        return x * cos + torch.cat((-two, one), -1) * sin
+
+
+def test_rotations(checking: Path) -> None:
+    x, module = torch.randn(2, 3, 5, 8), Rotated()
+    program = purevk.compile(module, (x,))
+    for found, wanted in zip(program(x), module(x)):
+        torch.testing.assert_close(found, wanted)
+    nodes = [node.op for node in program.methods["forward"].executable.plan.nodes_of]
+    assert {"purevk.rotate_halves", "purevk.rotate_norm"} <= set(nodes)
+    assert counts_of(program).checked >= 2 and not counts_of(program).unchecked
+
+
 def test_weights_that_change(checking: Path) -> None:
     """The check compares with the weights of this call."""
     x, module = torch.randn(3, 8), Mixed().eval()

@@ -15,7 +15,7 @@ import purevk
 from purevk import api
 from purevk.cli.tune import Trial
 from purevk.graph.context import Context
-from purevk.lower.gpu_kernels import Problem, TileBounds
+from purevk.lower.gpu_kernels import Dot, Problem, TileBounds
 from purevk.lower.gpu_tiles import choose_few_rows, choose_gpu
 from purevk.ops.attention.choice import choose as choose_attention
 from purevk.ops.matmul.choice import choose_registers
@@ -206,3 +206,13 @@ def test_every_candidate_is_right(
         count = max((len(found) - 1 for found in trial.asked.values()), default=0)
         number += 1
     assert count > 0 or (name, profile) == ("depthwise", "nvidia")  # another kernel
+
+
+def test_few_rows_are_preferred_where_they_save_dispatches() -> None:
+    """A product that takes over the norm before it may cost as much more as a dispatch takes."""
+    sizes = Problem(1, 1536, 1152, half=True, transposed=True, wide=True)
+    traits = dataclasses.replace(GPU, features=GPU.features | {"cooperative_matrix"})
+    assert choose_few_rows(traits, sizes) is None
+    assert isinstance(choose_few_rows(traits, sizes, saved=1), Dot)
+    many = dataclasses.replace(sizes, m=16)
+    assert choose_few_rows(traits, many, saved=2) is None

@@ -4,10 +4,12 @@
 // in float.
 //
 // Buffers: x, weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, blocks (if BLOCKS), mean and rstd (if
-// STATS; with RMS only rstd), and what EXTRA_BUFFERS declares.
+// STATS; with RMS only rstd), cos and sin (if TURNED), index (if TURNED 2), and what EXTRA_BUFFERS
+// declares.
 // Offsets and strides are in elements. Parameters from number 15 on are free for EXTRA_BUFFERS.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  element types, those of elements.glslh; T_W is that of weight and bias
+//   T_ANGLE                   the same of cos and sin
 //   FROM_X(v), FROM_W(v)      convert an element to float
 //   TO_OUT(v), TO_STATS(v)    convert float to an element
 //   TO_OUT4(v)                the same for a vec4
@@ -27,6 +29,13 @@
 //   BLOCKS      1: the result is stored in the order of fragments (fragment_blocks.glslh), in the buffer
 //               blocks behind out; 2: there alone, and there is no out. With GROUP 0; columns are a
 //               multiple of 16
+//   TURNED      1: rows are heads [B, S, H] of even length, and rotate after the norm: element i and the
+//               one half a row behind it by the angles i of a position, with the cosines
+//               cos[S, columns] and the sines sin[S, columns]. Without STATS, BLOCKS and EPILOGUE, with
+//               GROUP 0; with VEC4, half a row and the offsets of cos and sin are multiples of 4
+//               2: position s is stored as position index[s] of out, which has out_positions; head h
+//               of it starts at b * out_batch + index[s] * out_position + h * out_row
+//   INDEX_WORDS 2: index is int64, and its low words are read
 //   EPILOGUE(v, row, col)   what is stored
 //   EPILOGUE4(v, row, col)  the same for the vec4 of the columns col .. col + 3
 //   ROW_PER_SUBGROUP, ROW_PER_INVOCATION, SUBGROUP, LOCAL  rows.glslh, which also has the grid
@@ -55,6 +64,9 @@
 #endif
 #ifndef T_STATS
 #define T_STATS float
+#endif
+#ifndef T_ANGLE
+#define T_ANGLE float
 #endif
 #ifndef FROM_X
 #define FROM_X(v) FLOAT_OF(T_X, v)
@@ -88,6 +100,12 @@
 #endif
 #ifndef NESTED
 #define NESTED 0
+#endif
+#ifndef TURNED
+#define TURNED 0
+#endif
+#ifndef INDEX_WORDS
+#define INDEX_WORDS 1
 #endif
 #ifndef EPILOGUE
 #define EPILOGUE(v, row, col) (v)
@@ -137,6 +155,18 @@ PARAM(9, mean_offset)
 #endif
 PARAM(10, rstd_offset)
 #endif
+#if TURNED
+PARAM(9, heads)  // rows of a position
+PARAM(10, positions)
+PARAM(13, cos_offset)
+PARAM(14, sin_offset)
+#endif
+#if TURNED == 2
+PARAM(15, out_positions)
+PARAM(16, out_batch)
+PARAM(17, out_position)
+PARAM(18, index_offset)
+#endif
 #if BLOCKS
 PARAM(14, blocks_offset)
 #endif
@@ -153,6 +183,7 @@ PARAM(13, groups)
 #define OUT_BINDING (1 + HAS_WEIGHT + HAS_BIAS)
 #define BLOCKS_BINDING (OUT_BINDING + BLOCKS % 2)
 #define STATS_BINDING (OUT_BINDING + 1 + BLOCKS % 2)
+#define ANGLES_BINDING STATS_BINDING
 #define EXTRA_BINDING (STATS_BINDING + STATS * (2 - RMS))
 #if VEC4
 #define V vec4
@@ -203,6 +234,21 @@ WRITEONLY_BUFFER(BLOCKS_BINDING, blocks, ELEMENT(T_OUT))
 BUFFER(STATS_BINDING, mean, T_STATS)
 #endif
 BUFFER(STATS_BINDING + 1 - RMS, rstd, T_STATS)
+#endif
+#if TURNED
+#define FROM_ANGLE(v) FLOAT_OF(T_ANGLE, v)
+#if VEC4
+#define ELEMENT_ANGLE VEC4_OF(T_ANGLE)
+#define READ_ANGLE(name, i) TO_V(FROM_ANGLE, WIDE4_OF(T_ANGLE)(name[(i) >> 2]))
+#else
+#define ELEMENT_ANGLE T_ANGLE
+#define READ_ANGLE(name, i) FROM_ANGLE(name[i])
+#endif
+READONLY_BUFFER(ANGLES_BINDING, cos, ELEMENT_ANGLE)
+READONLY_BUFFER(ANGLES_BINDING + 1, sin, ELEMENT_ANGLE)
+#endif
+#if TURNED == 2
+READONLY_BUFFER(ANGLES_BINDING + 2, index, int)
 #endif
 // The offset of a row's first element from the first element of x.
 int row_start(int row) {
@@ -258,14 +304,29 @@ V load(int base, int col) {
 #endif
 }
 
-// What is stored of a normalized element.
-V finished(V v, int row, int col) {
+// A normalized element times its weight, plus its bias.
+V scaled(V v, int row, int col) {
     int c = channel(row, col);
 #if HAS_WEIGHT
     v *= READ_W(buf_weight, weight_offset + c);
 #endif
 #if HAS_BIAS
     v += READ_W(buf_bias, bias_offset + c);
+#endif
+    return v;
+}
+
+// What is stored of a normalized element. `base`, `mean` and `rstd` are those of its row.
+V finished(V v, int row, int col, int base, float mean, float rstd) {
+    v = scaled(v, row, col);
+#if TURNED
+    int half_row = columns / 2;
+    bool first = col < half_row;
+    int other = first ? col + half_row : col - half_row;
+    V partner = scaled((load(base, other) - mean) * rstd, row, other);
+    int angle = row / heads % positions * columns + col;
+    v = v * READ_ANGLE(buf_cos, cos_offset + angle) +
+        (first ? -partner : partner) * READ_ANGLE(buf_sin, sin_offset + angle);
 #endif
 #if VEC4
     return EPILOGUE4(v, row, col);
@@ -293,6 +354,11 @@ int base_of_x(int row) {
 int base_of_out(int row) {
 #if GROUP == 2
     return out_offset + row_start(row);
+#elif TURNED == 2
+    int token = row / heads, batch = token / positions, position = token - batch * positions;
+    int to = buf_index[(index_offset + position) * INDEX_WORDS];
+    to = clamp(to < 0 ? to + out_positions : to, 0, out_positions - 1);
+    return out_offset + batch * out_batch + to * out_position + (row - token * heads) * out_row;
 #else
     return out_offset + row * out_row;
 #endif
@@ -375,8 +441,8 @@ void normalize(int task) {
         if (col >= columns) continue;
         V made[TOGETHER];
         UNROLL for (int r = 0; r < TOGETHER; r++) {
-            int row = ROW_OF(task, r);
-            made[r] = finished(kept[r][k] * rstds[r], NEAREST(row), col);
+            int row = ROW_OF(task, r), near = NEAREST(row);
+            made[r] = finished(kept[r][k] * rstds[r], near, col, base_of_x(near), OF_ROW(mean, r), rstds[r]);
             if (HAS_ROW(row)) store(made[r], row, col);
         }
 #if TOGETHER == 2
@@ -414,7 +480,7 @@ void normalize(int task) {
 #endif
 #define ADD(v, col) sum += v;
 #define ADD_SQUARE(v, col) sum += (v - mean) * (v - mean);
-#define STORE(v, col) store(finished((v - mean) * rstd, row, col), row, col);
+#define STORE(v, col) store(finished((v - mean) * rstd, row, col, base, mean, rstd), row, col);
 
 void normalize(int row) {
     int base = base_of_x(row);

@@ -1,3 +1,11 @@
 """Attention and rotary embeddings."""
 
-from purevk.ops.attention import attention, cache, choice, flex, rotary, rotary_cache  # noqa: F401
+from purevk.ops.attention import (  # noqa: F401
+    attention,
+    cache,
+    choice,
+    flex,
+    rotary,
+    rotary_cache,
+    rotary_norm,
+)

@@ -17,6 +17,8 @@ from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
 
+WRITE_ROWS = "purevk.write_rows"
+
 
 def _write_shape(state: TensorType, value: TensorType, dim: int, start: Size) -> None:
     """No result: `state` is written."""
@@ -71,7 +73,7 @@ def _write_rows_lower(lowering: Lowering, node: Node) -> None:
     emit_map(lowering, spec, inputs, {}, [target], source.dims)
 
 
-register(Operator("purevk.write_rows", _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,)))
+register(Operator(WRITE_ROWS, _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,)))
 
 
 def _sdpa_with_kv_cache_shape(

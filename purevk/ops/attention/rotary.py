@@ -15,6 +15,8 @@ from purevk.ops.elementwise.program import Program
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
 
+HALVES = "purevk.rotate_halves"
+
 
 # -- pairs of neighbours --------------------------------------------------------------------------
 def _rotary_shape(
@@ -107,19 +109,25 @@ def _halves_shape(x: TensorType, cos: TensorType, sin: TensorType, start: Size =
     return x
 
 
+def require_angles(lowering: Lowering, node: Node, rows: Size) -> None:
+    """Has it checked that `rows` rows from `start` on are in the tables `cos` and `sin` of a node."""
+    start = node.size("start")
+    lowering.require(
+        start + rows,
+        node.tensor("cos").type.dims[0],
+        f"rows from {start} on of {node.source} are outside its table of angles",
+        "{left} rows are needed, the table has {right}",
+        "pass an earlier position, or export a longer table",
+    )
+
+
 def _halves_lower(lowering: Lowering, node: Node) -> None:
     x, out = lowering.operand(node.tensor("x")), lowering.operand(node.result)
     tables = [lowering.operand(node.tensor(name)) for name in ("cos", "sin")]
     start = node.size("start")
     width = tables[0].dims[1]
     half = width // 2
-    lowering.require(
-        start + x.dims[1],
-        tables[0].dims[0],
-        f"rows from {start} on of {node.source} are outside its table of angles",
-        "{left} rows are needed, the table has {right}",
-        "pass an earlier position, or export a longer table",
-    )
+    require_angles(lowering, node, x.dims[1])
 
     def angle(table: Operand, first: Size) -> Operand:
         rows, columns = table.strides
@@ -145,7 +153,7 @@ def _supports(node: Node, traits: DeviceTraits) -> str | None:
     return None
 
 
-register(Operator("purevk.rotate_halves", _halves_shape, Kernel(_halves_lower, supports=_supports)))
+register(Operator(HALVES, _halves_shape, Kernel(_halves_lower, supports=_supports)))
 
 
 def _hf_shape(
@@ -166,7 +174,7 @@ def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
     inputs = (node.tensor("xq"), node.tensor("xk"))
     cos, sin, start = node.tensor("freqs_cos"), node.tensor("freqs_sin"), node.size("start_pos")
     if cos.type.rank == 2:
-        return tuple(builder.emit("purevk.rotate_halves", x, cos, sin, start) for x in inputs)
+        return tuple(builder.emit(HALVES, x, cos, sin, start) for x in inputs)
     results = []
     for x in inputs:
         batch, heads, rows, width = x.type.dims
@@ -180,7 +188,7 @@ def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
         ]
         rotated = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
         rotated = builder.emit("aten.reshape.default", rotated, (1, batch * rows, heads, width))
-        rotated = builder.emit("purevk.rotate_halves", rotated, *tables, 0)
+        rotated = builder.emit(HALVES, rotated, *tables, 0)
         rotated = builder.emit("aten.view.default", rotated, (batch, rows, heads, width))
         results.append(builder.emit("aten.permute.default", rotated, (0, 2, 1, 3)))
     return tuple(results)

@@ -60,7 +60,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
     by_rows = node.int("dim") == 1
     caches = [lowering.operand(node.tensor(name)) for name in ("keys", "values")]
-    caches = [each if by_rows else _heads_last(each) for each in caches]
+    caches = [each if by_rows else heads_last(each) for each in caches]
     batch, rows, heads, width = q.dims
     spec = MapSpec(
         " ".join(_BODY.split()),
@@ -79,7 +79,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-def _heads_last(cache: Operand) -> Operand:
+def heads_last(cache: Operand) -> Operand:
     """A cache [B, G, T, D] as [B, T, G, D]."""
     order = (0, 2, 1, 3)
     strides, dims = (tuple(each[d] for d in order) for each in (cache.strides, cache.dims))

@@ -39,13 +39,19 @@ _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uve
 
 
 def choose_few_rows(
-    traits: DeviceTraits, a: TensorType, b: TensorType, paired: bool, transposed: bool
+    traits: DeviceTraits,
+    a: TensorType,
+    b: TensorType,
+    paired: bool,
+    transposed: bool,
+    saved: int = 0,
 ) -> Vector | Dot | None:
     """The tile for a matmul of these types; None if another template is faster.
 
     Args:
         paired: each workgroup computes pairs of columns.
         transposed: B is dense along its columns.
+        saved: how many dispatches before and after the product go with it.
     """
     (m, k), n = a.dims, b.dims[1]
     if not traits.profile.has_fast_shared_memory or k % 4 or (paired and n % 8):
@@ -55,11 +61,11 @@ def choose_few_rows(
     wide = transposed and k % (8 if half else 4) == 0
     bfloat16 = half and a.dtype is DType.bfloat16
     problem = Problem(*sizes, half=half, transposed=transposed, wide=wide, bfloat16=bfloat16)
-    if not prefers_few_rows(traits, problem):
+    if not prefers_few_rows(traits, problem, saved):
         return None
     if paired and not transposed:
         problem = replace(problem, n=sizes[1] // 2)
-    return choose(traits, problem)
+    return choose(traits, problem, saved)
 
 
 def _shape(
@@ -133,7 +139,8 @@ def _emit(
     if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
         b = dense(lowering, b)
     ldb = b.strides[1] if transposed else b.strides[0]
-    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair), transposed)
+    saved = 2  # the pass has decided by how many really go
+    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair), transposed, saved)
     dot = isinstance(choice, Dot)
     whole = gcd8 if dot and a.dtype.itemsize == 2 else gcd4
     if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):

@@ -18,6 +18,7 @@ from purevk.lower.rows import RowWork, bind_x, collapse, only_floats, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
+from purevk.ops.reduce.turn import Turn
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
@@ -63,11 +64,12 @@ def lower_norm(
     out: Operand,
     blocks: Operand | None = None,
     plain: bool = True,
+    turn: Turn | None = None,
 ) -> None:
-    """Appends the dispatch of a norm of the last `count` dims; `out`, `blocks` and `plain` as for
+    """Appends the dispatch of a norm of the last `count` dims; the other arguments as for
     `emit_norm`."""
     x = lowering.operand(node.tensor("x"))
-    if is_empty(out.type):
+    if is_empty(x.type):
         return
     steps = _row_steps(x, count)
     if steps is None:
@@ -78,7 +80,8 @@ def lower_norm(
     columns = _dims.product(x.dims[len(x.dims) - count :])
     weight, bias = (packed(lowering, node.optional_tensor(name)) for name in ("weight", "bias"))
     operands = (x, out, blocks, weight, bias)
-    offsets = [operand.offset for operand in operands if operand is not None]
+    aligned = [operand.offset for operand in operands if operand is not None]
+    aligned += [] if turn is None else [*turn.aligned, columns // 2]
     emit_norm(
         lowering,
         node,
@@ -88,7 +91,7 @@ def lower_norm(
         bias,
         rows,
         columns,
-        vector=gcd4(columns, *offsets, steps.row, steps.inner_row),
+        vector=gcd4(columns, *aligned, steps.row, steps.inner_row),
         macros={"RMS": int(node.bool("rms")), "NESTED": int(steps.inner != 1)},
         group={},
         steps=steps,
@@ -97,6 +100,7 @@ def lower_norm(
         ),
         blocks=blocks,
         plain=plain,
+        turn=turn,
     )
 
 
@@ -159,6 +163,7 @@ def emit_norm(
     steps: RowSteps | None = None,
     blocks: Operand | None = None,
     plain: bool = True,
+    turn: Turn | None = None,
 ) -> None:
     """Appends a dispatch of `norm.comp`.
 
@@ -172,6 +177,7 @@ def emit_norm(
         steps: where the rows of x are. None: one after the other.
         blocks: the result in the order of fragments.
         plain: whether the result is stored in `out`; else only its type is read.
+        turn: how the rows rotate after the norm.
     """
     work = spread(lowering.traits, rows, columns, vector, cache=True)
     items = rows
@@ -184,8 +190,8 @@ def emit_norm(
     }
     made = make_epilogue(
         lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
+        node.optional_attribute("epilogue", Expression) if turn is None else None,
+        node.tensors("extras") if turn is None else (),
         out,
         "row, col",
         full=index.full,
@@ -206,6 +212,7 @@ def emit_norm(
         },
         **({"out": (out, "w")} if plain else {}),
         **({} if blocks is None else {"blocks": (blocks, "w")}),
+        **({} if turn is None else turn.buffers),
         **made.buffers,
     }
     params: dict[str, Size] = {
@@ -222,6 +229,8 @@ def emit_norm(
         params |= {"x_row": columns if steps is None else steps.row, "out_row": columns}
     if steps is not None and steps.inner != 1:
         params |= {"x_inner": steps.inner, "x_inner_row": steps.inner_row}
+    if turn is not None:
+        params |= turn.params
     if weight is not None:
         params["weight_offset"] = weight.offset
     if bias is not None:
@@ -238,6 +247,7 @@ def emit_norm(
             "VEC4": int(vector),
             "TEXEL_W": int(texels),
             **({} if blocks is None else {"BLOCKS": 1 if plain else 2}),
+            **({} if turn is None else turn.macros),
             **macros,
             **texel,
             **work.macros,

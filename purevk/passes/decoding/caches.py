@@ -7,6 +7,7 @@ from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value, values_in
 from purevk.ir.host import HOST
 from purevk.ops import registry
+from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.passes.rewrite import Rewriter
 
@@ -34,7 +35,7 @@ def write_in_place(graph: Graph) -> Graph:
         state, (index,) = node.tensor("x"), node.tensors("indices")
         dim = node.ints("given")[0]
         source = _expanded(rewriter, node.tensor("source"), _rows(state, dim, index))
-        rewriter.emit_all("purevk.write_rows", state, source, dim, index)
+        rewriter.emit_all(WRITE_ROWS, state, source, dim, index)
         rewriter.replace(node, state)
     return rewriter.finish()
 

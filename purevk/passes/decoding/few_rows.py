@@ -117,18 +117,20 @@ class _Finder:
         if matmul.op not in _NAMES or self._written & set(matmul.inputs):
             return None
         takes = self._takes if matmul.op == MATMUL else self._takes_quantized
-        if not takes(matmul, False):
+        if _rows(matmul).type.rank != 2:
             return None
         norm, before = self._norm(_rows(matmul))
-        end = None
-        if matmul.arg("epilogue") is None and takes(matmul, True):
+        saved, end = int(norm is not None), None
+        if matmul.arg("epilogue") is None and takes(matmul, True, saved + 1):
             end = self._pairs.reader(matmul)
         if norm is None and end is None:
             return None
+        if not takes(matmul, False, saved + int(end is not None)):
+            return None
         return _Fused(matmul, norm, end, (*before, *(end.views if end else ())))
 
-    def _takes(self, matmul: Node, paired: bool) -> bool:
-        """Whether the kernel of few rows is the one for a matmul."""
+    def _takes(self, matmul: Node, paired: bool, saved: int) -> bool:
+        """Whether the kernel of few rows is the one for a matmul, if it saves so many dispatches."""
         a, b, bias = matmul.tensor("a"), matmul.tensor("b"), matmul.optional_tensor("bias")
         if a.type.rank != 2 or b.type.rank != 2 or not b.type.is_static:
             return False
@@ -137,9 +139,10 @@ class _Finder:
         transposed = self._is_transposed(b)
         if (bias is not None and bias.type.rank != 1) or not (transposed or self._is_packed(b)):
             return False
-        return choose_few_rows(self._traits, a.type, b.type, paired, transposed) is not None
+        choice = choose_few_rows(self._traits, a.type, b.type, paired, transposed, saved)
+        return choice is not None
 
-    def _takes_quantized(self, matmul: Node, paired: bool) -> bool:
+    def _takes_quantized(self, matmul: Node, paired: bool, saved: int) -> bool:
         """The same for a quantized weight."""
         x, weight, scales = (matmul.tensor(name) for name in ("x", "weight", "scales"))
         if any(matmul.arg(name) is not None for name in ("sums", "out")):

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value, values_in
 from purevk.ops import registry
+from purevk.ops.attention.cache import WRITE_ROWS
+from purevk.ops.attention.rotary import HALVES
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
-_ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_rows"
 _TIMES, _CONVERT, _VIEW = "aten.mul.Tensor", "aten._to_copy.default", "aten.view.default"
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
 
@@ -55,7 +56,7 @@ def find_rotary(graph: Graph) -> Graph:
         tables = [rewriter.emit(_VIEW, each, (size, width)) for each in (cos, sin)]
         if width != dims[-1]:
             tables = [_doubled(rewriter, each) for each in tables]
-        made = rewriter.emit(_ROTATE, x, *tables, 0)
+        made = rewriter.emit(HALVES, x, *tables, 0)
         if turned:
             made = rewriter.emit("aten.permute.default", made, _SWAP)
         return made if len(dims) == 4 else rewriter.emit(_VIEW, made, dims)
@@ -293,8 +294,8 @@ def _emit(rewriter: Rewriter, group: _Group) -> None:
 def _groups(graph: Graph) -> list[_Group]:
     made = graph.producers()
     readers = reader_counts(graph)
-    writes = [node for node in graph.nodes if node.op == _WRITE]
-    rotations = [node for node in graph.nodes if node.op == _ROTATE]
+    writes = [node for node in graph.nodes if node.op == WRITE_ROWS]
+    rotations = [node for node in graph.nodes if node.op == HALVES]
     found: list[_Group] = []
     taken: set[Node] = set()
     for write in writes:
@@ -327,7 +328,7 @@ def _rotated(made: dict[Value, Node], readers: dict[Value, int], write: Node) ->
         if node is None or readers.get(node.inputs[0]) != 1 or not _swaps(node):
             return None
         node = made.get(node.inputs[0])
-    if node is None or node.op != _ROTATE:
+    if node is None or node.op != HALVES:
         return None
     full = node.tensor("cos").type.dims[1] == node.tensor("x").type.dims[3]
     return node if full else None

@@ -8,6 +8,7 @@ from typing import Any
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
 from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term
+from purevk.ops.attention.rotary import HALVES
 from purevk.ops.elementwise.pieces import NAME as PIECES
 from purevk.ops.elementwise.pieces import Piece, pieces_of
 from purevk.ops.elementwise.pointwise import NAME as PROGRAM
@@ -18,7 +19,7 @@ from purevk.passes.rewrite import Rewriter, changing, reader_counts
 from purevk.tuning import DeviceTraits
 
 _CAT, _VIEW, _PERMUTE = "aten.cat.default", "aten.view.default", "aten.permute.default"
-_ROTATE, _WRITE = "purevk.rotate_halves", "purevk.write_part"
+_WRITE = "purevk.write_part"
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _MOST = 8  # results of one tensor
@@ -230,7 +231,7 @@ class _Joiner:
             if rotation is None or self._reads_written(rotation):
                 return None
             node = rotation
-        if node.op != _ROTATE:
+        if node.op != HALVES:
             return None
         x, cos, sin = (node.tensor(name) for name in ("x", "cos", "sin"))
         width, rewriter = cos.type.dims[1], self._rewriter

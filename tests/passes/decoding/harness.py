@@ -52,11 +52,15 @@ class Projections(torch.nn.Module):
         self.register_buffer("cos", torch.randn(19, 8))
         self.register_buffer("sin", torch.randn(19, 8))
 
+    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Queries, keys and values [1, S, heads, 8]."""
+        return [each(x).view(1, x.shape[1], -1, 8) for each in (self.q, self.k, self.v)]
+
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         x, rows, dim = self.norm(x), x.shape[1], self.dim
         positions = position + self.rows[:rows]
         cos, sin = self.cos[positions], self.sin[positions]
-        parts = [each(x).view(1, rows, -1, 8) for each in (self.q, self.k, self.v)]
+        parts = self.parts(x)
         if dim == 2:
             q, k, v = (each.transpose(1, 2) for each in parts)
         else:
@@ -122,6 +126,8 @@ def check(
             for name, buffer in expected.named_buffers():
                 if name in program.state:
                     kept = torch.as_tensor(program.state[name])
+                    if buffer.dtype is torch.bfloat16:
+                        kept = kept.view(torch.bfloat16)
                     torch.testing.assert_close(kept, buffer, **tolerance)
         if kernels is not None:
             dispatches = program.methods["forward"].executable.plan.dispatches
