@@ -211,7 +211,9 @@ def test_every_candidate_is_right(
 def test_few_rows_are_preferred_where_they_save_dispatches() -> None:
     """A product that takes over the norm before it may cost as much more as a dispatch takes."""
     sizes = Problem(1, 1536, 1152, half=True, transposed=True, wide=True)
-    traits = dataclasses.replace(GPU, features=GPU.features | {"cooperative_matrix"})
+    needed = {"cooperative_matrix", "float16", "storage_16bit", "subgroup_size_control"}
+    needed |= {"subgroup_arithmetic", "vulkan_memory_model"}
+    traits = dataclasses.replace(GPU, features=GPU.features | needed)
     assert choose_few_rows(traits, sizes) is None
     assert isinstance(choose_few_rows(traits, sizes, saved=1), Dot)
     many = dataclasses.replace(sizes, m=16)
