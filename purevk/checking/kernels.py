@@ -24,6 +24,11 @@ def run_kernel(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> list[np
     return [to_numpy(function(node, arrays, env), node.result.type.dtype)]
 
 
+def rotated_keys(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> np.ndarray:
+    """What `purevk.rotate_norm_to_cache` stores, [B, S, H, D]."""
+    return to_numpy(_rotate_norm(node, arrays, env), node.tensor("state").type.dtype)
+
+
 def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
     """A tensor among the arguments, in float32 or float64; None if it is left out."""
     import torch

@@ -19,13 +19,14 @@ from purevk.checking.differences import (
     numbers,
     tolerance,
 )
-from purevk.checking.kernels import run_kernel
+from purevk.checking.kernels import rotated_keys, run_kernel
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
 from purevk.ir import Arg, Dim, Graph, GuardLog, Node, Size, Symbol, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
+from purevk.ops.attention.rotary_norm import TO_CACHE as ROTATE_NORM_TO_CACHE
 from purevk.ops.executors import find_executor
 from purevk.passes.placement import name_for_cpu
 from purevk.passes.rewrite import Rewriter
@@ -105,7 +106,9 @@ class Reference:
         if node.op == "purevk.write":
             return [], _written(node, arrays, env)
         if node.op == WRITE_ROWS:
-            return [], _written_rows(node, arrays)
+            return [], _written_rows(node, arrays, arrays[node.tensor("value")], node.int("dim"))
+        if node.op == ROTATE_NORM_TO_CACHE:
+            return [], _written_rows(node, arrays, rotated_keys(node, arrays, env), 1)
         known = run_kernel(node, arrays, env)
         if known is not None:
             return known, {}
@@ -305,13 +308,14 @@ def _written(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> dict[Valu
     return {state: made}
 
 
-def _written_rows(node: Node, arrays: Arrays) -> dict[Value, np.ndarray]:
+def _written_rows(
+    node: Node, arrays: Arrays, value: np.ndarray, dim: int
+) -> dict[Value, np.ndarray]:
+    """The state with the rows along `dim` of a value at the positions `index`."""
     state = node.tensor("state")
     made = np.array(arrays[state])
     rows = np.moveaxis(made, node.int("dim"), 0)  # a view
-    rows[arrays[node.tensor("index")]] = np.moveaxis(
-        arrays[node.tensor("value")], node.int("dim"), 0
-    )
+    rows[arrays[node.tensor("index")]] = np.moveaxis(value, dim, 0)
     return {state: made}
 
 

@@ -235,11 +235,11 @@ def _around(rows: int) -> tuple[int, int]:
 
 
 def choose_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> Vector | Dot | None:
-    """The cheapest `Dot`, or `Vector` of up to 8 rows, if no other kernel is cheaper, or the one that
-    was measured to be the fastest in its place; else None.
+    """The cheapest `Dot`, or `Vector` of up to 8 rows, or the one that was measured to be the fastest
+    in its place; None if another kernel is cheaper by more than the dispatches that it saves take.
 
     Args:
-        saved: how many dispatches before and after the product go with it.
+        saved: how many dispatches before and after the matmul become part of it.
     """
     default = _cheapest_few_rows(traits, problem, saved)
     if default is None:
@@ -248,7 +248,7 @@ def choose_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> V
 
 
 def prefers_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> bool:
-    """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows; `saved` as for
+    """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows, with `saved` as for
     `choose_few_rows`."""
     return _cheapest_few_rows(traits, problem, saved) is not None
 
@@ -261,7 +261,7 @@ def _cheapest_few_rows(traits: DeviceTraits, problem: Problem, saved: int) -> Ve
     cheapest = _cheapest(traits, problem)
     if isinstance(cheapest, (Vector, Dot)):
         return found[0]
-    # A dispatch that waits for the one before takes as long as a product starts.
+    # A small dispatch that waits for the one before takes as long as the start of a matmul.
     limit = _total(traits, problem, cheapest) + saved * traits.profile.matmul.vector.start
     return found[0] if saved and found[0].cost(traits, problem) <= limit else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import time
 from argparse import Namespace
@@ -73,6 +74,10 @@ def test_a_healthy_module(checking: Path) -> None:
     assert counts_of(program).checked >= 6 and not counts_of(program).unchecked
 
 
+def layer(x: Any, weight: Any, bias: Any) -> Any:
+    return torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
 class Rotated(torch.nn.Module):
     """Heads that rotate, behind a norm or not."""
 
@@ -97,6 +102,20 @@ def test_rotations(checking: Path) -> None:
     nodes = [node.op for node in program.methods["forward"].executable.plan.nodes_of]
     assert {"purevk.rotate_halves", "purevk.rotate_norm"} <= set(nodes)
     assert counts_of(program).checked >= 2 and not counts_of(program).unchecked
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_rotations_to_caches(checking: Path, heads_first: bool) -> None:
+    from tests.passes.decoding.harness import NormedProjections
+
+    module = NormedProjections(layer, heads_first)
+    call = (torch.randn(1, 3, 24), torch.tensor(4))
+    wanted = copy.deepcopy(module)(*call)
+    program = purevk.compile(module, call)
+    torch.testing.assert_close(program(*call), wanted, rtol=1e-5, atol=1e-5)
+    nodes = [node.op for node in program.methods["forward"].executable.plan.nodes_of]
+    assert "purevk.rotate_norm_to_cache" in nodes
+    assert "purevk.rotate_norm_to_cache" not in counts_of(program).unchecked
 
 
 def test_weights_that_change(checking: Path) -> None:

@@ -6,7 +6,8 @@
 // Buffers: x, weight (if HAS_WEIGHT), bias (if HAS_BIAS), out, blocks (if BLOCKS), mean and rstd (if
 // STATS; with RMS only rstd), cos and sin (if TURNED), index (if TURNED 2), and what EXTRA_BUFFERS
 // declares.
-// Offsets and strides are in elements. Parameters from number 15 on are free for EXTRA_BUFFERS.
+// Offsets and strides are in elements. Parameters from number 15 on are free for EXTRA_BUFFERS, unless
+// TURNED is 2.
 // Macros:
 //   T_X, T_W, T_OUT, T_STATS  element types, those of elements.glslh; T_W is that of weight and bias
 //   T_ANGLE                   the same of cos and sin

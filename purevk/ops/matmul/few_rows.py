@@ -34,6 +34,9 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.matmul_few_rows"
 TO_CACHE = "purevk.matmul_to_cache"
 FRAGMENTS_TO_CACHE = "purevk.fragments_to_cache"
+MOST_SAVED = (
+    2  # dispatches that such a matmul takes over: a norm before it, and what reads its columns
+)
 # Four neighbours in a buffer: QUAD_OF of elements.glslh.
 _VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
 
@@ -51,7 +54,7 @@ def choose_few_rows(
     Args:
         paired: each workgroup computes pairs of columns.
         transposed: B is dense along its columns.
-        saved: how many dispatches before and after the product go with it.
+        saved: how many dispatches before and after the matmul become part of it.
     """
     (m, k), n = a.dims, b.dims[1]
     if not traits.profile.has_fast_shared_memory or k % 4 or (paired and n % 8):
@@ -139,8 +142,10 @@ def _emit(
     if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
         b = dense(lowering, b)
     ldb = b.strides[1] if transposed else b.strides[0]
-    saved = 2  # the pass has decided by how many really go
-    choice = choose_few_rows(lowering.traits, a.type, b.type, bool(pair), transposed, saved)
+    # How many dispatches it saves has been weighed by the pass.
+    choice = choose_few_rows(
+        lowering.traits, a.type, b.type, bool(pair), transposed, saved=MOST_SAVED
+    )
     dot = isinstance(choice, Dot)
     whole = gcd8 if dot and a.dtype.itemsize == 2 else gcd4
     if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):

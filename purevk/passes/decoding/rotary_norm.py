@@ -33,8 +33,8 @@ def rotate_norms(graph: Graph) -> Graph:
         if node.op != ROTATE_TO_CACHE:
             return None
         of_queries, of_keys = (finder.norm(node, node.tensor(name)) for name in "qk")
-        if of_queries is None or of_keys is None:
-            return None
+        if of_queries is None or of_keys is None or node.tensor("keys") not in graph.states:
+            return None  # a state is dense, which the norm that stores keys needs
         values, dim, index = node.tensor("v"), node.int("dim"), node.tensor("index")
         if dim == 2:
             values = rewriter.emit(_PERMUTE, values, _SWAP)

@@ -75,6 +75,23 @@ class Projections(torch.nn.Module):
         return torch.cat((q.sum(2) @ self.keys[:, :, 0].mT, q.sum(2) @ self.values[:, :, 1].mT), 1)
 
 
+class NormedProjections(Projections):
+    """The same with norms of the heads of queries and keys before they rotate."""
+
+    def __init__(
+        self, norm: Callable[..., torch.Tensor], heads_first: bool, of_queries: bool = True
+    ) -> None:
+        super().__init__(heads_first, rotated)
+        self.weights = torch.nn.ParameterList([torch.rand(8) + 0.5 for _ in range(4)])
+        self.head_norm, self.of_queries = norm, of_queries
+
+    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        q, k, v = super().parts(x)
+        first, second, third, fourth = self.weights
+        q = self.head_norm(q, first, second) if self.of_queries else q
+        return [q, self.head_norm(k, third, fourth), v]
+
+
 class Int4(torch.nn.Module):
     """A linear layer with weights of 4 bits in groups of 32."""
 

@@ -12,7 +12,7 @@ import purevk
 from tests.ops.quantized.harness import kernels_of
 from tests.passes.decoding.harness import (
     TOLERANCES,
-    Projections,
+    NormedProjections,
     ops_of,
     rotated,
     rotated_by_slices,
@@ -174,23 +174,6 @@ def test_the_pass_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- with a cache --------------------------------------------------------------------------------
-class Cached(Projections):
-    """Projections whose queries and keys are normalized before they rotate."""
-
-    def __init__(
-        self, norm: Callable[..., torch.Tensor], heads_first: bool, of_queries: bool = True
-    ) -> None:
-        super().__init__(heads_first, rotated)
-        self.weights = torch.nn.ParameterList([torch.rand(8) + 0.5 for _ in range(4)])
-        self.head_norm, self.of_queries = norm, of_queries
-
-    def parts(self, x: torch.Tensor) -> list[torch.Tensor]:
-        q, k, v = super().parts(x)
-        first, second, third, fourth = self.weights
-        q = self.head_norm(q, first, second) if self.of_queries else q
-        return [q, self.head_norm(k, third, fourth), v]
-
-
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("norm", [rms, layer], ids=lambda norm: norm.__name__)
@@ -200,7 +183,7 @@ def test_keys_are_stored_in_the_cache(
     calls = [(torch.randn(1, n, 24), torch.tensor(at)) for n, at in ((3, 0), (1, 3), (5, 14))]
     shapes = {"x": {1: torch.export.Dim("rows", max=8)}, "position": None}
     with kernels_of(device):
-        ops = check_cached(Cached(norm, heads_first), calls, shapes)
+        ops = check_cached(NormedProjections(norm, heads_first), calls, shapes)
     assert {JOINED, JOINED_TO_CACHE, "purevk.write_rows"} <= set(ops)
     assert not {"purevk.norm", "purevk.rotate_to_cache"} & set(ops)
 
@@ -210,7 +193,7 @@ def test_keys_are_stored_in_the_cache(
 def test_narrow_caches(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     calls = [(torch.randn(1, 1, 24).to(dtype) / 4, torch.tensor(at)) for at in (0, 18, 7)]
-    module = Cached(rms, True).to(dtype)
+    module = NormedProjections(rms, True).to(dtype)
     with torch.no_grad():
         for buffer in (module.keys, module.values, module.cos, module.sin):
             buffer.div_(4)  # sums of rounded numbers stay small
@@ -220,5 +203,5 @@ def test_narrow_caches(device: str, dtype: torch.dtype) -> None:
 
 def test_queries_without_a_norm_go_another_way() -> None:
     calls = [(torch.randn(1, 1, 24), torch.tensor(4))]
-    ops = check_cached(Cached(rms, True, of_queries=False), calls)
+    ops = check_cached(NormedProjections(rms, True, of_queries=False), calls)
     assert JOINED_TO_CACHE not in ops and "purevk.rotate_to_cache" in ops
