@@ -13,19 +13,27 @@ from purevk.ops.registry import rewrite
 from purevk.ops.sort.sort import sort
 
 
-def _bisect(right: bool, there: str, value: str, count: Size) -> str:
-    """Statements that count, by bisection, the elements of a sorted row before a value. Element m
-    of the row has the coordinates `there`."""
-    after = f"!(ROW({there}) > {value})" if right else f"!(ROW({there}) >= {value})"
+def _bisect(after: str, count: Size) -> str:
+    """Statements that count, by bisection, the elements of a sorted row before a value.
+
+    They look at the elements at which torch looks, in its order: the result for rows with NaN, or
+    out of order, depends on it.
+
+    Args:
+        after: the condition that the result is above `m`, an index.
+    """
+    step = f"int m = (low + high) >> 1; if ({after}) low = m + 1; else high = m;"
     if not isinstance(count, int):
-        return f"int low = 0, high = count; for (; low < high;) {{ int m = (low + high) / 2; if ({after}) low = m + 1; else high = m; }} r = T_R(low);"  # noqa: E501
+        return f"int low = 0, high = count; for (; low < high;) {{ {step} }} r = T_R(low);"
     # Every value takes as many steps, so no invocation waits for others, and several searches can
     # overlap.
-    steps = (1 << n for n in reversed(range(count.bit_length())))
-    step = "if (low + {0} <= count) {{ int m = low + {0} - 1; if ({1}) low += {0}; }}"
-    return " ".join(
-        ("int low = 0;", *(step.format(size, after) for size in steps), "r = T_R(low);")
-    )
+    steps = [f"if (low < high) {{ {step} }}"] * count.bit_length()
+    return " ".join(("int low = 0, high = count;", *steps, "r = T_R(low);"))
+
+
+def _is_before(right: bool, row: str, value: str) -> str:
+    """Whether an element comes before a value. Not `<`: torch takes NaN for less than all."""
+    return f"!({row} {'>' if right else '>='} {value})"
 
 
 def _bucketize(
@@ -41,7 +49,7 @@ def _bucketize(
     value = f"X({coordinates(x.type.rank)})"
     x, boundaries = _same_type(builder, x, boundaries)
     count = boundaries.type.dims[0]
-    body = _bisect(right, "m", value, count)
+    body = _bisect(_is_before(right, "ROW(m)", value), count)
     inputs = {"X": x, "ROW": boundaries}
     return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
 
@@ -95,7 +103,7 @@ def _search(
     rank = x.type.rank
     there = ", ".join([*(f"i{d}" for d in range(rank - 1)), "m"])
     count = rows.type.dims[-1]
-    body = _bisect(right, there, f"X({coordinates(rank)})", count)
+    body = _bisect(_is_before(right, f"ROW({there})", f"X({coordinates(rank)})"), count)
     return mapped(builder, body, {"X": x, "ROW": rows}, node.result.type, numbers={"count": count})
 
 
@@ -114,7 +122,9 @@ def _isin(
     if _dims.upper(tests.type.dims[0]) > _FEW_TESTS:
         ordered = sort(builder, tests, 0, False)[0]
         value, last = f"X({coordinates(x.type.rank)})", "min(low, count - 1)"
-        body = f"{_bisect(False, 'm', value, tests.type.dims[0])} r = ROW({last}) == {value} ? {found} : {other};"
+        # By `<`: NaN, which is last and equals nothing, comes before no value.
+        search = _bisect(f"ROW(m) < {value}", tests.type.dims[0])
+        body = f"{search} r = ROW({last}) == {value} ? {found} : {other};"
         return mapped(
             builder,
             body,
