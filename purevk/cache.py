@@ -22,6 +22,7 @@ from typing import Any
 
 from purevk import knobs
 from purevk.errors import KernelNotCachedError, PurevkError, ShaderCompilerError
+from purevk.shaders.bundle import Bundle, WrittenBundle, write_bundle
 from purevk.shaders.cache_check import (
     EntryInfo,
     FolderDifference,
@@ -30,13 +31,11 @@ from purevk.shaders.cache_check import (
     list_entries,
 )
 from purevk.shaders.cache_entry import (
-    Bundle,
     CacheKey,
     is_spirv,
     key_from,
     pack,
     pipeline_header_fits,
-    write_bundle,
 )
 from purevk.shaders.cache_folder import EntryFolder
 from purevk.shaders.source import CompileJob, text_hash
@@ -91,6 +90,9 @@ class Cache:
     Args:
         folder: where; made when first needed. None keeps everything in memory.
         max_bytes: size bound on disk; None: `PUREVK_CACHE_MAX_BYTES`.
+
+    Raises:
+        PurevkError: other users may write the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, max_bytes: int | None = None) -> None:
@@ -276,9 +278,9 @@ class Cache:
         path: str | os.PathLike[str],
         keys: Iterable[CacheKey],
         tuning: Iterable[tuple[str, str]] = (),
-    ) -> int:
-        """Writes the SPIR-V of the keys into one file, for a machine without a compiler. Gives back
-        how many entries it has.
+    ) -> WrittenBundle:
+        """Writes the SPIR-V of the keys into one file, for a machine without a compiler, and its
+        SHA-256 into `PATH.sha256`.
 
         Args:
             tuning: device keys and names of tuning results that belong to the SPIR-V. Those that
@@ -311,41 +313,50 @@ class Cache:
             if value is not None:
                 digest, packed = _packed_tuning(device_key, name, json.dumps(value).encode())
                 entries["tuning", digest] = packed
-        write_bundle(path, entries)
-        return len(entries)
+        return write_bundle(path, entries)
 
-    def attach_bundle(self, path: str | os.PathLike[str]) -> int:
+    def attach_bundle(
+        self, path: str | os.PathLike[str], *, sha256: str | None = None, trust: bool = False
+    ) -> int:
         """Looks into a bundle, from now on, before the disk; copies nothing. Gives back how many
-        entries it has.
+        entries it has. A damaged one is a miss.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version, and
-        InputError for one that cannot be opened.
+        Args and errors are those of `import_bundle`.
         """
-        bundle = Bundle(path)
+        bundle = Bundle(path, sha256, trust)
         with self._lock:
             self._bundles.append(bundle)
         return len(bundle.digests)
 
-    def import_bundle(self, path: str | os.PathLike[str]) -> int:
-        """Copies the entries of a bundle into the cache. Gives back how many were sound: their
-        checksums are right, and they are what their names say.
+    def import_bundle(
+        self, path: str | os.PathLike[str], *, sha256: str | None = None, trust: bool = False
+    ) -> int:
+        """Copies the entries of a bundle into the cache: all of them, or none if one is damaged.
+        Gives back how many.
 
-        Raises FileFormatError for a file that is no bundle, or of another format version, and
-        InputError for one that cannot be opened.
+        A bundle is code: its shaders can read and write any memory of the process. So the caller
+        says which file it is, or that it is to be trusted.
+
+        Args:
+            path: the file.
+            sha256: the SHA-256 of the file, as `export_bundle` gives it: 64 hexadecimal digits.
+            trust: take the file without a SHA-256.
+
+        Raises:
+            InputError: there is neither `sha256` nor `trust`, or the file cannot be opened.
+            FileFormatError: the file has another SHA-256, is no bundle, of another format version,
+                or has a damaged entry.
         """
-        bundle, count = Bundle(path), 0
-        for kind, digest in sorted(bundle.entries):
-            entry = bundle.read(digest, kind)
-            if entry is None or entry_problem(kind, digest, *entry):
-                continue
-            count += 1
+        bundle = Bundle(path, sha256, trust)
+        bundle.check()
+        for kind, digest, meta, content in bundle.all_entries():
             if kind == "tuning":
-                self._add_tuning(*entry)
+                self._add_tuning(meta, content)
                 continue
             with self._lock:
-                self._remember(digest, entry[1])
-            self._entries.write(kind, digest, pack(digest, entry[1], entry[0]))
-        return count
+                self._remember(digest, content)
+            self._entries.write(kind, digest, pack(digest, content, meta))
+        return len(bundle.entries)
 
     def _add_tuning(self, meta: Mapping[str, Any], payload: bytes) -> None:
         """Keeps a tuning result of a bundle, with what is known under its name."""
@@ -371,9 +382,9 @@ class Cache:
 
     def export_entries(
         self, path: str | os.PathLike[str], entries: Iterable[EntryInfo] | None = None
-    ) -> int:
-        """Writes all sound SPIR-V and tuning results into a bundle. Pipeline caches and
-        plans stay: nobody can verify them. Gives back how many entries it has.
+    ) -> WrittenBundle:
+        """Writes all sound SPIR-V and tuning results into a bundle, and its SHA-256 into
+        `PATH.sha256`. Pipeline caches and plans stay: nobody can verify them.
 
         Args:
             entries: those of `entries()`, if the caller has them.
@@ -387,8 +398,7 @@ class Cache:
             if not entry.problem and entry.kind in ("spirv", "tuning")
             if (data := self._entries.read_raw(entry.path)) is not None
         }
-        write_bundle(path, packed)
-        return len(packed)
+        return write_bundle(path, packed)
 
     def stats(self) -> CacheStats:
         """Entries and bytes on disk, and the counts of this process."""

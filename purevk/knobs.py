@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import PurevkError
+from purevk.whole_file import make_private, others_may_write
 
 DRIVER_FOLDER = "driver"
 """The folder of Mesa's drivers, in that of the on-disk cache."""
@@ -406,7 +407,9 @@ def set_driver_cache() -> None:
     path = os.path.join(os.path.abspath(folder), DRIVER_FOLDER) if folder else ""
     try:
         if path:
-            os.makedirs(path, mode=0o700, exist_ok=True)
+            make_private(path)
+            if others_may_write(folder) or others_may_write(path):  # the driver runs what is there
+                path = ""
     except OSError:  # the cache itself warns if it cannot be written
         path = ""
     if path and not _has_room(path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.cache import Cache, default_cache
-from purevk.cli.output import Output, check_output, count, size
+from purevk.cli.output import Output, bundle_data, check_output, count, size
 from purevk.errors import InputError, PurevkError
 from purevk.shaders.cache_check import EntryInfo
 
@@ -102,16 +102,14 @@ def _export(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     check_output(path, "the archive")
     entries = cache.entries()
     return {
-        "path": path,
-        "entries": cache.export_entries(path, entries),
-        "bytes": Path(path).stat().st_size,
+        **bundle_data(path, cache.export_entries(path, entries)),
         "damaged": sum(bool(entry.problem) for entry in entries),
     }
 
 
 def _import(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     (path,) = args.paths
-    count = cache.import_bundle(path)
+    count = cache.import_bundle(path, sha256=args.sha256, trust=args.trust)
     if not cache.persistent:
         raise PurevkError(
             "the entries could not be kept",
@@ -221,6 +219,7 @@ def _show_difference(data: dict[str, Any], out: Output) -> None:
 
 def _show_exported(data: dict[str, Any], out: Output) -> None:
     out.line(f"{data['path']}: {count(data['entries'], 'entry')}, {size(data['bytes'])}")
+    out.line(f"sha256 {data['sha256']}")
     if data["damaged"]:
         out.line(
             f"{count(data['damaged'], 'damaged entry')} left out; `purevk cache verify` lists them",

@@ -234,7 +234,19 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
     )
+    _add_trust(parser, "--from-bundle: the SHA-256 of the file; one for each bundle", many=True)
     add_device(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser, help: str, many: bool) -> None:
+    """Adds --sha256 and --trust, for a bundle that is read."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--sha256", metavar="H", action="append" if many else "store", help=help)
+    group.add_argument(
+        "--trust",
+        action="store_true",
+        help="take bundles without a SHA-256: they are code, which can do what this user can",
+    )
 
 
 def _add_cache(parser: argparse.ArgumentParser) -> None:
@@ -268,6 +280,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="prune, verify: remove nothing, and say what would go",
     )
+    _add_trust(parser, "import: the SHA-256 of the file, as export printed it", many=False)
 
 
 _PATHS = {"diff": "the folder PATH", "export": "the file PATH", "import": "the file PATH"}
@@ -276,6 +289,8 @@ _CACHE_OPTIONS = {
     "--older-than": ("prune",),
     "--max-size": ("prune",),
     "--dry-run": ("prune", "verify"),
+    "--sha256": ("import",),
+    "--trust": ("import",),
 }
 
 
@@ -302,6 +317,11 @@ def _check_warmup(args: argparse.Namespace) -> str:
         return "--bundle needs the MODELs whose kernels the bundle shall hold"
     if not args.models and not args.from_bundle:
         return "name a MODEL, or a bundle: --from-bundle FILE.zip"
+    if args.sha256 and len(args.sha256) != len(args.from_bundle):
+        return (
+            f"each --from-bundle takes one --sha256, in the same order: {len(args.from_bundle)} and"
+            f" {len(args.sha256)} are given"
+        )
     return ""
 
 
@@ -399,7 +419,8 @@ COMMANDS = (
         "are not read.",
         epilog="examples:\n  purevk warmup model.pte\n"
         "  purevk warmup *.pte --bundle kernels.zip     on a machine with a compiler\n"
-        "  purevk warmup --from-bundle kernels.zip      on a machine without a compiler",
+        "  purevk warmup --from-bundle kernels.zip --trust     on a machine without a compiler;\n"
+        "      better: --sha256 H, with the digest that the first command printed",
         check=_check_warmup,
     ),
     Command(
@@ -410,7 +431,7 @@ COMMANDS = (
         " results.\n`diff` ends with 1 if something differs, `verify` if entries are damaged and stay.",
         epilog="examples:\n  purevk cache ls\n  purevk cache verify --remove\n"
         "  purevk cache prune --older-than 30 --max-size 500M\n  purevk cache diff other-cache\n"
-        "  purevk cache export kernels.zip\n  purevk cache import kernels.zip\n  purevk cache clear",
+        "  purevk cache export kernels.zip\n  purevk cache import kernels.zip --trust\n  purevk cache clear",
         check=_check_cache,
     ),
     Command(

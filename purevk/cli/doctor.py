@@ -17,6 +17,7 @@ from purevk.cli import fixes
 from purevk.cli.machine import describe_error, package_version
 from purevk.cli.output import Output, count
 from purevk.errors import PurevkError
+from purevk.whole_file import make_private
 
 _MANIFESTS = (
     "/etc/vulkan/icd.d",
@@ -257,7 +258,10 @@ def _compiler() -> Check:
         )
     except PurevkError as error:
         advice = [error.next] if knobs.SHADERC() else fixes.shaderc()
-        entries = default_cache().stats().entries
+        try:
+            entries = default_cache().stats().entries
+        except PurevkError:  # `_cache` says why
+            entries = 0
         if entries:
             return Check(
                 "shader compiler",
@@ -272,7 +276,10 @@ def _compiler() -> Check:
 def _cache() -> Check:
     from purevk.cache import default_cache
 
-    folder = default_cache().folder
+    try:
+        folder = default_cache().folder
+    except PurevkError as error:
+        return Check("cache folder", "missing", f"{error.where}: {error.what}", [error.next])
     if folder is None:
         return Check(
             "cache folder",
@@ -281,7 +288,7 @@ def _cache() -> Check:
             ["unset PUREVK_CACHE"],
         )
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".purevk-"):
             pass
     except OSError as error:

@@ -136,6 +136,6 @@ def shaderc() -> list[str]:
             "install the Vulkan SDK from https://vulkan.lunarg.com, which sets VULKAN_SDK"
         )
     advice.append(
-        "purevk warmup --from-bundle FILE.zip    (a bundle from a machine with a compiler)"
+        "purevk warmup --from-bundle FILE.zip --sha256 H    (a bundle from a machine with a compiler)"
     )
     return advice

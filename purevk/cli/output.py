@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -16,6 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from purevk.errors import InputError, PurevkError
+
+if TYPE_CHECKING:
+    from purevk.shaders.bundle import WrittenBundle
 
 _PIPE_WIDTH = 120  # columns of text where the output is no terminal and COLUMNS says nothing
 _UNLIMITED = 100_000  # columns of tables there: other programs read them
@@ -209,6 +212,16 @@ def check_output(path: str, subject: str) -> None:
         why=why,
         next="check the folder and its permissions",
     )
+
+
+def bundle_data(path: str, written: WrittenBundle) -> dict[str, Any]:
+    """A bundle that was written, as JSON values."""
+    return {
+        "path": path,
+        "entries": written.entries,
+        "bytes": written.nbytes,
+        "sha256": written.sha256,
+    }
 
 
 def size(nbytes: float | None) -> str | None:

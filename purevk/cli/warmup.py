@@ -14,7 +14,7 @@ from purevk import knobs
 from purevk import progress as progress_bars
 from purevk.cache import Cache, CacheKey, default_cache
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, check_output, count, duration, size
+from purevk.cli.output import Output, bundle_data, check_output, count, duration, size
 from purevk.errors import FileFormatError, GraphError, PurevkError
 from purevk.frontends.files import FileSource, ModelFile, open_file
 from purevk.frontends.importer import InputSizes
@@ -41,7 +41,11 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
         raise _nothing_kept("this user has no home folder", "")
     if args.bundle:
         check_output(args.bundle, "the bundle")
-    imported = [{"path": path, "entries": cache.import_bundle(path)} for path in args.from_bundle]
+    digests = args.sha256 or [None] * len(args.from_bundle)
+    imported = [
+        {"path": path, "entries": cache.import_bundle(path, sha256=sha256, trust=args.trust)}
+        for path, sha256 in zip(args.from_bundle, digests, strict=True)
+    ]
     start = time.perf_counter()
     data: dict[str, Any] = {
         "device": None,
@@ -100,12 +104,8 @@ def _warm_all(args: argparse.Namespace, data: dict[str, Any]) -> Collection[Cach
             keys.update(used)
         if args.bundle:
             tuning = [(context.kernels.device_key, entry_name())] if knobs.TUNED() else []
-            entries = context.cache.export_bundle(args.bundle, keys, tuning)
-            data["bundle"] = {
-                "path": args.bundle,
-                "entries": entries,
-                "bytes": Path(args.bundle).stat().st_size,
-            }
+            written = context.cache.export_bundle(args.bundle, keys, tuning)
+            data["bundle"] = bundle_data(args.bundle, written)
         return keys
 
 
@@ -241,6 +241,7 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line(
             f"bundle {bundle['path']}: {count(bundle['entries'], 'entry')}, {size(bundle['bytes'])}"
         )
+        out.line(f"sha256 {bundle['sha256']}")
     if data["persistent"]:
         cache = data["cache"]
         out.line(

@@ -1,39 +1,28 @@
-"""What stands in the cache: keys made of named fields, entries with a checksum, and bundles of
-entries in one file."""
+"""What stands in the cache: keys made of named fields, and entries with a checksum."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import logging
-import os
 import re
 import struct
-import threading
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from purevk.errors import FileFormatError, InputError, PurevkError
 from purevk.shaders.source import CompileJob, source_files, text_hash
-from purevk.whole_file import replace_file
 
 FORMAT = 1
 """Version of the cache's format and of how keys are made. Entries of another version are not found."""
 
-_log = logging.getLogger("purevk.cache")
 _MAGIC = b"PVKC"
 _HEADER = struct.Struct(
     "<4sI32sIQ"
 )  # magic, format, SHA-256 of what follows the header, bytes of meta, of payload
-_MAX_ENTRY = 1 << 28
+MOST_BYTES = 1 << 28
+"""Of an entry."""
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 SUFFIX = ".pvk"
-_MEMBER = re.compile(r"(spirv|tuning)/([0-9a-f]{64})\.pvk\Z")
-MANIFEST = "purevk-bundle.json"
 
 
 @dataclass(frozen=True)
@@ -107,89 +96,6 @@ def _shown(value: str | None) -> str:
     if _DIGEST.match(value):
         return value[:12]
     return repr(value if len(value) <= _MOST else value[:_MOST] + "...")
-
-
-class Bundle:
-    """A bundle read into memory (compressed as it is). Raises FileFormatError for any other
-    file, and InputError for one that cannot be opened."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        import zipfile  # few programs read a bundle
-
-        where = os.fspath(path)
-        errors = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-        self._errors = (*errors, KeyError)
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(
-                "the bundle cannot be opened",
-                where=where,
-                why=error.strerror or str(error),
-                next="check the path",
-            ) from None
-        try:
-            self._zip = zipfile.ZipFile(io.BytesIO(content))
-            if self._zip.getinfo(MANIFEST).file_size > _MAX_ENTRY:
-                raise ValueError("its list of contents is too long")
-            manifest = json.loads(self._zip.read(MANIFEST))
-            version = manifest["format"]
-        except (OSError, *self._errors, ValueError, TypeError) as error:
-            raise FileFormatError(
-                "the file is no purevk bundle",
-                where=where,
-                why=str(error),
-                next="purevk warmup --bundle FILE, or purevk cache export, writes one",
-            ) from None
-        if version != FORMAT:
-            raise FileFormatError(
-                "the bundle is of another version",
-                where=where,
-                why=f"it has format {version!r}, and this purevk reads {FORMAT}",
-                next="export it again with this version of purevk",
-            )
-        self._lock = threading.Lock()
-        # No other name is read, and none is ever a path on this machine.
-        names = (_MEMBER.match(name) for name in self._zip.namelist())
-        self.entries = {(name[1], name[2]) for name in names if name}
-        self.digests = {digest for kind, digest in self.entries if kind == "spirv"}
-
-    def read(self, digest: str, kind: str = "spirv") -> tuple[dict[str, Any], bytes] | None:
-        """The entry of a digest: (meta, content); None if the bundle has none, or it is damaged."""
-        if (kind, digest) not in self.entries:
-            return None
-        try:
-            with self._lock:
-                info = self._zip.getinfo(f"{kind}/{digest}{SUFFIX}")
-                if info.file_size > _MAX_ENTRY:
-                    return None
-                return unpack(digest, self._zip.read(info))
-        except self._errors as error:
-            _log.warning("damaged entry %s in a bundle: %s", digest[:12], error)
-            return None
-
-
-def write_bundle(path: str | os.PathLike[str], entries: Mapping[tuple[str, str], bytes]) -> None:
-    """Writes packed entries, by kind and digest, into one file.
-
-    Raises:
-        PurevkError: the file cannot be written.
-    """
-    import zipfile  # few programs write a bundle
-
-    manifest = {"format": FORMAT, "entries": sorted(digest for _, digest in entries)}
-    try:
-        with (
-            replace_file(Path(path)) as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle,
-        ):
-            bundle.writestr(MANIFEST, json.dumps(manifest))
-            for kind, digest in sorted(entries):
-                bundle.writestr(f"{kind}/{digest}{SUFFIX}", entries[kind, digest])
-    except OSError as error:
-        raise PurevkError(
-            "the bundle cannot be written", where=os.fspath(path), why=str(error)
-        ) from None
 
 
 def pack(digest: str, payload: bytes, meta: Mapping[str, Any]) -> bytes:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import stat
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from purevk import knobs
+from purevk.errors import PurevkError
 from purevk.knobs import DRIVER_FOLDER, warn
-from purevk.shaders.cache_entry import SUFFIX, unpack
-from purevk.whole_file import TEMPORARY, is_stale, remove, replacing
+from purevk.shaders.cache_entry import MOST_BYTES, SUFFIX, unpack
+from purevk.whole_file import (
+    TEMPORARY,
+    is_stale,
+    make_private,
+    open_regular,
+    others_may_write,
+    remove,
+    replacing,
+)
 
 _log = logging.getLogger("purevk.cache")
 _KINDS = ("spirv", "pipeline", "tuning", "plan")
@@ -31,9 +42,14 @@ class EntryFolder:
         writable: False once writing has failed.
         problem: why it has failed.
         damaged, evicted: counts of entries that were unusable, or went to keep the size bound.
+
+    Raises:
+        PurevkError: others may write the folder.
     """
 
     def __init__(self, folder: Path | None, max_bytes: int) -> None:
+        if folder is not None:
+            _refuse_shared(folder)
         self.folder, self.max_bytes = folder, max_bytes
         self.writable, self.problem = folder is not None, ""
         self.damaged = self.evicted = 0
@@ -185,23 +201,35 @@ class EntryFolder:
         return removed + sum(remove(path) for path, _ in self.driver_files())
 
 
+def _refuse_shared(folder: Path) -> None:
+    """Raises `PurevkError` for a folder that others may write: drivers run what is in it."""
+    try:
+        why = others_may_write(folder)
+    except OSError:  # not there yet, or nothing can be read
+        return
+    if why and folder.is_dir():
+        raise PurevkError(
+            "other users may write the cache folder",
+            where=str(folder),
+            why=f"{why}; the device and its driver run what is in it",
+            next=f"name a folder of this user's own ({knobs.CACHE_DIR.name}), or use none"
+            f" ({knobs.CACHE.name}=0). If you trust what is in it: chmod go-w {shlex.quote(str(folder))}",
+        )
+
+
 def _read_file(path: Path) -> bytes | None:
-    """The bytes of an entry. None if it is no regular file, or if others could have written it: the
-    driver runs what is in it. Never waits, as a FIFO would have it."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(path, flags), "rb") as file:
+    """The bytes of an entry. None if it is no regular file, is too large for an entry, or if others
+    could have written it: the driver runs what is in it."""
+    with open_regular(path, getattr(os, "O_NOFOLLOW", 0)) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return None
         if hasattr(os, "geteuid"):
             own = status.st_uid in (os.geteuid(), 0)
             if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
-        return file.read()
+        return file.read(status.st_size) if status.st_size <= MOST_BYTES else None
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     with replacing(path, mode=0o600) as file:  # a checksum tells a damaged entry
         file.write(data)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from purevk import knobs
 from purevk.cache import Cache, default_cache
 from purevk.errors import PurevkError
 from purevk.shaders.cache_entry import pack, unpack
@@ -320,7 +321,7 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs modes and FIFOs of POSIX")
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "writable by others"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "sparse", "writable by others"])
 def test_only_own_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "cache"
     Cache(folder).put_spirv(key_of(1), spirv_of(1))
@@ -333,9 +334,63 @@ def test_only_own_regular_files_are_read(tmp_path: Path, kind: str) -> None:
         path.symlink_to(moved)
     elif kind == "folder":
         path.mkdir()
+    elif kind == "sparse":
+        with open(moved.rename(path), "r+b") as file:
+            file.truncate(1 << 40)
     else:
         moved.rename(path).chmod(0o666)
     assert Cache(folder).get_spirv(key_of(1)) is None
     if kind != "folder":
         Cache(folder).put_spirv(key_of(1), spirv_of(1))  # takes the place of what was there
         assert Cache(folder).get_spirv(key_of(1)) == spirv_of(1)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs modes of POSIX")
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o722, 0o2775])
+def test_a_folder_that_others_may_write_is_refused(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    Cache(folder).put_spirv(key_of(1), spirv_of(1))
+    folder.chmod(mode)
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(folder))
+    monkeypatch.delenv(knobs.MESA_SHADER_CACHE_DIR.name, raising=False)
+    for use in (
+        lambda: Cache(folder),
+        default_cache,
+        lambda: Cache(None).difference(Cache(folder)),
+    ):
+        with pytest.raises(PurevkError, match="other users may write") as caught:
+            use()
+        assert caught.value.where == str(folder) and "chmod go-w" in caught.value.next
+    knobs.set_driver_cache()  # the driver runs what is there too
+    assert knobs.MESA_SHADER_CACHE_DIR.name not in os.environ
+    folder.chmod(mode & ~0o022)
+    assert Cache(folder).get_spirv(key_of(1)) == spirv_of(1)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(PurevkError, match="other users may write") as caught:
+        Cache(tmp_path)
+    assert "it belongs to user 12345" in caught.value.why
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs modes of POSIX")
+def test_folders_are_made_for_their_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "above" / "cache"
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(folder))
+    monkeypatch.delenv(knobs.MESA_SHADER_CACHE_DIR.name, raising=False)
+    before = os.umask(0)
+    try:
+        knobs.set_driver_cache()
+        Cache(folder).put_spirv(key_of(1), spirv_of(1))
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(made) == 5 and all(path.stat().st_mode & 0o777 == 0o700 for path in made)
+    os.environ.pop(knobs.MESA_SHADER_CACHE_DIR.name, None)
+    assert Cache(folder).get_spirv(key_of(1)) == spirv_of(1)

@@ -28,7 +28,7 @@ from pathlib import Path
 from purevk.cache import Cache
 from purevk.frontends.files import FileSource, open_file
 from purevk.frontends.saved import write_program
-from purevk.shaders.cache_entry import Bundle
+from purevk.shaders.bundle import Bundle
 from purevk.whole_file import TEMPORARY
 from tests.cache.harness import key_of, spirv_of
 from tests.harness import DATA
@@ -114,7 +114,7 @@ def bundles():
     for number in range(4):
         cache.put_spirv(key_of(number), spirv_of(number))
     def check():
-        bundle = Bundle(path)
+        bundle = Bundle(path, trust=True)
         assert len(bundle.digests) in (1, 4)
         assert all(bundle.read(digest) for digest in bundle.digests)
         cache.export_bundle(path, [key_of(0)])
@@ -150,7 +150,7 @@ def test_killed_at_any_moment(what: str, tmp_path: Path) -> None:
     assert stale >= 4
     assert left == 0
     if what != "entries":
-        assert len(files) == 1
+        assert len([name for name in files if not name.endswith(".sha256")]) == 1
 
 
 FULL = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ENOENT]

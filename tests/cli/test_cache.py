@@ -141,16 +141,44 @@ def test_export_and_import(cli, folder: Path, tmp_path: Path) -> None:
     archive, target = tmp_path / "kernels.zip", tmp_path / "target"
     ran = cli("cache", "export", archive, "--json")
     assert ran.code == 0 and ran.json["entries"] == 3 and ran.json["damaged"] == 1
+    digest = ran.json["sha256"]
+    assert (tmp_path / "kernels.zip.sha256").read_text() == f"{digest}  kernels.zip\n"
     assert damaged.exists()
-    assert "1 damaged entry left out" in cli("cache", "export", archive).out
-    assert cli("cache", "import", archive, "--folder", target, "--json").json["entries"] == 3
+    out = cli("cache", "export", archive).out
+    assert "1 damaged entry left out" in out and f"sha256 {digest}" in out
+    refused = cli("cache", "import", archive, "--folder", target)
+    assert refused.code == 1 and "--sha256" in refused.err and not target.exists()
+    imported = cli("cache", "import", archive, "--folder", target, "--sha256", digest, "--json")
+    assert imported.json["entries"] == 3
     cache = Cache(target)
     assert [cache.get_spirv(key_of(n)) == spirv_of(n) for n in range(3)] == [False, True, True]
     assert cache.get_tuning("a device", "limits") == {"copy": 1.5}
     assert cache.get_pipeline_cache("a device|1|2") is None  # nobody can verify it
 
 
-def test_hostile_archives(cli, folder: Path, tmp_path: Path) -> None:
+DAMAGED = ("link", "another key", "no key", "deep JSON", "cut JSON")
+
+
+def _add_damaged(made: zipfile.ZipFile, entry: bytes, damaged: str) -> None:
+    """Adds an entry that is not what its name says, in the middle of the others."""
+    digest = key_of(8).digest()
+    if damaged == "link":
+        link = zipfile.ZipInfo(f"spirv/{digest}.pvk")
+        link.external_attr = 0o120777 << 16
+        made.writestr(link, "/etc/passwd")
+    elif damaged == "another key":
+        made.writestr(f"spirv/{digest}.pvk", entry)
+    elif damaged == "no key":
+        made.writestr(f"spirv/{digest}.pvk", pack(digest, spirv_of(8), {"key": {"template": 1}}))
+    elif damaged:
+        meta = {"device": "a", "name": "b"}
+        name = text_hash(json.dumps(list(meta.values())))
+        payload = b"[" * 100_000 if damaged == "deep JSON" else b"{"
+        made.writestr(f"tuning/{name}.pvk", pack(name, payload, meta))
+
+
+@pytest.mark.parametrize("damaged", ["", *DAMAGED])
+def test_hostile_archives(cli, folder: Path, tmp_path: Path, damaged: str) -> None:
     good, evil = tmp_path / "good.zip", tmp_path / "evil.zip"
     assert cli("cache", "export", good).code == 0
     with zipfile.ZipFile(good) as source, zipfile.ZipFile(evil, "w") as made:
@@ -160,21 +188,16 @@ def test_hostile_archives(cli, folder: Path, tmp_path: Path) -> None:
         entry = source.read(f"spirv/{key_of(1).digest()}.pvk")
         for name in ("../escaped.pvk", "/escaped.pvk", f"spirv/../../{key_of(1).digest()}.pvk"):
             made.writestr(name, entry)
-        link = zipfile.ZipInfo(f"spirv/{key_of(6).digest()}.pvk")
-        link.external_attr = 0o120777 << 16  # a symbolic link
-        made.writestr(link, "/etc/passwd")
-        # An entry of another key, and content that is none.
-        made.writestr(f"spirv/{key_of(7).digest()}.pvk", entry)
         digest = key_of(8).digest()
-        made.writestr(f"spirv/{digest}.pvk", pack(digest, spirv_of(8), {"key": {"template": 1}}))
         made.writestr(f"pipeline/{digest}.pvk", pack(digest, PIPELINE, {"device": "a"}))
-        for number, payload in enumerate((b"[" * 100_000, b"{")):
-            meta = {"device": "a", "name": f"b{number}"}
-            name = text_hash(json.dumps(list(meta.values())))
-            made.writestr(f"tuning/{name}.pvk", pack(name, payload, meta))
+        _add_damaged(made, entry, damaged)
     before = {path: path.read_bytes() for path in _files(tmp_path)}
     target = tmp_path / "target"
-    ran = cli("cache", "import", evil, "--folder", target, "--json")
+    ran = cli("cache", "import", evil, "--folder", target, "--trust", "--json")
+    if damaged:  # nothing of it
+        assert ran.code == 1 and "damaged entry" in ran.json["error"]["what"]
+        assert not target.exists()
+        return
     assert ran.code == 0 and ran.json["entries"] == 3
     assert {p: p.read_bytes() for p in _files(tmp_path) if target not in p.parents} == before
     assert all(path.is_file() and not path.is_symlink() for path in target.rglob("*.pvk"))
@@ -193,6 +216,7 @@ def test_hostile_archives(cli, folder: Path, tmp_path: Path) -> None:
         (["diff"], "takes the folder PATH, and 0 are given"),
         (["ls", "x"], "takes no PATH"),
         (["ls", "--older-than", "3"], "ls has no --older-than: prune takes it"),
+        (["export", "x", "--trust"], "export has no --trust: import takes it"),
         (["clear", "--dry-run"], "clear has no --dry-run: prune and verify take it"),
     ],
 )
@@ -208,7 +232,7 @@ def test_a_wrong_command_line(cli, folder: Path, arguments: list[str], what: str
         (["diff", "absent"], "there is no such folder"),
         (["ls", "--folder", "absent"], "there is no such folder"),
         (["export", "made.zip", "--folder", "absent"], "there is no such folder"),
-        (["import", "absent.zip"], "No such file or directory"),
+        (["import", "absent.zip", "--trust"], "No such file or directory"),
         (["diff", __file__], "this is a file"),
         (["import", "absent.zip", "--folder", __file__], "this is a file"),
     ],
@@ -224,7 +248,7 @@ def test_what_is_imported_has_to_be_kept(cli, folder: Path, tmp_path: Path) -> N
     assert cli("cache", "export", archive).code == 0
     taken.touch()
     with pytest.warns(RuntimeWarning, match="cannot write its cache"):
-        ran = cli("cache", "import", archive, "--folder", taken / "cache")
+        ran = cli("cache", "import", archive, "--folder", taken / "cache", "--trust")
     assert ran.code == 1 and "the entries could not be kept" in ran.err
     assert "Not a directory" in ran.err
 

@@ -205,3 +205,13 @@ def test_it_works_without_the_vulkan_package() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1 and "pip install vulkan" in done.stdout and not done.stderr
+
+
+def test_a_cache_folder_that_others_may_write(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    check = by_name(cli("doctor", "--json").json)["cache folder"]
+    assert check["status"] == "missing" and "other users may write" in check["found"]
+    assert "chmod go-w" in check["fix"][0]

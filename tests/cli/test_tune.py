@@ -13,7 +13,7 @@ import torch
 import purevk
 from purevk import api, knobs
 from purevk.cli import tune
-from purevk.errors import PurevkError
+from purevk.errors import FileFormatError, PurevkError
 from purevk.graph.context import Context
 from purevk.graph.tuned import entry_name
 from purevk.lower.gpu_kernels import Problem, TileBounds, Vector
@@ -201,11 +201,11 @@ def test_a_bundle_holds_the_answers(
     for number, attach in enumerate((False, True)):
         monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / f"other{number}"))
         if not attach:
-            assert cli("warmup", "--from-bundle", bundle).code == 0
+            assert cli("warmup", "--from-bundle", bundle, "--trust").code == 0
             assert kernels(path) == tuned
             continue
         with Context(api.open_device(None)) as context:
-            context.cache.attach_bundle(bundle)
+            context.cache.attach_bundle(bundle, trust=True)
             with purevk.load(path, context=context) as program:
                 plan = program.method("forward").executable.plan
                 made = [(each.kernel.template, each.kernel.macros) for each in plan.dispatches]
@@ -235,7 +235,9 @@ def test_damaged_answers_in_a_bundle_are_ignored(cli, path: Path, tmp_path: Path
                 target.writestr(name, source.read(name))
             target.writestr(f"tuning/{digest}.pvk", content)
         cache = Cache(None)
-        assert cache.import_bundle(damaged) > 0 and cache.attach_bundle(damaged) > 0
+        with pytest.raises(FileFormatError, match="damaged entry"):
+            cache.import_bundle(damaged, trust=True)
+        assert cache.attach_bundle(damaged, trust=True) > 0
         assert cache.get_tuning("a", "b") is None
 
 

@@ -63,14 +63,21 @@ def test_a_bundle_serves_where_there_is_no_compiler(
         0 < entries <= modules + 1  # and what tuning has found
         and made["bundle"]["bytes"] == bundle.stat().st_size
     )
+    digest = made["bundle"]["sha256"]
+    assert (tmp_path / "kernels.zip.sha256").read_text() == f"{digest}  kernels.zip\n"
     monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "other"))
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("run", data / "dynamic_views.pte")
     assert ran.code == 1 and "PUREVK_SHADERC" in ran.err
     ran = cli("warmup", "--from-bundle", bundle)
+    assert ran.code == 1 and "--sha256" in ran.err
+    ran = cli("warmup", "--from-bundle", bundle, "--sha256", digest[::-1])
+    assert ran.code == 1 and "not the one that the SHA-256 names" in ran.err
+    ran = cli("warmup", "--from-bundle", bundle, "--sha256", digest)
     assert ran.code == 0 and f"{entries} entries copied from" in ran.out
     assert cli("run", data / "dynamic_views.pte").code == 0
-    (model,) = cli("warmup", data / "topk.pte", "--from-bundle", bundle, "--json").json["models"]
+    arguments = ("--from-bundle", bundle, "--trust", "--json")
+    (model,) = cli("warmup", data / "topk.pte", *arguments).json["models"]
     assert model["compiled"] == 0
 
 
@@ -93,7 +100,7 @@ def test_a_folder_that_cannot_be_written(
     with pytest.warns(RuntimeWarning, match="cannot write its cache"):
         ran = cli("warmup", model, "--bundle", bundle, "--json")
     assert ran.code == 0 and ran.json["persistent"] is False and ran.json["bundle"]["entries"] > 0
-    for folder, arguments in (("a", [model]), ("b", ["--from-bundle", bundle])):
+    for folder, arguments in (("a", [model]), ("b", ["--from-bundle", bundle, "--trust"])):
         monkeypatch.setenv(knobs.CACHE_DIR.name, str(file / folder))
         with pytest.warns(RuntimeWarning, match="cannot write its cache"):
             ran = cli("warmup", *arguments, "--json")
@@ -141,6 +148,8 @@ def test_a_read_only_folder_that_has_all_is_fine(
     [
         ([], "name a MODEL"),
         (["--bundle", "b.zip"], "--bundle needs the MODELs"),
+        (["--from-bundle", "b.zip", "--sha256", "0", "--sha256", "1"], "takes one --sha256"),
+        (["--from-bundle", "b.zip", "--sha256", "0", "--trust"], "not allowed with argument"),
         (["x.pte", "--max-specializations", "-1"], "'-1' is not an integer above 0"),
     ],
 )
@@ -162,7 +171,7 @@ def test_a_server_may_assert_that_all_is_cached(
 
 
 def test_a_bundle_that_is_not_there(cli, tmp_path: Path) -> None:
-    ran = cli("warmup", "--from-bundle", tmp_path / "none.zip")
+    ran = cli("warmup", "--from-bundle", tmp_path / "none.zip", "--trust")
     assert ran.code == 1 and "No such file or directory" in ran.err
     assert str(tmp_path / "none.zip") in ran.err
 
