@@ -86,6 +86,11 @@ class SizeConstraintError(InputError):
     break a decision that the exporter took from the sizes of its example inputs."""
 
 
+class StaleStateError(PurevkError, RuntimeError):
+    """A call has written states with weights that the module no longer has: it was changed in a way
+    that torch does not count, such as a write through `tensor.data`."""
+
+
 class DeviceError(PurevkError, RuntimeError):
     """There is no usable Vulkan device, or a Vulkan call failed."""
 

@@ -248,7 +248,8 @@ class Executable:
             inputs: the tensors of the call as arrays of the right dtype, with any strides.
             env: values of the inputs' symbols. Unbacked symbols are added.
             targets: for each output, an array to write it to, or None.
-            meanwhile: called once, while the device runs if there is a segment for it.
+            meanwhile: called once, while the device runs if there is a segment for it. What it raises
+                ends the call, before anything is written to `targets`.
 
         Returns:
             The outputs in order: arrays, integers or None.

@@ -131,6 +131,10 @@ class ExternalCalls:
             if meanwhile is not None:
                 meanwhile()
             return [None if each is None else imported.read(*each) for each in outputs]
+        except BaseException:
+            graph.settle()
+            graph.memory.take_note()  # of a call whose results nobody gets
+            raise
         finally:
             imported.end()
 

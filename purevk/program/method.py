@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from purevk import knobs
 from purevk.dtypes import DType
-from purevk.errors import InputError, PurevkError, SizeConstraintError
+from purevk.errors import InputError, PurevkError, SizeConstraintError, StaleStateError
 from purevk.fallback import to_numpy, to_torch
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
@@ -26,7 +27,7 @@ from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.program.variants.variant import Choice, GraphSource, Variant
 
 if TYPE_CHECKING:
-    from purevk.program.program import Program, WeightWatch
+    from purevk.program.program import Program
 
 MAX_VARIANTS = 8
 MAX_ATTEMPTS = 8
@@ -115,6 +116,8 @@ class Method:
         Raises:
             InputError: names, number, nesting, rank or dtype of the inputs, or of `out`, is wrong.
             SizeConstraintError: sizes are outside of what the model was exported for.
+            StaleStateError: the method writes states, and the module was changed before the call in a
+                way that torch does not count.
         """
         profiler: Any = sys.modules.get("torch.autograd.profiler")
         if not getattr(profiler, "_is_profiler_enabled", False):
@@ -125,19 +128,20 @@ class Method:
     def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
         self.program.check_open()
         self.program.settle()
-        attempts = 0
-        while True:
-            attempts += 1
+        if self.program.reloading or knobs.CHECK():  # which compares with the weights as they are
+            self.program.refresh()
+        for attempt in itertools.count(1):
             variant, given = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
-            # A check compares with the weights as they are, so they have to be on the device.
-            comparison = self._compare_weights(writes=out is not None)
-            variant, outputs = self._call(variant, given, targets, comparison)
-            if comparison is None or not comparison.changed:
+            # Weights that change all the time are as they were when the call began.
+            compare = attempt < MAX_ATTEMPTS and not knobs.CHECK()
+            try:
+                variant, outputs = self._call(variant, given, targets, compare)
                 break
-            if attempts >= MAX_ATTEMPTS and not comparison.prevented:
-                break  # weights that change all the time are as they were when the call began
-            self.program.refresh()
+            except _StaleWeights as stale:
+                self.program.refresh()
+                if stale.written:
+                    raise stale.error(variant.where) from None
         return _finished(variant.graph, given.inputs, outputs, out)
 
     def run_flat(
@@ -266,45 +270,29 @@ class Method:
                 )
         return made
 
-    def _compare_weights(self, writes: bool) -> _WeightComparison | None:
-        """How a call finds out whether the weights are those of the module. None: it need not.
-
-        They are compared while the device runs, which costs no time, and the call is repeated if
-        they changed. A call that writes, into a state or into memory of the caller, is not
-        repeated: this takes over changed weights before it, and returns None.
-        """
-        watch = self.program.weight_watch
-        if watch is None:
-            return None
-        for each in self.variants:
-            writes = writes or bool(each.graph.states)
-        if writes or knobs.CHECK():
-            self.program.refresh()
-            return None
-        return _WeightComparison(watch)
-
     def _call(
         self,
         variant: Variant,
         given: Given,
         targets: Sequence[Any] | None = None,
-        comparison: _WeightComparison | None = None,
+        compare: bool = False,
     ) -> tuple[Variant, tuple[Any, ...]]:
         """One call with checked inputs.
 
+        Args:
+            compare: finds out whether the weights are those of the module. Most of that is done while
+                the device runs, so that it takes no time.
+
         Returns:
-            What served it, and the outputs as the caller expects them; none if the comparison
-            prevented the call.
+            What served it, and the outputs as the caller expects them.
+
+        Raises:
+            _StaleWeights: they are not. Nothing has been given to the caller.
         """
         with self.lock:
             self.program.check_open()
             variant, (chosen, env) = self._choose(variant, given)
-            if comparison is not None and variant.graph.states:
-                comparison.run()  # the variant was made just now, and a call that writes runs once
-                if comparison.changed:
-                    comparison.prevented = True
-                    return variant, ()
-            meanwhile = None if comparison is None else comparison.run
+            meanwhile = self._comparison(variant) if compare else None
             external = None
             if given.device is not None and not knobs.CHECK():
                 context = self.program.context
@@ -323,6 +311,26 @@ class Method:
         convert, values = given.convert, chosen.graph.outputs
         made = tuple([convert(output, values[n]) for n, output in enumerate(outputs)])
         return variant, made if targets is None else _placed(made, targets)
+
+    def _comparison(self, variant: Variant) -> Callable[[], None] | None:
+        """What compares the weights with those of the module while the device runs.
+
+        A call that writes states cannot be repeated. So what takes some microseconds is compared
+        before it: versions, addresses and identities of tensors.
+        """
+        watch = self.program.weight_watch
+        if watch is None:
+            return None
+        states = bool(variant.graph.states)
+        if states and watch.written():
+            raise _StaleWeights(written=False)
+        differs = watch.altered if states else watch.changed
+
+        def compare() -> None:
+            if differs():
+                raise _StaleWeights(written=states)
+
+        return compare
 
     def _choose(self, variant: Variant, given: Given) -> tuple[Variant, Choice]:
         """The variant and the lowering that serve the sizes of a call. `variant` has read its
@@ -400,20 +408,26 @@ def _same_input(one: Any, two: Any) -> bool:
     return type(one) is type(two) and (one is None or one.terms == two.terms)
 
 
-class _WeightComparison:
-    """Whether the weights are those of the module during a call.
+class _StaleWeights(Exception):
+    """The weights on the device are not those of the module.
 
-    Attributes:
-        changed: what the last comparison found.
-        prevented: whether the call did not run for that reason.
+    Args:
+        written: whether the call has written states with them.
     """
 
-    def __init__(self, watch: WeightWatch) -> None:
-        self._watch, self.changed, self.prevented = watch, False, False
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.written = written
 
-    def run(self) -> None:
-        """Compares them now."""
-        self.changed = self._watch.changed()
+    def error(self, where: str) -> StaleStateError:
+        return StaleStateError(
+            "the module was changed before this call, and the call has written states without it",
+            where=where,
+            why="torch does not count writes through .data or numpy, nor changes of attributes, so"
+            " they were noticed only while the device ran",
+            next="call program.refresh() after such a change. The new weights are on the device now;"
+            " give the states their content again: program.reset_state(), program.load_state(path)",
+        )
 
 
 def _on_host(targets: Sequence[Any] | None, wanted: bool) -> Sequence[Any] | None:

@@ -43,6 +43,12 @@ class WeightWatch(Protocol):
     def changed(self) -> bool:
         """Whether a module is another one than when it was read."""
 
+    def written(self) -> bool:
+        """Whether its tensors were written as torch counts it, moved or replaced."""
+
+    def altered(self) -> bool:
+        """Whether it was changed in a way that `written` does not see."""
+
     def update(self, program: Program) -> None:
         """Has the sources read the modules as they are now."""
 
@@ -67,6 +73,7 @@ class Program:
         shares_weights: whether graphs may be of several methods, see `Graph`.
         host_memory: for copies of the inputs of submitted calls.
         seconds: what loading took, by phase.
+        reloading: whether changed weights are not completely on the device.
         origin: a function, and the arguments with which it makes the program again.
     """
 
@@ -106,7 +113,7 @@ class Program:
         self.leaves = Leaves()
         # The graphs of torch.compile come one after the other.
         self.shares_weights = bounds == "open" or len(sources) > 1
-        self._reloading = False
+        self.reloading = False
         self._closed = False
         self.origin: tuple[Callable[..., Program], tuple[Any, ...]] | None = None
         self._submissions: Submissions | None = None
@@ -163,7 +170,7 @@ class Program:
     def refresh(self) -> None:
         """Takes over weights of a module that were changed since they were copied to the device."""
         watch = self.weight_watch
-        if watch is not None and (self._reloading or watch.changed()):
+        if watch is not None and (self.reloading or watch.changed()):
             self._reload_weights()
 
     def _reload_weights(self) -> None:
@@ -171,7 +178,7 @@ class Program:
         watch = self.weight_watch
         assert watch is not None
         with self.held(), self.lock:
-            self._reloading = True  # until all is done: a call after an error tries again
+            self.reloading = True  # until all is done: a call after an error tries again
             watch.update(self)
             for method in self.methods.values():
                 method.close()
@@ -180,7 +187,7 @@ class Program:
             self.leaves.forget_constants()
             for method in self.methods.values():
                 method.restart()
-            self._reloading = False
+            self.reloading = False
 
     @property
     def in_flight(self) -> int:

@@ -28,6 +28,7 @@ from purevk.frontends.torch.decompose import (
 from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes, solved
 from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
+from purevk.frontends.torch.watch.samples import refuse_released
 from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
@@ -127,6 +128,7 @@ class NodeReader:
                 why="it is on the meta device",
                 next="load the model's weights before exporting it, or use purevk.plan, which needs none",
             )
+        refuse_released(tensor, name or (label.name if label else ""), self.importer.where)
         tensor = tensor.cpu().contiguous()
         if not type.dtype.has_numpy:
             tensor = tensor.view(type.dtype.bits_in_torch())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -38,3 +39,45 @@ def test_a_write_beside_a_tensor_is_not() -> None:
     assert not samples.changed()
     memory[:, 1] = 1
     assert samples.owners() == {0}
+
+
+RELEASES = {
+    "emptied": lambda tensor: tensor.untyped_storage().resize_(0),
+    "made smaller": lambda tensor: tensor.untyped_storage().resize_(tensor.element_size()),
+    "emptied and given memory again": lambda tensor: (
+        tensor.untyped_storage().resize_(0),
+        tensor.untyped_storage().resize_(tensor.nbytes),
+    ),
+    "replaced by data": lambda tensor: setattr(tensor, "data", tensor.new_zeros(3)),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_memory_that_was_released_is_not_read(name: str) -> None:
+    """The system takes the memory of a large tensor back at once, so that reading it would end the
+    process."""
+    tensors = [torch.ones(8), torch.ones(20_000_000), torch.ones(8)]
+    samples = Samples(tensors)
+    RELEASES[name](tensors[1])
+    assert samples.changed() and samples.owners() == {1}
+    later = Samples(tensors)
+    assert not later.changed()
+    tensors[2].data.add_(1)
+    assert samples.owners() == {1, 2} and later.owners() == {2}
+
+
+def test_chance_shapes_and_strides() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        shape = [int(n) for n in rng.integers(1, 7, rng.integers(0, 5))]
+        memory = torch.from_numpy(rng.standard_normal([2 * n for n in shape]))
+        tensor = memory[tuple(slice(None, None, int(rng.integers(1, 3))) for _ in shape)]
+        tensor = tensor.permute(rng.permutation(len(shape)).tolist())
+        samples, before = Samples([tensor]), memory.clone()
+        tensor.data.add_(1)
+        assert samples.changed()
+        outside = memory == before
+        memory.data.copy_(before)
+        assert not samples.changed()
+        memory.data[outside] += 1
+        assert not samples.changed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -16,6 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
+from purevk.api.queue import Submission  # noqa: E402
+from purevk.frontends.torch.watch.attributes import Attributes  # noqa: E402
+from purevk.frontends.torch.watch.samples import Samples  # noqa: E402
+from purevk.frontends.torch.watch.weights import Weights  # noqa: E402
+from purevk.graph.compute_graph import ComputeGraph  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
@@ -66,6 +72,108 @@ def test_a_change_of_the_module_is_seen(change: str) -> None:
             for call in calls:
                 torch.testing.assert_close(program(*call), module(*call))
             CHANGES[change](module)
+
+
+class Counting(torch.nn.Module):
+    """Adds up what the layer gives, in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = torch.nn.Linear(4, 4), 2.0
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += self.linear(x).sum(0) * self.scale
+        return self.total * 1
+
+
+UNCOUNTED = {
+    "number": lambda m: setattr(m, "scale", 5.0),
+    "hook": lambda m: m.linear.register_forward_hook(lambda module, given, out: out + 100),
+    "weight by data": lambda m: m.linear.weight.data.mul_(2),
+    "weight by numpy": lambda m: m.linear.weight.detach().numpy().__imul__(2),
+}
+
+
+@pytest.mark.parametrize("change", UNCOUNTED)
+def test_a_change_that_is_not_counted_before_a_call_that_writes_states(change: str) -> None:
+    """The call raises, the next one has the new weights."""
+    torch.manual_seed(0)
+    module, x = Counting().eval(), torch.randn(3, 4)
+    eager = copy.deepcopy(module)  # whose buffer is counted elsewhere
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        torch.testing.assert_close(program(x), eager(x))
+        UNCOUNTED[change](module)
+        UNCOUNTED[change](eager)
+        with pytest.raises(purevk.StaleStateError, match="call program.refresh"):
+            program(x)
+        program.state["total"] = eager.total
+        torch.testing.assert_close(program(x), eager(x))
+        UNCOUNTED[change](module)
+        UNCOUNTED[change](eager)
+        program.refresh()
+        torch.testing.assert_close(program(x), eager(x))
+
+
+def test_a_change_that_is_counted_before_a_call_that_writes_states() -> None:
+    torch.manual_seed(0)
+    module, x = Counting().eval(), torch.randn(3, 4)
+    eager = copy.deepcopy(module)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "weight": lambda m: m.linear.weight.mul_(2),
+        "other": lambda m: setattr(m.linear, "weight", torch.nn.Parameter(torch.ones(4, 4))),
+        "elsewhere": lambda m: setattr(m.linear.weight, "data", torch.full((4, 4), 2.0)),
+    }
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        for name, change in changes.items():
+            torch.testing.assert_close(program(x), eager(x), msg=name)
+            change(module)
+            change(eager)
+        torch.testing.assert_close(program(x), eager(x))
+
+
+def test_nothing_is_written_to_out_with_weights_that_have_changed() -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        out = torch.zeros(3, 4)
+        module.weight.data.mul_(2)
+        torch.testing.assert_close(program(x, out=out), module(x))
+        before = out.clone()
+        module.weight.data = torch.ones(7, 7)  # with which it cannot be exported
+        for _ in range(2):
+            with pytest.raises(purevk.InputError, match="cannot be exported"):
+                program(x, out=out)
+        assert torch.equal(out, before)
+        module.weight.data = torch.ones(4, 4)
+        torch.testing.assert_close(program(x, out=out), module(x))
+
+
+def test_a_call_waits_for_little_of_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but what torch counts is compared while the device runs."""
+    module, x, order = Counting().eval(), torch.randn(3, 4), []
+
+    def note(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            order.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in (
+        (Weights, "_written"),
+        (Samples, "changed"),
+        (Attributes, "changed"),
+        (ComputeGraph, "submit"),
+        (Submission, "wait"),
+    ):
+        note(owner, name)
+    with purevk.compile(module, (x,)) as program, torch.no_grad():
+        order.clear()
+        program(x)
+    assert order == ["_written", "submit", "changed", "changed", "wait"]
 
 
 FACTOR, TABLE, VECTOR = 2.0, {"a": [1.0]}, torch.ones(4)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from purevk.frontends.torch.module import ModuleSource, ProgramSource, tracing
 from purevk.frontends.torch.watch.attributes import Attributes
-from purevk.frontends.torch.watch.samples import Samples
+from purevk.frontends.torch.watch.samples import Samples, addresses_of, refuse_released
 
 
 class Weights:
@@ -72,14 +72,20 @@ class Weights:
     def _snapshot(self) -> None:
         self._tensors = list(self._by_id.values())
         self._versions = list(map(_version, self._tensors))
-        self._addresses = list(map(_address, self._tensors))
+        self._addresses = addresses_of(self._tensors)
         self._samples = Samples(self._tensors)
         self._types = list(map(_type, self._tensors))
-        self._owners: list[dict[str, Any]] = [owner for owner, _ in self._slots.values()]
-        self._keys = [key for _, key in self._slots.values()]
-        self._held = list(map(dict.get, self._owners, self._keys))
         # The export may have an older tensor than the module has by now.
-        self._held = [self._exported.get(slot, held) for slot, held in zip(self._slots, self._held)]
+        self._holders = _Holders(
+            (owner, key, self._exported[slot])
+            for slot, (owner, key) in self._slots.items()
+            if slot in self._exported
+        )
+        self._parents = _Holders(
+            (owner, key, owner.get(key))
+            for slot, (owner, key) in self._slots.items()
+            if slot not in self._exported
+        )
 
     def include(self, source: ProgramSource | ModuleSource) -> None:
         """Watches the tensors of another export of a module too. They are up to date."""
@@ -87,27 +93,57 @@ class Weights:
             self._take_over(source)
             self._snapshot()
 
+    def written(self) -> bool:
+        """Whether tensors of a module were written in a way that torch counts, moved in memory, or
+        replaced. It takes some microseconds for 100 tensors, so that a call can wait for it."""
+        return self._confirmed(self._written)
+
     def changed(self) -> bool:
         """Whether a module is another one than when it was read."""
-        if not self._differs():
+        return self._confirmed(lambda: self._written() or self._altered())
+
+    def altered(self) -> bool:
+        """Whether a module was changed in a way that `written` does not see. Tensors that `written`
+        sees do not count: another thread may write them during a call."""
+        return self._confirmed(self._altered) and self._confirmed(
+            lambda: self._replaced() or not self._sampled() <= self._counted()
+        )
+
+    def _altered(self) -> bool:
+        return self._samples.changed() or self._replaced()
+
+    def _sampled(self) -> set[int]:
+        """Ids of the tensors of which an element is another one."""
+        return {id(self._tensors[at]) for at in self._samples.owners()}
+
+    def _counted(self) -> set[int]:
+        """Ids of the tensors that were written as torch counts it, or that moved in memory."""
+        return {
+            id(tensor)
+            for tensor, version, address in zip(self._tensors, self._versions, self._addresses)
+            if tensor._version != version or tensor.data_ptr() != address
+        }
+
+    def _confirmed(self, differs: Callable[[], bool]) -> bool:
+        if not differs():
             return False
         # Another thread may export the module now: it has other tensors meanwhile.
         with tracing.reading(self._modules):
-            return self._differs()
+            return differs()
 
-    def _differs(self) -> bool:
+    def _written(self) -> bool:
         return (
             list(map(_version, self._tensors)) != self._versions
-            or list(map(_address, self._tensors)) != self._addresses
-            or self._samples.changed()
-            or self._replaced()
+            or addresses_of(self._tensors) != self._addresses
+            or self._holders.changed()
         )
 
     def _replaced(self) -> bool:
         """Whether an export of a module would give another graph."""
         return (
             list(map(_mode, self._modules)) != self._modes
-            or not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._held))
+            or self._holders.changed()
+            or self._parents.changed()
             or (bool(self._modules) and _settings() != self._settings)
             or self._attributes.changed()
         )
@@ -129,8 +165,8 @@ class Weights:
             for tensor, address in zip(self._tensors, self._addresses)
             if tensor.data_ptr() != address
         }
-        if not elsewhere:  # else samples are of memory that may be gone
-            changed.update(id(self._tensors[at]) for at in self._samples.owners())
+        if not elsewhere:
+            changed |= self._sampled()
         moved = changed | elsewhere
         loose = any(id(tensor) in changed for tensor in self._loose)
         all_modules = loose or self._replaced() or list(map(_type, self._tensors)) != self._types
@@ -147,13 +183,31 @@ class Weights:
                 # Methods with different states of one name have the method's in front.
                 for key in (name, f"{source.name}.{name}"):
                     if written and key in program.state:
+                        refuse_released(tensor, name, f"method {source.name}")
                         program.state[key] = tensor.detach().cpu()
         self._read()
 
 
 _version = operator.attrgetter("_version")
 _mode = operator.attrgetter("training")
-_address = operator.methodcaller("data_ptr")
+
+
+class _Holders:
+    """What modules have under some names.
+
+    Args:
+        slots: a dict of a module, a key in it, and the object there.
+    """
+
+    def __init__(self, slots: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+        slots = list(slots)
+        self._owners = [owner for owner, _, _ in slots]
+        self._keys = [key for _, key, _ in slots]
+        self._objects = [each for _, _, each in slots]
+
+    def changed(self) -> bool:
+        """Whether another object, or none, is under a name."""
+        return not all(map(operator.is_, map(dict.get, self._owners, self._keys), self._objects))
 
 
 def _settings() -> tuple[Any, ...]:
