@@ -54,6 +54,11 @@ class FileFormatError(PurevkError, ValueError):
     of range."""
 
 
+class OutputError(PurevkError, OSError):
+    """A path that the user named for an output is refused: a socket, a link to nothing, a link in a
+    folder that others may write, or a pipe from which nobody reads."""
+
+
 class UnsupportedProgramError(PurevkError):
     """A valid program needs something that purevk cannot run, such as a delegate of another
     backend."""

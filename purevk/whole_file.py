@@ -1,16 +1,22 @@
-"""Files that are written whole or not at all, and read without waiting; folders of this user's own."""
+"""Files that are written whole or not at all, and read without waiting; folders of this user's own.
+
+All that purevk writes goes through here."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
+import select
 import stat
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from purevk.errors import OutputError
 
 TEMPORARY = ".purevk-"
 """How the names of temporary files begin."""
@@ -18,29 +24,50 @@ STALE_S = 600.0
 """Seconds after which nobody writes a temporary file any more: a killed process has left it."""
 
 
+WAIT_S = 10.0
+"""Seconds after which nobody reads from a pipe."""
+_IN_MEMORY = 1 << 26  # bytes that are collected in memory for what is no regular file
+_MOST_LINKS = 40
+
+
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o666, durable: bool = False) -> Iterator[BinaryIO]:
-    """Opens a temporary file beside `path`, which gets its name at the end. After an error, `path` is
-    as it was.
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Opens a temporary file beside `path`, which gets its name at the end, whatever has it now. After
+    an error, `path` is as it was. For files in folders of purevk's own; see `replace_file`.
 
     Args:
         path: the file. An existing one is replaced.
         mode: of the new file, less the umask.
-        durable: whether the bytes are on the disk before the file gets its name. If they are not,
-            the file may be damaged after the machine has lost its power.
 
     Raises:
         OSError: the file cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    with _renamed(_temporary(path, mode), path, durable=False) as file:
+        yield file
+
+
+def _temporary(path: Path, mode: int) -> tuple[int, Path]:
+    """A new file beside `path`: its descriptor and its path."""
     temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(temporary, flags, mode)
+        return os.open(temporary, flags, mode), temporary
     except OSError as error:
         error.filename = os.fspath(path)  # the user knows no temporary file
         raise
+
+
+@contextlib.contextmanager
+def _renamed(made: tuple[int, Path], path: Path, durable: bool) -> Iterator[BinaryIO]:
+    """Opens the temporary file of `_temporary`, which replaces `path` at the end.
+
+    Args:
+        durable: whether the bytes are on the disk before the file gets its name. If they are not,
+            the file may be damaged after the machine has lost its power.
+    """
+    descriptor, temporary = made
     file = open(descriptor, "wb")
     try:
         with file:
@@ -54,14 +81,197 @@ def replacing(path: Path, mode: int = 0o666, durable: bool = False) -> Iterator[
         raise
 
 
-def replace_file(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Opens a file of a user to be written anew; see `replacing`. Also removes what killed processes
-    have left in the folder."""
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+@contextlib.contextmanager
+def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Opens a file that the user names to be written anew.
+
+    - A regular file is written whole or not at all. It keeps its mode and owner. If this user may not
+      give a new file this owner, or may not write the folder, the old file is written in place.
+    - Of a link, the target is written, and the link stays.
+    - To a device or a pipe, the bytes are written at the end, as `cat >` would.
+
+    Also removes what killed processes have left in the folder.
+
+    Raises:
+        OutputError: a socket, a link to nothing, a link in a folder that others may write, or a pipe
+            from which nobody reads for `WAIT_S` seconds.
+        OSError: it is a folder, or cannot be written.
+    """
+    target, status = output_target(path)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        with _poured(_open_stream(target, status), target) as stream:
+            yield stream
+        return
+    _remove_stale(target.parent)
+    made = _like(target, status)
+    with (
+        _renamed(made, target, durable=True)
+        if made is not None
+        else _poured(_open_in_place(target, status), target, in_place=True)
+    ) as stream:
+        yield stream
+
+
+def output_target(path: str | os.PathLike[str]) -> tuple[Path, os.stat_result | None]:
+    """What is written for a path of the user: the file at the end of its links, and its status; None
+    if it is not there yet. What a process has open, such as /dev/stdout, is a device or a pipe.
+
+    Raises:
+        OutputError: as for `replace_file`.
+        OSError: it is a folder, or a folder of it cannot be searched.
+    """
+    path = here = Path(path)
+    for _ in range(_MOST_LINKS):
+        try:
+            status = os.lstat(here)
+        except FileNotFoundError:
+            if here == path:
+                return path, None
+            raise OutputError(
+                "this is a link to a file that is not there",
+                where=os.fspath(path),
+                why=f"there is no {here}",
+                next="remove the link, or make its target",
+            ) from None
+        if not stat.S_ISLNK(status.st_mode):
+            break
+        folder = os.path.realpath(here.parent)
+        if folder.startswith("/proc/"):  # what a process has open: its name may lead to nothing
+            here = Path(folder) / here.name
+            status = _as_stream(os.stat(here))
+            break
+        if why := others_may_write(here.parent):
+            raise OutputError(
+                "this is a link in a folder that other users may write",
+                where=os.fspath(path),
+                why=f"{here.parent}: {why}; any file of yours could be written through it",
+                next=f"name the file itself: {os.path.realpath(path)}",
+            )
+        here = here.parent / os.readlink(here)
+    else:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if stat.S_ISSOCK(status.st_mode):
+        raise OutputError(
+            "this is a socket, and no file",
+            where=os.fspath(path),
+            why="a file, a device or a pipe can be written",
+            next="name a file",
+        )
+    return here, status
+
+
+def _as_stream(status: os.stat_result) -> os.stat_result:
+    """The status of what a process has open. A file is not replaced there: others write it too."""
+    if not stat.S_ISREG(status.st_mode):
+        return status
+    return os.stat_result((stat.S_IFCHR | stat.S_IMODE(status.st_mode), *status[1:]))
+
+
+def _like(target: Path, status: os.stat_result | None) -> tuple[int, Path] | None:
+    """A temporary file with the mode and owner of the file that it shall replace; None if there can be
+    none."""
+    try:
+        made = _temporary(target, 0o666 if status is None else stat.S_IMODE(status.st_mode) & 0o777)
+    except PermissionError:
+        if status is None:
+            raise
+        return None
+    if status is None or not hasattr(os, "fchown"):
+        return made
+    descriptor, temporary = made
+    try:
+        own = os.fstat(descriptor)
+        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & 0o777)
+    except PermissionError:
+        os.close(descriptor)
+        remove(temporary)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        remove(temporary)
+        raise
+    return made
+
+
+def _open_in_place(target: Path, status: os.stat_result | None) -> int:
+    """Opens an existing file for writing, if it is still the one of the status."""
+    flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(target, flags | getattr(os, "O_BINARY", 0))
+    now = os.fstat(descriptor)
+    if status is None or (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+        os.close(descriptor)
+        raise OSError(errno.ESTALE, "the file was replaced meanwhile", os.fspath(target))
+    return descriptor
+
+
+def _open_stream(target: Path, status: os.stat_result) -> int:
+    """Opens a device or a pipe. Waits for the reader of a pipe. What this process has open is written
+    from where it is."""
+    own = re.fullmatch(rf"/proc/{os.getpid()}/fd/([0-9]+)", os.fspath(target))
+    if own:
+        return os.dup(int(own[1]))
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return os.open(target, flags | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO or not stat.S_ISFIFO(status.st_mode):
+                raise
+            if time.monotonic() > end:
+                raise _not_read(target) from None
+        time.sleep(0.02)
+
+
+def _not_read(target: Path) -> OutputError:
+    return OutputError(
+        "nobody reads from this pipe",
+        where=os.fspath(target),
+        why=f"it was waited for {WAIT_S:g} s",
+        next="start the reader first, or name a file",
+    )
+
+
+@contextlib.contextmanager
+def _poured(descriptor: int, target: Path, in_place: bool = False) -> Iterator[BinaryIO]:
+    """Collects bytes, and writes them to an open file at the end."""
+    import tempfile  # only for what is no regular file
+
+    try:
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as stream:
+            yield cast(BinaryIO, stream)
+            if in_place:
+                os.ftruncate(descriptor, 0)
+            stream.seek(0)
+            while piece := stream.read(1 << 16):
+                _write_all(descriptor, piece, target)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes, target: Path) -> None:
+    """Writes bytes to a file that does not block."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            waiter = select.poll()
+            waiter.register(descriptor, select.POLLOUT)
+            if not waiter.poll(WAIT_S * 1000):
+                raise _not_read(target) from None
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what killed processes have left in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(TEMPORARY) and is_stale(entry.stat().st_mtime):
                 remove(Path(entry.path))
-    return replacing(path, durable=True)
 
 
 def is_stale(modified: float) -> bool:

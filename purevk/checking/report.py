@@ -17,6 +17,7 @@ from purevk.checking.walk import Found
 from purevk.errors import DifferenceError
 from purevk.ir import Node, Value
 from purevk.ir.printer import node_to_text
+from purevk.whole_file import make_private, replace_file
 
 
 def node_error(found: Found, where: str) -> DifferenceError:
@@ -89,15 +90,16 @@ def save(name: str, arrays: Mapping[str, np.ndarray], text: str) -> str:
     Returns:
         The path; "" if it cannot be written.
     """
-    folder = knobs.DUMP()
-    if not folder:
-        cache = default_cache().folder
-        folder = str((cache or Path(tempfile.gettempdir()) / "purevk") / "check")
-    path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.npz"
     named: dict[str, Any] = {**arrays, "node": np.array(text)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **named)
+        folder = knobs.DUMP()
+        if not folder:
+            cache = default_cache().folder
+            folder = str((cache or Path(tempfile.gettempdir()) / "purevk") / "check")
+        path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.npz"
+        make_private(path.parent)
+        with replace_file(path) as stream:
+            np.savez(stream, **named)
     except OSError:
         return ""
     return str(path)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,7 +16,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from purevk.errors import InputError, PurevkError
+from purevk.errors import InputError, OutputError, PurevkError
+from purevk.whole_file import output_target, replace_file
 
 if TYPE_CHECKING:
     from purevk.shaders.bundle import WrittenBundle
@@ -196,17 +198,40 @@ def warning_text(message: Warning | str, *args: Any, **options: Any) -> str:
 
 
 def check_output(path: str, subject: str) -> None:
-    """Raises InputError if a file cannot be written, before any work is done for it."""
+    """Raises InputError or OutputError if a file cannot be written, before any work is done for it."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         why = "this is a folder"
     elif not os.path.isdir(folder):
         why = f"there is no folder {folder}"
-    elif not os.access(folder, os.W_OK) and not os.access(path, os.W_OK):
-        why = f"this user may not write the folder {folder}"
     else:
-        return
-    raise InputError(
+        target, status = output_target(path)
+        may = os.access(target.parent, os.W_OK) or (status is not None and os.access(path, os.W_OK))
+        if may:
+            return
+        why = f"this user may not write the folder {target.parent}"
+    raise _not_written(path, subject, why)
+
+
+@contextlib.contextmanager
+def output_file(path: str, subject: str) -> Iterator[BinaryIO]:
+    """Opens a file to be written as `replace_file` does.
+
+    Raises:
+        OutputError: as for `replace_file`.
+        InputError: it cannot be written.
+    """
+    try:
+        with replace_file(path) as file:
+            yield file
+    except OutputError:
+        raise
+    except OSError as error:
+        raise _not_written(path, subject, error.strerror or str(error)) from error
+
+
+def _not_written(path: str, subject: str, why: str) -> InputError:
+    return InputError(
         f"{subject} cannot be written",
         where=path,
         why=why,

@@ -7,13 +7,12 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_elements, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, check_output, count, duration, error_data
+from purevk.cli.output import Output, check_output, count, duration, error_data, output_file
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
 from purevk.progress import Steps
@@ -68,14 +67,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                 )
             title = f"{program.name}: {name}"
             made = trace(context.device.name, title, call, spans, timed.dispatches, timed.order)
-            try:
-                Path(args.trace).write_text(json.dumps(made), encoding="utf-8")
-            except OSError as error:
-                raise InputError(
-                    f"the trace cannot be written: {error.strerror}",
-                    where=args.trace,
-                    next="check the folder and its permissions",
-                ) from error
+            with output_file(args.trace, "the trace") as file:
+                file.write(json.dumps(made).encode())
             data["trace"] = args.trace
         if args.etdump is not None:
             _write_etdump(args, name, timed.dispatches, data)
@@ -93,14 +86,8 @@ def _write_etdump(
         raise InputError("there are no times", where=args.etdump, why=error["what"])
     calls = delegate_calls(args.model, args.data, method)
     made = etdump(timings, calls, method, data["call_seconds"])
-    try:
-        Path(args.etdump).write_bytes(made)
-    except OSError as failed:
-        raise InputError(
-            f"the ETDump cannot be written: {failed.strerror}",
-            where=args.etdump,
-            next="check the folder and its permissions",
-        ) from failed
+    with output_file(args.etdump, "the ETDump") as file:
+        file.write(made)
     data["etdump"] = args.etdump
 
 

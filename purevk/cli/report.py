@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import Target, device_line
-from purevk.cli.output import Output, check_output, size
+from purevk.cli.output import Output, check_output, output_file, size
 from purevk.errors import InputError
 from purevk.frontends.files import open_file
 from purevk.progress import Steps
 from purevk.report.contents import DeviceParts, MethodParts, contents
 from purevk.report.lowered import lower
 from purevk.report.page import page
-from purevk.whole_file import replacing
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -27,15 +25,8 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         else:
             parts, text = _on_device(args, target, steps)
         encoded = text.encode()
-        try:
-            with replacing(Path(args.output)) as file:
-                file.write(encoded)
-        except OSError as error:
-            raise InputError(
-                f"the page cannot be written: {error.strerror}",
-                where=args.output,
-                next="check the folder and its permissions",
-            ) from error
+        with output_file(args.output, "the page") as file:
+            file.write(encoded)
         return {
             "device": target.data(),
             "methods": [each.name for each in parts],

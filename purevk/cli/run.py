@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import zipfile
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy as np
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import as_array, make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.output import Output, check_output, duration
-from purevk.errors import PurevkError
+from purevk.cli.output import Output, check_output, duration, output_file
 from purevk.schedule.plan import count_steps
 
 
@@ -75,15 +73,8 @@ def _write(path: str, outputs: list[Any]) -> None:
     named: dict[str, Any] = {
         f"output_{n}": np.asarray(each) for n, each in enumerate(outputs) if each is not None
     }
-    try:
-        np.savez(path, **named)
-    except (OSError, zipfile.LargeZipFile) as error:
-        raise PurevkError(
-            "the outputs cannot be written",
-            where=path,
-            why=str(error),
-            next="check the folder and its permissions",
-        ) from None
+    with output_file(path, "the outputs") as file:
+        np.savez(file, **named)
 
 
 def show(data: dict[str, Any], out: Output) -> None:

@@ -9,7 +9,6 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -55,7 +54,7 @@ def write_program(
     """Writes a program.
 
     Args:
-        path: the file. An existing file is replaced.
+        path: the file. An existing file is replaced, as `replace_file` says.
         name: of the program, for messages.
         methods: functions that give the methods' graphs when called with None.
         producer: the program that writes it.
@@ -64,7 +63,7 @@ def write_program(
         UnsupportedProgramError: a node has an argument that cannot be written.
         OSError: the file cannot be written.
     """
-    with replace_file(Path(path)) as stream:
+    with replace_file(path) as stream:
         _Writer(stream).write(name, methods, producer)
 
 

@@ -15,6 +15,7 @@ from purevk import knobs
 from purevk.errors import InputError, ShaderCompilerError
 from purevk.shaders.cache_entry import CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
+from purevk.whole_file import replace_file
 
 _log = logging.getLogger("purevk")
 # By folder of PUREVK_OVERRIDE, the names of the kernels of this process.
@@ -37,7 +38,8 @@ def dump(folder: Path, jobs: Mapping[CacheKey, Callable[[], CompileJob]]) -> Non
     for key, job in jobs.items():
         path = folder / f"{stem_of(key)}.comp"
         if not path.exists():
-            path.write_text(glsl_of(job()), encoding="utf-8")
+            with replace_file(path) as file:
+                file.write(glsl_of(job()).encode())
 
 
 def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
@@ -45,7 +47,8 @@ def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
     for key, code in spirv.items():
         path = folder / f"{stem_of(key)}.spv"
         if not path.exists():
-            path.write_bytes(code)
+            with replace_file(path) as file:
+                file.write(code)
 
 
 def overridden(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ from purevk.passes.simplify import (
 )
 from purevk.passes.widen import widen_halves
 from purevk.tuning import DeviceTraits
+from purevk.whole_file import replace_file
 
 Pass = Callable[[Graph], Graph]
 
@@ -298,4 +300,6 @@ def skipped_passes() -> frozenset[str]:
 def _dump(graph: Graph, folder: Path, number: int, name: str) -> None:
     from purevk.ir.printer import to_text
 
-    (folder / f"{graph.name}.{number:02}.{name}.txt").write_text(to_text(graph), encoding="utf-8")
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", graph.name)  # a file names its methods
+    with replace_file(folder / f"{stem}.{number:02}.{name}.txt") as file:
+        file.write(to_text(graph).encode())

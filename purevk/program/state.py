@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -149,7 +148,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             arrays: dict[str, Any] = {
                 name: self._read(places[0]) for name, places in self._places().items()
             }
-        with replace_file(Path(path)) as stream:
+        with replace_file(path) as stream:
             np.savez(stream, **arrays)
 
     def load(self, path: str | os.PathLike[str]) -> None:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import stat
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from purevk.errors import FileFormatError, InputError, PurevkError
+from purevk.errors import FileFormatError, InputError, OutputError, PurevkError
 from purevk.shaders.cache_check import entry_problem
 from purevk.shaders.cache_entry import FORMAT, MOST_BYTES, SUFFIX, unpack
-from purevk.whole_file import read_file, replace_file
+from purevk.whole_file import output_target, read_file, replace_file
 
 _log = logging.getLogger("purevk.cache")
 _MOST_BUNDLE = 1 << 30  # bytes of a file
@@ -192,9 +193,12 @@ def write_bundle(
     try:
         with replace_file(target) as file:
             file.write(content)
-        if target.is_file():  # a pipe has no file beside it
+        written = output_target(target)[1]
+        if written is not None and stat.S_ISREG(written.st_mode):  # a pipe has no file beside it
             with replace_file(target.with_name(f"{target.name}.sha256")) as file:
                 file.write(_sum_line(sha256, target.name))
+    except OutputError:
+        raise
     except OSError as error:
         raise PurevkError(
             "the bundle cannot be written", where=os.fspath(path), why=str(error)

@@ -1,0 +1,351 @@
+"""Files that users name for outputs: what is no regular file is never replaced by one, and links stay."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from purevk import whole_file
+from purevk.cache import Cache
+from purevk.checking import report as checking
+from purevk.cli import cache as cli_cache
+from purevk.cli.output import output_file
+from purevk.errors import OutputError, PurevkError
+from purevk.frontends.files import FileSource, open_file
+from purevk.frontends.saved import write_program
+from purevk.graph import kernel_files
+from purevk.ir import Graph
+from purevk.passes import pipeline
+from purevk.program.state import StateMapping
+from purevk.whole_file import output_target, replace_file
+from tests.cache.harness import key_of, spirv_of
+from tests.harness import DATA
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs the kinds of files of POSIX")
+
+ROOT = not hasattr(os, "geteuid") or os.geteuid() == 0
+# What may stand at the end of a path, by what becomes of it.
+REPLACED = ["absent", "regular", "link", "chain"]
+STREAMS = ["fifo", "link to fifo", *(["device", "link to device"] if ROOT else [])]
+REFUSED = ["folder", "socket", "dangling", "loop", "shared link", "shared link to device"]
+
+
+class Node:
+    """A node of a kind, and what it holds.
+
+    Attributes:
+        path: what the user names.
+        target: the file at the end of its links.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.kind, self.path, self.target = kind, folder / "out.x", folder / "target.x"
+        make = getattr(self, "_" + kind.replace(" ", "_"))
+        make()
+        self._reader: threading.Thread | None = None
+        self._read = b""
+        if "fifo" in kind:
+            self._reader = threading.Thread(target=self._read_all, daemon=True)
+            self._reader.start()
+
+    def _read_all(self) -> None:
+        self._read = self.target.read_bytes()
+
+    def _absent(self) -> None:
+        self.target = self.path
+
+    def _regular(self) -> None:
+        self.target = self.path
+        self._file()
+
+    def _file(self) -> None:
+        self.target.write_bytes(b"old" * 99)
+        self.target.chmod(0o640)
+        if ROOT:
+            os.chown(self.target, 1234, 2345)
+
+    def _link(self) -> None:
+        self._file()
+        self.path.symlink_to(self.target.name)
+
+    def _chain(self) -> None:
+        (self.path.parent / "deep").mkdir()
+        self.target = self.path.parent / "deep" / "target.x"
+        self._file()
+        (self.path.parent / "between").symlink_to("deep/../deep/target.x")
+        self.path.symlink_to(self.path.parent / "between")
+
+    def _fifo(self) -> None:
+        self.target = self.path
+        os.mkfifo(self.path, 0o600)
+
+    def _link_to_fifo(self) -> None:
+        os.mkfifo(self.target, 0o600)
+        self.path.symlink_to(self.target)
+
+    def _device(self) -> None:
+        self.target = self.path
+        os.mknod(self.path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+    def _link_to_device(self) -> None:
+        os.mknod(self.target, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        self.path.symlink_to(self.target)
+
+    def _folder(self) -> None:
+        self.path.mkdir()
+        (self.path / "inside").touch()
+
+    def _socket(self) -> None:
+        self._socket_object = socket.socket(socket.AF_UNIX)
+        self._socket_object.bind(os.path.relpath(self.path))
+
+    def _dangling(self) -> None:
+        self.path.symlink_to(self.path.parent / "nothing")
+
+    def _loop(self) -> None:
+        self.path.symlink_to(self.path)
+
+    def _shared_link(self, target: Path | None = None) -> None:
+        self._file()
+        shared = self.path.parent / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        self.path = shared / "out.x"
+        self.path.symlink_to(target or self.target)
+
+    def _shared_link_to_device(self) -> None:
+        self._shared_link(Path("/dev/null"))
+
+    def written(self) -> bytes | None:
+        """What was written; None: it cannot be told."""
+        if self._reader is not None:
+            self._reader.join(10)
+            return self._read
+        return None if "device" in self.kind else self.target.read_bytes()
+
+
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """All nodes below a folder: kind, mode, owner, and what they hold."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        held: object = None
+        if stat.S_ISLNK(status.st_mode):
+            held = os.readlink(path)
+        elif stat.S_ISREG(status.st_mode):
+            held = path.read_bytes()
+        found[str(path.relative_to(folder))] = status.st_mode, status.st_uid, status.st_gid, held
+    return found
+
+
+def check(folder: Path, kind: str, write: Callable[[Path], None], content: bytes | None) -> None:
+    """Writes to a node of a kind with a writer, and compares all that is in the folder."""
+    folder.mkdir()
+    node = Node(folder, kind)
+    before = snapshot(folder)
+    if kind in REFUSED:
+        with pytest.raises(OSError) as caught:
+            write(node.path)
+        assert isinstance(caught.value, OutputError) or kind in ("folder", "loop")
+        assert snapshot(folder) == before
+        return
+    write(node.path)
+    written = node.written()
+    assert written is None or (written == content if content is not None else written)
+    name = str(node.target.relative_to(folder))
+    after = {key: each for key, each in snapshot(folder).items() if not key.endswith(".sha256")}
+    if kind == "absent":
+        assert set(after) == {name} and after[name][0] == stat.S_IFREG | 0o644
+        return
+    assert set(after) == set(before)
+    for key, was in before.items():
+        same = 3 if key == name and kind in REPLACED else 4  # mode and owner, or all
+        assert after[key][:same] == was[:same], key
+
+
+@pytest.fixture(autouse=True)
+def short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The path of a socket has at most 108 characters, and the mode of a new file its umask."""
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("kind", [*REPLACED, *STREAMS, *REFUSED])
+def test_every_kind_of_node(kind: str, tmp_path: Path) -> None:
+    """With contents of many sizes, which are more than a pipe holds too."""
+    chance = random.Random(kind)
+    for number in range(6):
+        content = chance.randbytes(chance.choice([0, 1, 100, 65536, 300_000]) + number)
+
+        def write(path: Path) -> None:
+            with replace_file(path) as file:
+                file.write(b"x" + content)
+                file.seek(0)  # a header that is written last
+                file.write(b"y")
+
+        check(tmp_path / str(number), kind, write, b"y" + content)
+
+
+def _save(path: Path) -> None:
+    with open_file(DATA / "linear_relu.pte") as file:
+        methods = {name: FileSource(file, name) for name in file.methods}
+        write_program(path, "name", methods, "test")
+
+
+def _export(path: Path) -> None:
+    cache = Cache(None)
+    cache.put_spirv(key_of(1), spirv_of(1))
+    cache.export_bundle(path, [key_of(1)])
+
+
+def _cache_export(path: Path) -> None:
+    cache = Cache(None)
+    cli_cache._export(cache, argparse.Namespace(paths=[str(path)]))
+
+
+def _output(path: Path) -> None:
+    with output_file(str(path), "the page") as file:
+        file.write(b"page")
+
+
+class _States(StateMapping):
+    """States of a program that has none, and needs no device."""
+
+    def __init__(self) -> None:
+        self._owner = argparse.Namespace(held=contextlib.nullcontext)
+
+    def _places(self) -> dict:
+        return {}
+
+
+WRITERS = {
+    "Program.save": _save,
+    "save_state": lambda path: _States().save(path),
+    "bundle": _export,
+    "cache export": _cache_export,
+    "-o": _output,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", ["link", "fifo", STREAMS[-1], "dangling", "shared link", "socket"])
+def test_every_writer(writer: str, kind: str, tmp_path: Path) -> None:
+    check(tmp_path / "w", kind, WRITERS[writer], None)
+
+
+def test_dumps_follow_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of kernels, of graphs and of tensors that differ, also where the folder is for everybody."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    names = (f"{kernel_files.stem_of(key_of(1))}.spv", "a_b.03.fuse.txt", "a_b.npz")
+    for name in names:
+        (folder / name).symlink_to(tmp_path / "victim")
+    graph = Graph("../a/b", (), (), ())
+    monkeypatch.setenv("PUREVK_DUMP", str(folder))
+    with pytest.raises(OutputError):
+        kernel_files.dump_spirv(folder, {key_of(1): spirv_of(1)})
+    (folder / ".._a_b.03.fuse.txt").symlink_to(tmp_path / "victim")
+    with pytest.raises(OutputError):
+        pipeline._dump(graph, folder, 3, "fuse")
+    assert checking.save("a/b", {"x": np.ones(2)}, "") == ""
+    assert not (tmp_path / "victim").exists() and not (tmp_path / "a").exists()
+    for name in (*names, ".._a_b.03.fuse.txt"):
+        (folder / name).unlink()
+    kernel_files.dump_spirv(folder, {key_of(1): spirv_of(1)})
+    pipeline._dump(graph, folder, 3, "fuse")
+    assert checking.save("a/b", {"x": np.ones(2)}, "") == str(folder / "a_b.npz")
+    assert len(list(folder.iterdir())) == 3 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_nobody_reads_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_file, "WAIT_S", 0.1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    start = time.monotonic()
+    with pytest.raises(OutputError, match="nobody reads") as caught, replace_file(pipe):
+        pass
+    assert time.monotonic() - start < 5 and caught.value.where == str(pipe)
+    idle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # open, and never read
+    with pytest.raises(OutputError, match="nobody reads"), replace_file(pipe) as file:
+        file.write(bytes(1 << 20))
+    os.close(idle)
+    assert stat.S_ISFIFO(os.lstat(pipe).st_mode)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"])
+@pytest.mark.parametrize("where", ["pipe", "file", "appended"])
+def test_what_the_process_has_open(name: str, where: str, tmp_path: Path) -> None:
+    """What was printed before and after stays."""
+    lines = (
+        "import sys; from purevk.whole_file import replace_file",
+        "print('before', flush=True)",
+        "with replace_file(sys.argv[1]) as file: file.write(b'page\\n')",
+        "print('after')",
+    )
+    out = tmp_path / "out"
+    out.write_text("first\n" if where == "appended" else "")
+    with contextlib.ExitStack() as stack:
+        stdout = subprocess.PIPE if where == "pipe" else stack.enter_context(open(out, "a"))
+        command = [sys.executable, "-c", "\n".join(lines), name]
+        ran = subprocess.run(command, stdout=stdout, check=True)
+    text = ran.stdout.decode() if where == "pipe" else out.read_text()
+    assert text == f"{'first' + chr(10) if where == 'appended' else ''}before\npage\nafter\n"
+    assert stat.S_ISLNK(os.lstat(name).st_mode)
+
+
+def test_a_file_whose_owner_this_user_cannot_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written in place, as `cat >` would."""
+    path = tmp_path / "theirs"
+    path.write_bytes(b"old content")
+    path.chmod(0o666)
+    node = path.stat().st_ino
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with replace_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_ino == node
+    with pytest.raises(ZeroDivisionError), replace_file(path) as file:
+        file.write(b"never")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"new" and [each.name for each in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_the_target_of_plain_names(tmp_path: Path) -> None:
+    assert output_target("new")[0] == Path("new") and output_target("new")[1] is None
+    Path("there").touch()
+    assert stat.S_ISREG(output_target("there")[1].st_mode)  # type: ignore[union-attr]
+    with pytest.raises(NotADirectoryError):
+        output_target("there/new")
+    with pytest.raises(FileNotFoundError), replace_file("absent/new"):
+        pass
+
+
+def test_errors_say_what_to_do() -> None:
+    os.symlink("nothing", "dangling")
+    with pytest.raises(PurevkError) as caught, replace_file("dangling"):
+        pass
+    error = caught.value
+    assert isinstance(error, OSError) and str(error).startswith("this is a link to a file")
+    assert error.where == "dangling" and "nothing" in error.why and error.next
