@@ -33,8 +33,7 @@ class TritonPythonModel:
             outputs = self.worker.forward(*self.worker.arguments(given))
         except PurevkError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
-        named = zip(program.outputs, outputs, strict=True)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(s.name, each) for s, each in named])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*named) for named in outputs.items()])
 
     def finalize(self) -> None:
         self.worker.close()

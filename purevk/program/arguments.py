@@ -379,6 +379,7 @@ def check_indices(
     arrays: Sequence[Any],
     env: Mapping[Symbol, int],
     where: str,
+    outer: int = 0,
 ) -> None:
     """Compares the inputs that are indices with the sizes of a call. A kernel would take the nearest
     element for one that is out of range.
@@ -389,9 +390,10 @@ def check_indices(
         arrays: the inputs. Those that are not on the host are left out.
         env: the values of the symbols in the ranges.
         where: the method, for messages.
+        outer: leading dims that the caller does not know, such as a batch; messages leave them out.
 
     Raises:
-        InputError: an index is out of range.
+        InputError: an index is out of range. It names the element.
     """
     for position, takers in ranges.items():
         array = arrays[position]
@@ -408,9 +410,12 @@ def check_indices(
             if least >= lowest and greatest < below:
                 continue
             wrong = greatest if greatest >= below else least
+            name = name_of_input(graph, position)
+            element = np.unravel_index(int(np.argmax(indices == wrong)), indices.shape)[outer:]
+            path = [where, f"{name}[{', '.join(map(str, element))}]" if element else name]
             raise InputError(
-                f"{name_of_input(graph, position)} has the index {wrong}",
-                where=f"{where}{f', {taken.source}' if taken.source else ''}",
+                f"{name} has the index {wrong}",
+                where=", ".join([*path, taken.source] if taken.source else path),
                 why=f"{taken.op} takes indices from {lowest} to {below - 1}",
                 next="pass indices within this range",
             )

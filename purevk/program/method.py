@@ -159,6 +159,16 @@ class Method:
         variant, outputs = self._call(variant, given, targets)
         return _update(variant.graph, inputs, outputs)
 
+    def check_flat(self, inputs: Sequence[Any], outer: int = 0) -> None:
+        """Raises `InputError` if `run_flat` would for these inputs, before it runs: for dtypes,
+        sizes, bounds and indices. Runs and lowers nothing. Messages about an element leave out
+        `outer` leading dims."""
+        variant = self.variants[0]
+        given = variant.reader.read(inputs)
+        if isinstance(given, InputError):
+            raise given
+        variant.check(given.arrays, outer)
+
     def serving(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Specialization, list[Any]]:

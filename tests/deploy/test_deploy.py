@@ -57,7 +57,9 @@ def test_dockerfile() -> None:
             *sources, _ = rest.split()
             made = {"model.pte", "dist/*manylinux*.whl"}  # by who builds the image
             assert all((ROOT / each).exists() for each in sources if each not in made)
-    _check_command(json.loads(found[-1][1]))
+    server = json.loads(found[-1][1])
+    _check_command(server)
+    assert server[server.index("--host") + 1] == "0.0.0.0"  # of the container
     # The warmup runs as the user of the server, and before compiling is an error.
     warmup = order.index("RUN purevk warmup /srv/model.pte")
     assert order.index("USER 10001") < warmup < order.index(f"ENV {knobs.ASSERT_CACHED.name}=1")
@@ -80,6 +82,7 @@ def test_kubernetes() -> None:
     assert folders[0] == folders[1]
     source = (DEPLOY / "serve.py").read_text(encoding="utf-8")
     (port,) = (each["containerPort"] for each in server["ports"])
+    assert server["command"][server["command"].index("--host") + 1] == "0.0.0.0"  # of the pod
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         request = server[probe]["httpGet"]
         assert request["path"] in source and request["port"] == port

@@ -44,7 +44,7 @@ def _start(folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     command = [sys.executable, str(ROOT / "deploy" / "serve.py"), str(MODEL), "--port", str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--grpc-port", str(_free_port())],
+            [*command, "--grpc-port", str(_free_port()), "--max-body", "4000"],
             env=environment,
             stdout=out,
             stderr=out,
@@ -114,6 +114,15 @@ def test_the_server_refuses(server: str) -> None:
     code, body = _ask(f"{server}/v2/models/model/infer", _request(np.ones((3, 5), np.float32)))
     assert code == 400 and b"float32[2,5] is expected" in body, body
     assert _ask(f"{server}/v2/models/other/infer", _request(np.ones((2, 5))))[0] == 404
+    code, body = _ask(f"{server}/v2/models/model/infer", _request(np.ones((2, 500))))
+    assert code == 413 and b"more than 4000 bytes" in body, body
+
+
+def test_only_this_machine_can_connect(server: str) -> None:
+    """Unless --host says otherwise."""
+    port = int(server.rpartition(":")[2])
+    with pytest.raises(OSError):  # another address of this machine
+        socket.create_connection(("127.0.0.2", port), 5).close()
 
 
 def test_a_cold_cache_ends_the_server(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import random
 import sys
 import types
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 import purevk
+from purevk.integrations.values import read_values
 from purevk.integrations.worker import LATENCY_BOUNDS, Worker
 from tests.harness import DATA
 
@@ -102,6 +106,182 @@ def test_a_program_without_a_batch_is_refused() -> None:
     with pytest.raises(purevk.PurevkError, match="expected"):
         worker.batch([worker.sample({spec.name: [0.0] * 5})])
     worker.close()
+
+
+class Lookup(torch.nn.Module):
+    """Named outputs, an input by name only, and indices: inputs, and those that the model computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = torch.nn.Embedding(50, 4)
+
+    def forward(self, ids: Any, *, pair: Any, flag: bool = True) -> Any:
+        rows = self.table(ids)
+        computed = self.table((pair["at"] * 2).long())
+        return {
+            "mean": rows.mean(1) + pair["x"][:, None],
+            "by": (computed, None),
+            "ids": rows.sum(2),
+        }
+
+
+def _saved(model: Any, path: Path, lowest: int = 1) -> Path:
+    batch = torch.export.Dim("batch", min=lowest, max=8)
+    shapes = {
+        "ids": {0: batch, 1: torch.export.Dim("n", min=1, max=6)},
+        "pair": {"at": {0: batch}, "x": {0: batch}},
+        "flag": None,
+    }
+    rows = lowest + 1
+    example = torch.zeros(rows, 3, dtype=torch.long)
+    pair = {"at": torch.ones(rows), "x": torch.ones(rows)}
+    with purevk.compile(
+        model, (example,), kwargs={"pair": pair, "flag": True}, dynamic_shapes=shapes
+    ) as program:
+        program.save(path)
+    return path
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def lookup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A worker whose calls have at least so many samples."""
+    folder = tmp_path_factory.mktemp("lookup")
+    with contextlib.closing(Worker(_saved(Lookup(), folder / "m.pvk", request.param))) as worker:
+        yield worker
+
+
+def _eager(ids: Any, at: Any, x: Any) -> dict[str, np.ndarray]:
+    pair = {"at": torch.as_tensor(at), "x": torch.as_tensor(x)}
+    with torch.no_grad():
+        outputs = Lookup()(torch.as_tensor(ids), pair=pair)
+    return {"mean": outputs["mean"], "by.0": outputs["by"][0], "ids": outputs["ids"]}
+
+
+def _compare(outputs: Any, expected: dict[str, Any]) -> None:
+    assert outputs.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(outputs[name], values, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_of_mixed_requests(lookup: Worker, seed: int) -> None:
+    """Requests of any sizes, with wrong ones among them: each gets its own answer or error."""
+    rng = np.random.default_rng(seed)
+    samples, expected = [], []
+    for _ in range(20):
+        ids = rng.integers(0, 50, rng.integers(1, 7))
+        at, x = rng.integers(0, 50) / 2, rng.random()
+        wrong = rng.integers(6)
+        if wrong == 0:  # an index that the model computes: known during the call only
+            at = float(rng.choice([-3, 30]))
+        if wrong == 1:
+            ids[rng.integers(len(ids))] = rng.choice([-1, 50, 2**40])
+        values = {"ids": ids.tolist(), "pair.at": at, "pair.x": x}
+        if wrong == 1:
+            element = int(np.argmax((ids < 0) | (ids >= 50)))
+            with pytest.raises(purevk.InputError, match=rf"(?s)has the index.*ids\[{element}\]"):
+                lookup.sample(values)
+            continue
+        if rng.integers(2):
+            values["flag"] = True
+        samples.append(lookup.sample(values))
+        expected.append(
+            None if wrong == 0 else _eager(ids[None], np.float32([at]), np.float32([x]))
+        )
+    results = lookup.batch(samples)
+    assert len(results) == len(expected)
+    for result, outputs in zip(results, expected):
+        if outputs is None:
+            assert isinstance(result, purevk.InputError), result
+        else:
+            _compare(result, {name: values[0] for name, values in outputs.items()})
+
+
+def test_names_of_outputs(lookup: Worker) -> None:
+    batch = {
+        "ids": np.arange(15).reshape(5, 3),
+        "pair.at": np.arange(5, dtype=np.float32),
+        "pair.x": np.ones(5, np.float32),
+    }
+    expected = _eager(*batch.values())
+    _compare(lookup.forward(*batch.values(), True), expected)
+    assert lookup.columns(batch, keep_inputs=False).keys() == expected.keys()
+    with pytest.raises(purevk.InputError, match="flag is False"):
+        lookup.sample({"ids": [1], "pair.at": 1, "pair.x": 1, "flag": False})
+    for length in (0, 7):
+        with pytest.raises(purevk.SizeConstraintError, match="exported for 1 to 6"):
+            lookup.sample({"ids": [1] * length, "pair.at": 1, "pair.x": 1})
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    """Requests have numbers, not the bits that purevk has for numpy."""
+    path = tmp_path / "m.pvk"
+    shapes = {"input": {0: torch.export.Dim("batch", min=1, max=8)}}
+    model = torch.nn.Softplus().bfloat16()
+    example = torch.zeros(2, 5, dtype=torch.bfloat16)
+    with purevk.compile(model, (example,), dynamic_shapes=shapes) as program:
+        program.save(path)
+    x = torch.cat([torch.randn(6, 5) * 3, torch.tensor([[1.00390625, 1.01171875, 3e38, -0.0, 0]])])
+    with contextlib.closing(Worker(path)) as worker:
+        results = worker.batch([worker.sample({"input": row.tolist()}) for row in x])
+        with pytest.raises(purevk.InputError, match="input.1. is 1e.39"):
+            worker.sample({"input": [0, 1e39, 0, 0, 0]})
+    outputs = torch.tensor(np.array([next(iter(each.values())) for each in results]))
+    torch.testing.assert_close(outputs, model(x.bfloat16()).float(), rtol=1e-2, atol=1e-3)
+
+
+DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
+_VALUES = (0, 1, -1, 127, 255, 2**31, -(2**63), 2**63, 2**64, 10**30, 10**400, 0.5, 1.0, -0.0, 65504.0,
+           1e5, 1e39, 1e300, math.inf, math.nan, True, None, "1", "x", b"1", {}, 1j, object())  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_values_of_requests(dtype: str, seed: int) -> None:
+    """An array has exactly the values of the request, or the first element that is none is named."""
+    draw = random.Random(f"{dtype}{seed}")
+    kind = np.dtype(dtype)
+    for _ in range(60):
+        shape = [draw.randint(1, 3) for _ in range(draw.randint(0, 2))]
+        count = math.prod(shape)
+        elements = [draw.choice((0, 1)) for _ in range(count)]
+        for _ in range(draw.randint(0, 2)):
+            elements[draw.randrange(count)] = draw.choice(_VALUES)
+        right = [_is_of(kind, element) for element in elements]
+        value = np.empty(count, object)
+        value[:] = elements
+        nested = value.reshape(shape).tolist()
+        if all(right):
+            array = read_values("x", nested, kind)
+            assert array.dtype == kind and array.shape == tuple(shape)
+            exact = np.array([kind.type(float(e) if kind.kind == "f" else e) for e in elements])
+            np.testing.assert_array_equal(array.ravel(), exact)
+            continue
+        with pytest.raises(purevk.InputError, match="x is no tensor") as refused:
+            read_values("x", nested, kind)
+        indices = [
+            list(map(int, np.unravel_index(at, shape))) for at in range(count) if not right[at]
+        ]
+        named = [f"x{index if index else ''} is" for index in indices]
+        assert any(each in str(refused.value) for each in named), (nested, refused.value)
+
+
+def _is_of(dtype: np.dtype, element: Any) -> bool:
+    """Whether a dtype has a number: integers exactly, floats up to rounding."""
+    if not isinstance(element, (bool, int, float)):
+        return False
+    if dtype.kind == "f":
+        try:
+            with np.errstate(over="ignore"):
+                rounded = dtype.type(float(element))
+        except OverflowError:
+            return False
+        return bool(np.isfinite(rounded)) or not math.isfinite(element)
+    if isinstance(element, float) and not element.is_integer():
+        return False
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bool(low <= element <= high)
 
 
 def test_prometheus(worker: Worker) -> None:

@@ -85,10 +85,13 @@ class Specialization:
         env = self.environment(arrays)
         return env if self._serves(env) else None
 
-    def check_indices(self, arrays: Sequence[Any], env: Mapping[Symbol, int], where: str) -> None:
-        """Raises `InputError` if an input on the host is an index that is out of range."""
+    def check_indices(
+        self, arrays: Sequence[Any], env: Mapping[Symbol, int], where: str, outer: int = 0
+    ) -> None:
+        """Raises `InputError` if an input on the host is an index that is out of range. Its message
+        leaves out `outer` leading dims of the element."""
         if self._indices:
-            check_indices(self.imported, self._indices, arrays, env, where)
+            check_indices(self.imported, self._indices, arrays, env, where, outer)
 
     def _takes(self, arrays: Sequence[Any]) -> bool:
         """Whether the inputs have the sizes, and the integers the values, that are fixed here."""

@@ -209,6 +209,20 @@ class Variant:
             )
         return made, made_env
 
+    def check(self, arrays: Sequence[Any], outer: int = 0) -> None:
+        """Raises `InputError` if a call with these inputs would, before it runs. Lowers nothing.
+
+        Args:
+            arrays: inputs that have the fixed sizes of the graph.
+            outer: leading dims that messages about an element leave out.
+        """
+        first = self.specializations[0]
+        env = first.environment(arrays)
+        refused = self._outside(env, arrays)
+        if refused is not None:
+            raise refused
+        first.check_indices(arrays, env, self.where, outer)
+
     def _outside(
         self, env: Mapping[Symbol, int], arrays: Sequence[Any]
     ) -> SizeConstraintError | None:

@@ -1,0 +1,121 @@
+"""HTTP requests with limits, and answers. An error of a client is answered with 4xx and its text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from purevk.errors import InputError, PurevkError
+
+MAX_BODY = 64 << 20
+"""Bytes of the largest body."""
+MAX_WAITING = 256
+"""Requests that a process has in work at a time."""
+BODY_SECONDS = 30.0
+"""Time in which a body must arrive."""
+
+
+class Gate:
+    """Counts the requests in work: `with gate:`. Raises `HTTPException` 503 above the limit."""
+
+    def __init__(self, limit: int = MAX_WAITING) -> None:
+        self.limit, self.count = limit, 0
+
+    def __enter__(self) -> None:
+        if self.count >= self.limit:
+            raise HTTPException(503, f"{self.limit} requests are in work; try again later")
+        self.count += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.count -= 1
+
+
+class Limits:
+    """ASGI middleware: `app.add_middleware(Limits, max_body=..., max_waiting=...)`. Requests of GET
+    and HEAD, such as probes, always pass.
+
+    Args:
+        max_body: bytes of the largest body; larger ones are answered with 413.
+        max_waiting: requests in work at a time; further ones are answered with 503.
+    """
+
+    def __init__(self, app: Any, max_body: int = MAX_BODY, max_waiting: int = MAX_WAITING) -> None:
+        self.app, self.max_body, self.gate = app, max_body, Gate(max_waiting)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
+            return
+        messages: list[Any] = []
+
+        async def replay() -> Any:
+            return messages.pop() if messages else await receive()
+
+        try:
+            body = await read_body(Request(scope, receive), self.max_body)
+            messages.append({"type": "http.request", "body": body, "more_body": False})
+            with self.gate:
+                await self.app(scope, replay, send)
+        except HTTPException as error:
+            await error_response(error)(scope, receive, send)
+
+
+async def read_body(request: Request, max_body: int = MAX_BODY) -> bytes:
+    """The body of a request.
+
+    Raises:
+        HTTPException: it is larger than `max_body` (413), or does not arrive in time (408).
+    """
+
+    async def read() -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_body:
+                raise HTTPException(413, f"the body has more than {max_body} bytes")
+        return bytes(body)
+
+    try:
+        return await asyncio.wait_for(read(), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the body did not arrive in {BODY_SECONDS:g} s") from None
+
+
+async def read_json(request: Request, max_body: int = MAX_BODY) -> Any:
+    """The body of a request, as JSON.
+
+    Raises:
+        HTTPException: what `read_body` raises; or it is no JSON, or nested too deeply (400).
+    """
+    body = await read_body(request, max_body)
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise HTTPException(400, "the body is no JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise HTTPException(400, f"the body is no JSON: {error}") from None
+
+
+def answer(result: Mapping[str, np.ndarray] | PurevkError) -> Response:
+    """The outputs of a sample as JSON, by name; or its error: 400 if the client can correct it,
+    else 500. NaN and infinity are written as Python's `json` writes them."""
+    if isinstance(result, PurevkError):
+        return _error(400 if isinstance(result, InputError) else 500, str(result))
+    text = json.dumps({name: values.tolist() for name, values in result.items()})
+    return Response(text, media_type="application/json")
+
+
+def error_response(error: HTTPException) -> Response:
+    """An error as JSON."""
+    return _error(error.status_code, str(error.detail))
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status)
