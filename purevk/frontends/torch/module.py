@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,11 +35,20 @@ _log = logging.getLogger("purevk")
 
 class Tracing:
     """A lock. torch.export patches classes while it traces, so that two threads cannot trace at the
-    same time. It also replaces the tensors of the module, which no other thread may read then."""
+    same time. It also replaces the tensors of the module, which no other thread may read then.
+
+    It is the lock that torch.compile holds while it traces: the modes of tracing before dispatch are
+    one stack for all threads, which torch.compile empties meanwhile.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._exported: frozenset[int] = frozenset()  # ids of modules that are exported now
+
+    @functools.cached_property
+    def _lock(self) -> Any:
+        from torch._dynamo.convert_frame import compile_lock
+
+        return compile_lock
 
     def __enter__(self) -> None:
         self._lock.acquire()

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -351,6 +352,37 @@ def test_programs_are_compiled_on_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_a_module_is_exported_while_another_thread_traces_for_torch_compile() -> None:
+    """torch has one stack of modes for all threads, and torch.compile empties it meanwhile."""
+    compiling, exporting = threading.Event(), threading.Event()
+
+    class Waits(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            exporting.set()
+            time.sleep(0.2)
+            return super().forward(x) * 2
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiling.set()
+        exporting.wait(1)  # the export waits for the end of this
+        with torch.utils._python_dispatch._disable_current_modes():
+            time.sleep(0.4)
+        return graph.forward
+
+    module, x = Waits(4, 4).eval(), torch.randn(2, 4)
+    purevk.compile(module, (x,)).close()  # once, so that it is fast below
+    exporting.clear()
+    compiled = torch.compile(lambda x: torch.sin(x) + 1, backend=backend)
+    thread = threading.Thread(target=compiled, args=(x,))
+    thread.start()
+    assert compiling.wait(60)
+    try:
+        with purevk.compile(module, (x,)) as program, torch.no_grad():
+            torch.testing.assert_close(program(x), module(x))
+    finally:
+        thread.join()
 
 
 def test_a_call_while_another_thread_exports_the_module(caplog: Any) -> None:
