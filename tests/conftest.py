@@ -30,7 +30,7 @@ os.environ.setdefault(
 )
 
 # The first one also in an environment that was made before there was such a plugin.
-pytest_plugins = ["purevk.testing.plugin", "pytester"]
+pytest_plugins = ["purevk.testing.plugin", "pytester", "tests.budget"]
 
 _SWEPT = tuple(Path(__file__).parent / folder for folder in ("ops", "glsl", "lower"))
 
@@ -83,7 +83,7 @@ _GROWN = 300 << 20  # bytes
 _resident_after_release = 0
 
 
-def pytest_runtest_teardown() -> None:
+def pytest_runtest_logfinish() -> None:
     """Frees what exports leave behind, each time a process has grown by `_GROWN`."""
     global _resident_after_release
     if _resident() > _resident_after_release + _GROWN:
