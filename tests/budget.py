@@ -1,6 +1,7 @@
 """A pytest plugin that records what the tests cost: `--costs FILE` appends a line of JSON to FILE for
 
-- each test: CPU seconds of its setup, call and teardown, its outcome, and the memory of its process in MiB after it;
+- each test: CPU seconds of its setup, call and teardown, its outcome, the memory of its process in MiB after it, and the
+  templates and operators that it asked for;
 - each fixture that several tests share: its CPU seconds, which count for no test;
 - each kernel: the template and macros that were asked for first by this test;
 - each operator: its name and the dtypes of its inputs and results, that this test imported or lowered first.
@@ -42,12 +43,14 @@ class _Recorder:
         self._outcome = ""
         self._shared = [0.0]  # of fixtures, for each that is under way
         self._seen: set[Any] = set()
+        self._uses: set[str] = set()
         self._hooked = False
 
     def _write(self, **fields: Any) -> None:
         os.write(self._file, (json.dumps(fields) + "\n").encode())
 
     def _new(self, kind: str, key: Any) -> None:
+        self._uses.add(key[0])
         if key not in self._seen:
             self._seen.add(key)
             self._write(**{kind: key, "test": self._test})
@@ -92,6 +95,7 @@ class _Recorder:
             self._hook()
             self._hooked = True
         self._test, self._phases, self._outcome = item.nodeid, [], "passed"
+        self._uses = set()
         start = os.times().elapsed
         result = yield
         self._write(
@@ -100,6 +104,7 @@ class _Recorder:
             wall=round(os.times().elapsed - start, 2),
             outcome=self._outcome,
             memory=_resident() >> 20,
+            uses=sorted(self._uses),
         )
         return result
 

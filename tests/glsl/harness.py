@@ -13,14 +13,17 @@ import struct
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from purevk import api
+from purevk import api, knobs
+from purevk.cache import Cache, CacheKey
 from purevk.errors import KernelInterfaceError
 from purevk.graph.context import traits_of
 from purevk.shaders import shaderc
+from purevk.shaders.source import text_hash
 from purevk.shaders.templates import template_interface
 
 SENTINEL = 0xC5
@@ -88,18 +91,33 @@ def workgroup_matrices() -> None:
 
 # -- compiling -----------------------------------------------------------------------------------
 @functools.cache
+def _validated() -> Cache:
+    """What spirv-val has passed of this compiler's SPIR-V, from one run of the tests to the next."""
+    folder = knobs.cache_folder()
+    compiler = text_hash(shaderc.load().version)[:16]
+    return Cache(Path(folder, "validated", compiler) if folder and _VALIDATOR else None)
+
+
+@functools.cache
 def _spirv(template: str, macros: tuple[tuple[str, str], ...], target: str) -> bytes:
-    (code,) = shaderc.compile_many(
-        [shaderc.CompileJob.from_template(template, dict(macros), target_env=target)], threads=1
-    )
-    if _VALIDATOR:
-        command = [_VALIDATOR, "--target-env", target, "-"]
-        checked = subprocess.run(command, input=code, capture_output=True, check=False)
-        said = (checked.stdout + checked.stderr).decode()
-        # A validator that is older than the compiler cannot read new capabilities.
-        if checked.returncode and "Invalid capability operand" not in said:
-            raise AssertionError(f"{template} {dict(macros)}: {said}")
+    job = shaderc.CompileJob.from_template(template, dict(macros), target_env=target)
+    key = CacheKey.of(job)
+    code = _validated().get_spirv(key)
+    if code is None:
+        (code,) = shaderc.compile_many([job], threads=1)
+        if _VALIDATOR:
+            _validate(_VALIDATOR, code, target, f"{template} {dict(macros)}")
+        _validated().put_spirv(key, code)
     return code
+
+
+def _validate(validator: str, code: bytes, target: str, where: str) -> None:
+    command = [validator, "--target-env", target, "-"]
+    checked = subprocess.run(command, input=code, capture_output=True, check=False)
+    said = (checked.stdout + checked.stderr).decode()
+    # A validator that is older than the compiler cannot read new capabilities.
+    if checked.returncode and "Invalid capability operand" not in said:
+        raise AssertionError(f"{where}: {said}")
 
 
 def compile_template(template: str, macros: Mapping[str, object], coopmat: bool = False) -> bytes:
