@@ -1,26 +1,30 @@
 # make demo             semantic search on the best Vulkan device; installs what is missing, the second time it starts at once
 # make lint             the formatter, the linter and the type checker, without changes
-# make test             the whole test suite on lavapipe, as test-full; ARGS go to pytest
+# make test             the landing tier of the tests, on lavapipe, in 20 minutes on two cores; ARGS go to pytest
+# make test-nightly     all tests
 # make test-unit        the tests that need no device
 # make test-fast        what takes less than half a second each
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
-# make test-validation  all but slow tests under the Vulkan validation layer
+# make test-validation  the landing tier under the Vulkan validation layer
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU
 # make docs             the documentation site, in build/site; ARGS go to mkdocs
 # make wheels           the wheels of this platform, in dist/, tried with each Python; ARGS go to scripts/wheels.sh
 # make test-engines     the recipes for Ray, LitServe and KServe on these engines, in an environment of their own
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
-.PHONY: demo lint test test-unit test-fast test-traits test-full test-validation test-matrix bench docs wheels setup test-engines
+.PHONY: demo lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench docs wheels setup test-engines
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
 	@scripts/test.sh lint
-test: test-full
-test-unit test-fast test-traits test-full: test-%:
+test: test-landing
+test-unit test-fast test-traits test-landing: test-%:
 	@scripts/test.sh $* $(ARGS)
+test-nightly:
+	@scripts/test.sh nightly $(ARGS)
+	@scripts/engines.sh
 test-validation:
-	@scripts/test.sh full --validation -m 'not slow and not sweep' $(ARGS)
+	@scripts/test.sh landing --validation $(ARGS)
 test-matrix:
 	@scripts/setup.sh --test
 	@.venv/bin/python scripts/matrix.py $(ARGS)

@@ -6,7 +6,7 @@
 
 A configuration is "none" (nothing is off), the name of a feature that the device has, or "gpu" (a
 software device gets the kernels and tiles of GPUs). Without arguments all of them run. Each is one
-pytest process, with its own kernel cache, over the fast cases of the tests after `--`, which are
+pytest process, with its own kernel cache, over the landing tier of the tests after `--`, which are
 tests of kernels and programs otherwise. It has one line of output, and the tests that failed follow
 it. The exit code is 1 if a test failed, or if no test ran. PUREVK_DEVICE and VK_DRIVER_FILES choose
 the device and the driver.
@@ -91,7 +91,8 @@ def run(configuration: str, tests: Sequence[str], timeout_s: float) -> Outcome:
         elif configuration != NONE:
             environment["PUREVK_DISABLE"] = configuration
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["--tb=no", "-m", "not slow and not sweep", f"--junitxml={report}", *tests]
+        command += ["-p", "tests.tiers", "--tier", "landing"]
+        command += ["--tb=no", f"--junitxml={report}", *tests]
         try:
             done = subprocess.run(
                 command,

@@ -4,20 +4,22 @@
 #   scripts/test.sh [tier] [--validation] [arguments of pytest]
 #
 # The tiers:
-#   lint    ruff format, ruff check and mypy; changes nothing
-#   unit    tests that need no device; no Vulkan driver is visible to them
-#   fast    two minutes: what takes less than half a second, and of each operator's and kernel's test the first case
-#   traits  the fast tests of operators, models and programs on lavapipe taken for a GPU, with the kernels and tiles of GPUs
-#   full    everything, on lavapipe (the default)
+#   lint     ruff format, ruff check and mypy; changes nothing
+#   unit     tests of the landing tier that need no device; no Vulkan driver is visible to them
+#   fast     two minutes: what takes less than half a second, and of each operator's and kernel's test the first case
+#   traits   tests of operators, models and programs of the landing tier, with the kernels and tiles of GPUs
+#   landing  20 minutes on two cores: all but what tests/budget.txt leaves to the nightly tier (the default)
+#   nightly  everything
 #
 # --validation runs under the Khronos validation layer, synchronization validation included; each message fails a test.
+# --slice TEXT adds a tenth of the nightly tier, which the text chooses.
 # TEST_JOBS is the number of processes (default: one a core, 8 at most).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-tier=full
+tier=landing
 case ${1:-} in
-lint | unit | fast | traits | full)
+lint | unit | fast | traits | landing | nightly)
     tier=$1
     shift
     ;;
@@ -44,13 +46,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS-$((cores > jobs ? cores / jobs : 1))}
 options=()
 case $tier in
 unit)
-    options=(-m 'not device and not slow and not sweep')
+    options=(--tier landing -m 'not device')
     export VK_DRIVER_FILES=/dev/null VK_ICD_FILENAMES=/dev/null
     ;;
-fast) options=(-m 'not slow and not sweep and not long') ;;
 traits)
-    options=(-m 'not slow and not sweep' tests/ops tests/models tests/program)
+    options=(--tier landing tests/ops tests/models tests/program)
     export PUREVK_TEST_TRAITS=gpu
     ;;
+fast | landing) options=(--tier "$tier") ;;
 esac
-exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal "${options[@]}" "$@"
+exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal ${options[@]+"${options[@]}"} "$@"

@@ -1,7 +1,7 @@
 """A pytest plugin that records what the tests cost: `--costs FILE` appends a line of JSON to FILE for
 
-- each test: CPU seconds of its setup, call and teardown, its outcome, the memory of its process in MiB after it, and the
-  templates and operators that it asked for;
+- each test: CPU seconds of its setup, call and teardown, its outcome, the memory of its process in
+  MiB after it, and the templates and operators that it asked for;
 - each fixture that several tests share: its CPU seconds, which count for no test;
 - each kernel: the template and macros that were asked for first by this test;
 - each operator: its name and the dtypes of its inputs and results, that this test imported or lowered first.

@@ -30,30 +30,7 @@ os.environ.setdefault(
 )
 
 # The first one also in an environment that was made before there was such a plugin.
-pytest_plugins = ["purevk.testing.plugin", "pytester", "tests.budget"]
-
-_SWEPT = tuple(Path(__file__).parent / folder for folder in ("ops", "glsl", "lower"))
-
-
-_LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").splitlines())
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all but the first case of each test of operators and kernels as a sweep, and the tests in
-    long.txt as long. The fast tier leaves these out."""
-    seen: set[str] = set()
-    for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        if name in _LONG or name.partition("[")[0] in _LONG:
-            item.add_marker("long")
-        if not hasattr(item, "callspec") or not any(
-            item.path.is_relative_to(folder) for folder in _SWEPT
-        ):
-            continue
-        function = item.nodeid.partition("[")[0]
-        if function in seen:
-            item.add_marker("sweep")
-        seen.add(function)
+pytest_plugins = ["purevk.testing.plugin", "pytester", "tests.budget", "tests.tiers"]
 
 
 @pytest.fixture(scope="session", autouse=True)

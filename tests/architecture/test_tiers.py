@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 ROOT = Path(__file__).parents[2]
-TIERS = ("lint", "unit", "fast", "traits", "full")
+TIERS = ("lint", "unit", "fast", "traits", "landing", "nightly")
 FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 
@@ -58,14 +60,56 @@ def test_every_skip_has_a_reason() -> None:
     assert [each for path in FILES for each in _skips_without_reason(path)] == []
 
 
-def test_the_list_of_long_tests_is_not_stale() -> None:
-    names = (ROOT / "tests" / "long.txt").read_text(encoding="utf-8").splitlines()
-    assert names == sorted(set(names)) and 100 < len(names) < 600
-    for name in names:
+def test_the_budget_names_tests_that_are_there() -> None:
+    lines = tiers.budget()
+    assert list(lines) == sorted(lines)
+    for name, (_, tier) in lines.items():
+        assert tier in ("landing", "nightly"), name
         path, _, rest = name.partition("::")
         function = rest.partition("[")[0].rpartition("::")[2]
         text = (ROOT / "tests" / path).read_text(encoding="utf-8")
         assert re.search(rf"def {function}\(", text), name
+
+
+def _collected(pytester: pytest.Pytester, *options: str) -> list[str]:
+    found = pytester.runpytest("-p", "tests.tiers", "--collect-only", "-q", *options).outlines
+    return [line for line in found if "::" in line]
+
+
+def test_every_test_is_in_a_tier(pytester: pytest.Pytester) -> None:
+    """Landing takes every row of each `parametrize`; what it leaves out is in the tenth of some commit;
+    without a tier everything runs."""
+    pytester.makeini("[pytest]\nmarkers =\n    slow")
+    pytester.makepyfile(
+        test_it="""
+            import pytest
+
+            @pytest.mark.parametrize("n", range(7))
+            @pytest.mark.parametrize("name, size", [("a", 1), ("a", 2), ("b", 1)])
+            def test_product(name, size, n): pass
+
+            @pytest.mark.parametrize("n", range(9))
+            def test_rows(n): pass
+
+            @pytest.mark.slow
+            @pytest.mark.parametrize("n", range(3))
+            def test_slow(n): pass
+
+            def test_plain(): pass
+        """
+    )
+    everything, landing = _collected(pytester), _collected(pytester, "--tier", "landing")
+    assert len(everything) == 21 + 9 + 3 + 1 and len(landing) == 7 + 9 + 1
+    product = [line for line in landing if "test_product" in line]
+    assert all(any(f"{row}-" in line for line in product) for row in ("a-1", "a-2", "b-1"))
+    assert all(any(f"-{n}]" in line for line in product) for n in range(7))
+    assert "test_it.py::test_plain" in landing and not any("test_slow" in line for line in landing)
+    sliced = _collected(pytester, "--tier", "landing", "--slice", "a commit")
+    assert sliced == _collected(pytester, "--tier", "landing", "--slice", "a commit")
+    assert set(landing) <= set(sliced) <= set(everything)
+    tenths = [{each for each in everything if tiers.in_slice(each, str(n))} for n in range(200)]
+    assert set().union(*tenths) == set(everything)
+    assert 2.5 < sum(map(len, tenths)) / len(tenths) < 4.5
 
 
 def test_the_recipes_name_files_that_are_there() -> None:

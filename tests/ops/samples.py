@@ -8,6 +8,7 @@ import functools
 import itertools
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -49,6 +50,17 @@ WITH = (
     "stft",
     "istft",
 )
+
+
+# Operators that no sample calls: no test of samples is collected for them.
+WITHOUT_SAMPLES = Path(__file__).parents[1] / "data" / "operators_without_samples.txt"
+
+
+def sampled() -> list[str]:
+    """The names of torch's operators that samples call."""
+    without = set(WITHOUT_SAMPLES.read_text(encoding="utf-8").splitlines())
+    names = [each.name for each in registry.definitions() if each.name.startswith("aten.")]
+    return [name for name in names if name not in without]
 
 
 @dataclass(frozen=True)

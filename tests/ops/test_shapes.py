@@ -13,9 +13,8 @@ from purevk.dtypes import DType
 from purevk.ir import Dim, GuardLog, Symbol, TensorType, dims
 from purevk.ops import registry
 from tests.ops.harness import _plain
-from tests.ops.samples import Call, calls
+from tests.ops.samples import WITHOUT_SAMPLES, Call, calls, sampled
 
-pytestmark = pytest.mark.slow  # torch's samples take half a minute to make
 NAMES = [each.name for each in registry.definitions() if each.name.startswith("aten.")]
 
 
@@ -69,12 +68,10 @@ def wanted(tensors: list[torch.Tensor]) -> list[str]:
     return [f"{DType.from_torch(t.dtype).name}{list(t.shape)}" for t in tensors]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled())
 def test_known_sizes(name):
     definition, wrong = registry.find(name), []
-    found = calls().get(name, [])
-    if not found:
-        pytest.skip("no sample of torch's OpInfo calls the operator")
+    found = calls()[name]
     for call in found:
         try:
             made = text(infer(definition, types_of(full_args(call))))
@@ -95,14 +92,12 @@ def test_known_sizes(name):
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong[:20])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled())
 def test_symbolic_sizes(name):
     """The result's sizes as expressions give torch's at the bounds, and at smaller sizes that keep
     the guards."""
     definition, wrong = registry.find(name), []
-    found = calls().get(name, [])
-    if not found:
-        pytest.skip("no sample of torch's OpInfo calls the operator")
+    found = calls()[name]
     for call in found[:60]:
         symbols: dict[int, Symbol] = {}
         args = full_args(call)
@@ -167,6 +162,12 @@ def test_torchs_samples_call_most_operators():
     ]
     missing = [name for name in seen if not calls().get(name)]
     assert len(missing) < len(seen) // 7, missing
+
+
+def test_operators_without_samples_are_listed():
+    """So that a new operator with samples is tested by them."""
+    listed = WITHOUT_SAMPLES.read_text(encoding="utf-8").splitlines()
+    assert listed == sorted(name for name in NAMES if not calls().get(name))
 
 
 def _is_composite(name):
