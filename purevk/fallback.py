@@ -301,7 +301,7 @@ def _operator(name: str, count: int, source: str, reason: str) -> tuple[Any, tup
             why=f"{reason or 'no kernel'}: such operators run on the CPU through torch",
             next=f"pip install torch, or register a function: purevk.ops.register_executor({name!r})",
         ) from error
-    packet, operator = _overload(torch, name)
+    packet, operator = pure_operators.overload(torch, name)
     if operator is None:
         raise FallbackError(
             f"{name} has no kernel here and torch does not know it",
@@ -320,23 +320,6 @@ def _operator(name: str, count: int, source: str, reason: str) -> tuple[Any, tup
             if _is_out(each) and len(_inputs(each)) == count and set(_inputs(each)) < set(names):
                 return operator, _inputs(each)
     return operator, names[:count]
-
-
-def _overload(torch: Any, name: str) -> tuple[Any, Any]:
-    """The overloads of an operator and the one of a full name; None if torch has no such operator."""
-    if not pure_operators.is_name(name):
-        return None, None
-    space, base, overload = name.split(".")
-    try:
-        packet = getattr(getattr(torch.ops, space), base)
-        operator = getattr(packet, overload)
-    except (AttributeError, RuntimeError):
-        return None, None
-    if not isinstance(operator, torch._ops.OpOverload) or (
-        operator._schema.name != f"{space}::{base}" or operator._overloadname != overload
-    ):
-        return None, None
-    return packet, operator
 
 
 def _is_out(operator: Any) -> bool:

@@ -112,6 +112,23 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
+def overload(torch: Any, name: str) -> tuple[Any, Any]:
+    """The overloads of an operator and the one of a full name; None if torch has no such operator."""
+    if not is_name(name):
+        return None, None
+    space, base, overload = name.split(".")
+    try:
+        packet = getattr(getattr(torch.ops, space), base)
+        operator = getattr(packet, overload)
+    except (AttributeError, RuntimeError):
+        return None, None
+    if not isinstance(operator, torch._ops.OpOverload) or (
+        operator._schema.name != f"{space}::{base}" or operator._overloadname != overload
+    ):
+        return None, None
+    return packet, operator
+
+
 def refusal(operator: Any) -> str | None:
     """Why a file may not run an overload of torch; None if it may.
 
@@ -132,13 +149,11 @@ def refusal(operator: Any) -> str | None:
                 return reason
     elif space == "prims" and _PRIMS_REFUSED.fullmatch(base):
         return "it changes or shares storage"
+    refused = _refused_argument(schema, _CHOICES)
+    if refused is not None:
+        return refused
     for argument in schema.arguments:
-        kind = _plain(argument.real_type)
-        if kind not in _ARGUMENTS:
-            return f"its argument {argument.name} is a {kind}"
-        if kind == "str" and argument.name not in _CHOICES:
-            return f"its argument {argument.name} is a free text"
-        if argument.is_write and kind != "Tensor":
+        if argument.is_write and _plain(argument.real_type) != "Tensor":
             return f"it writes its argument {argument.name}"
     if not schema.returns and not any(argument.is_out for argument in schema.arguments):
         return "it has no result"
@@ -149,6 +164,38 @@ def refusal(operator: Any) -> str | None:
         return "it changes the sizes of its argument"
     if space == "aten" and not _has_meta_kernel(operator) and base not in _CHECK_THEMSELVES:
         return "torch cannot check its arguments: it has no meta kernel"
+    return None
+
+
+def untraceable(operator: Any) -> str | None:
+    """Why torch may not trace an overload that a file names, with tensors that have no data; None if
+    it may. Kernels do not run then, but for operators without tensors.
+
+    Args:
+        operator: a `torch._ops.OpOverload`.
+    """
+    import torch
+
+    schema = operator._schema
+    if not torch._C._dispatch_has_kernel(operator.name()):
+        return "torch's dispatcher does not know it"  # TorchScript's own, such as aten::save
+    if schema.name == "aten::from_file":
+        return "it reads or writes a file"
+    return _refused_argument(schema, _CHOICES | {"msg", "assert_msg"})
+
+
+def _refused_argument(schema: Any, texts: frozenset[str]) -> str | None:
+    """Why an operator is refused for the kind of an argument.
+
+    Args:
+        texts: names of arguments that may be texts.
+    """
+    for argument in schema.arguments:
+        kind = _plain(argument.real_type)
+        if kind not in _ARGUMENTS:
+            return f"its argument {argument.name} is a {kind}"
+        if kind == "str" and argument.name not in texts:
+            return f"its argument {argument.name} is a free text"
     return None
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from purevk import pte
-from purevk.errors import InputError
+from purevk.errors import FileFormatError, InputError
 from purevk.frontends import saved
-from purevk.frontends.foreign import is_exported, refuse_foreign
+from purevk.frontends.foreign import is_exported, is_pte, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
 from purevk.pte.source import check_regular
 
 if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes
-    from purevk.frontends.torch.archive import ExportedFile
+    from purevk.frontends.torch.archive.members import ExportedFile
 
 
 class FileSource:
@@ -153,7 +153,7 @@ def open_file(
     data_files: Iterable[str | os.PathLike[str]] = (),
     check: bool = True,
 ) -> ModelFile:
-    """Opens a program. The content of the file tells its kind, not its name.
+    """Opens a program. The content of the file tells its kind. A suffix of another kind is refused.
 
     Args:
         file: path, or the file's bytes.
@@ -184,6 +184,11 @@ def open_file(
     check_regular(file)
     is_saved = saved.is_saved(file)
     exported = not is_saved and is_exported(file)
+    if not is_saved and not exported:
+        refuse_foreign(file, label)
+    _check_suffix(
+        label, ".pvk" if is_saved else ".pt2" if exported else ".pte" if is_pte(file) else ""
+    )
     if data_files and (is_saved or exported):
         raise InputError(
             "data files go with .pte files only",
@@ -192,13 +197,27 @@ def open_file(
             next="leave them out",
         )
     if exported:
-        from purevk.frontends.torch.archive import ExportedFile
+        from purevk.frontends.torch.archive.members import ExportedFile
 
         return ModelFile(ExportedFile(file), label)
-    if not is_saved:
-        refuse_foreign(file, label)
     with reading(label):
         content = (
             saved.read_program(file, check) if is_saved else pte.read_program(file, data_files)
         )
         return ModelFile(content, label)
+
+
+def _check_suffix(label: str, kind: str) -> None:
+    """Raises `FileFormatError` if a file has the suffix of another kind of program.
+
+    Args:
+        kind: by the content; empty if it is not known.
+    """
+    suffix = Path(label).suffix.lower()
+    if kind and suffix in (".pte", ".pvk", ".pt2") and suffix != kind:
+        raise FileFormatError(
+            f"the file has the suffix {suffix} and the content of a {kind} file",
+            where=label,
+            why="the suffix and the content have to agree",
+            next=f"rename it to {Path(label).stem}{kind}, or take the right file",
+        )

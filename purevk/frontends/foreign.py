@@ -43,6 +43,11 @@ def is_exported(file: FileLike) -> bool:
     return any(_is_graph(name) for name in _members(file))
 
 
+def is_pte(file: FileLike) -> bool:
+    """Whether a file begins as one of executorch."""
+    return _head(file)[4:6] == b"ET"
+
+
 def _is_graph(name: str) -> bool:
     # Since torch 2.8: models/NAME.json in a folder; before: a file of this name.
     *folders, last = name.split("/")
@@ -70,7 +75,7 @@ def refuse_foreign(file: FileLike, label: str) -> None:
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise _refused(label, *_PICKLED)
     # Protocol buffers have no magic number: ir_version comes first, then a text or the graph.
-    named = label.lower().endswith(".onnx") and head[4:6] != b"ET"  # a renamed .pte file is none
+    named = label.lower().endswith(".onnx") and not is_pte(file)  # a renamed .pte file is none
     if named or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a")):
         raise _refused(
             label,

@@ -100,7 +100,8 @@ def load(
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
     """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
-    `torch.export.save`, and makes it ready to run. The content of a file tells its kind.
+    `torch.export.save`, and makes it ready to run. The content of a file tells its kind. A file with
+    the suffix of another kind is refused.
 
     Args:
         file: path, or the file's bytes.
@@ -129,10 +130,10 @@ def load(
 
     Raises:
         KernelNotCachedError: see `compile`.
-        FileFormatError: it is none of these files, or damaged. For files of other formats, such as
-            ONNX or safetensors, the error says what to do.
+        FileFormatError: it is none of these files, or damaged; or it holds what could run code. For
+            files of other formats, such as ONNX or safetensors, the error says what to do.
         UnsupportedProgramError: it holds a delegate of another backend; or it is a .pt2 file, and
-            torch is not installed. A .pt2 file is as safe to load as `torch.export.load` is.
+            torch is not installed, or does not know an operator of it.
         InputError: `file` is neither a path nor bytes; or the model cannot be split as asked.
         DeviceError: there is no Vulkan device, or none that `device` names. The error lists those
             there are.

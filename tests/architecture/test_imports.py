@@ -38,7 +38,7 @@ BELOW = {
     "pure_operators": set(),
     "generators": set(),
     "fallback": {"pure_operators", "ops", "ir"},
-    "frontends": {"pte", "ops", "ir", "generators"},
+    "frontends": {"pte", "ops", "ir", "generators", "pure_operators"},
     "graph": {
         "schedule",
         "ops",

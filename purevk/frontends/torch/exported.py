@@ -42,6 +42,7 @@ def read_exported(
     signature: Signature | None = None,
     dim_names: Mapping[tuple[int, int], str] | None = None,
     exact: bool = False,
+    trusted: bool = True,
 ) -> Graph:
     """The graph of an exported program.
 
@@ -55,6 +56,7 @@ def read_exported(
         dim_names: the user's names of dynamic dims, by input and dim.
         exact: the graph serves only the sizes that torch traced for. Those are not 0 and 1, which
             torch treats as constants.
+        trusted: the program is one of this process, see `Graph`.
 
     Raises:
         UnsupportedProgramError: an input that is no tensor and no number, or control flow beyond
@@ -64,6 +66,7 @@ def read_exported(
 
     def read() -> Graph:
         importer = _importer(name, sizes, signature)
+        importer.trusted = trusted
         expressions = Sizes(program, importer, dim_names, exact)
         return Reader(program, importer, expressions, mutable, planned_only).run()
 

@@ -93,12 +93,13 @@ class ProgramSource:
         known: names of the tensors whose elements decide numbers in the program.
         decisive: those of them by which `forward` decides: with others, the program is another one.
         moving: names of those that have changed, and decide no more numbers.
+        trusted: the program is one of this process, see `Graph`.
     """
 
     decisive: frozenset[str] = frozenset()
 
-    def __init__(self, name: str, program: Any, mutable: set[str]) -> None:
-        self.name, self.mutable, self.given = name, mutable, program
+    def __init__(self, name: str, program: Any, mutable: set[str], trusted: bool = True) -> None:
+        self.name, self.mutable, self.given, self.trusted = name, mutable, program, trusted
         self.moving: set[str] = set()
         _warn_of_one_tensor_twice(name, program)
         self.renew()
@@ -117,7 +118,9 @@ class ProgramSource:
     def __call__(self, sizes: Any) -> Graph:
         _follow_writes(self)
         return read_exported(
-            self.program, sizes, self.name, frozenset(self.mutable), signature=self.signature
+            *(self.program, sizes, self.name, frozenset(self.mutable)),
+            signature=self.signature,
+            trusted=self.trusted,
         )
 
     def tensors(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from purevk import pure_operators
 from purevk.frontends.torch.decompose import decompositions
 from purevk.frontends.torch.exported import address_of
 
@@ -97,6 +98,7 @@ class _Constants:
         else:
             seeded = torch.Tag.nondeterministic_seeded in node.target.tags
             known = schema.name.startswith("aten::") and not schema.is_mutable and not seeded
+            known = known and pure_operators.refusal(node.target) is None
         example = node.meta.get("val")
         if not known or (isinstance(example, torch.Tensor) and not _is_small(example)):
             return

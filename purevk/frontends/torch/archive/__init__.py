@@ -1,0 +1,1 @@
+"""Files of `torch.export.save` (.pt2)."""
