@@ -91,7 +91,7 @@ def run(configuration: str, tests: Sequence[str], timeout_s: float) -> Outcome:
         elif configuration != NONE:
             environment["PUREVK_DISABLE"] = configuration
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-p", "tests.tiers", "--tier", "landing"]
+        command += ["-p", "tests.tiers", "--tier=landing"]
         command += ["--tb=no", f"--junitxml={report}", *tests]
         try:
             done = subprocess.run(

@@ -12,7 +12,7 @@
 #   nightly  everything
 #
 # --validation runs under the Khronos validation layer, synchronization validation included; each message fails a test.
-# --slice TEXT adds a tenth of the nightly tier, which the text chooses.
+# --slice=TEXT adds a tenth of the nightly tier, which the text chooses.
 # TEST_JOBS is the number of processes (default: one a core, 8 at most).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -46,13 +46,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS-$((cores > jobs ? cores / jobs : 1))}
 options=()
 case $tier in
 unit)
-    options=(--tier landing -m 'not device')
+    options=(--tier=landing -m 'not device')
     export VK_DRIVER_FILES=/dev/null VK_ICD_FILENAMES=/dev/null
     ;;
 traits)
-    options=(--tier landing tests/ops tests/models tests/program)
+    options=(--tier=landing tests/ops tests/models tests/program)
     export PUREVK_TEST_TRAITS=gpu
     ;;
-fast | landing) options=(--tier "$tier") ;;
+fast | landing) options=(--tier="$tier") ;;
 esac
 exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal ${options[@]+"${options[@]}"} "$@"

@@ -1,11 +1,11 @@
 """A pytest plugin that selects the tests of a tier. CONTRIBUTING.md says when to run which.
 
-- `--tier landing`: all tests but those that are `nightly` in tests/budget.txt, or that have the
+- `--tier=landing`: all tests but those that are `nightly` in tests/budget.txt, or that have the
   marker `slow` and no line there. Of a test with several `parametrize` it takes as many cases as
   every row of each needs to occur once.
-- `--tier fast`: of these, no test that tests/budget.txt lists, and the first case of each test of
+- `--tier=fast`: of these, no test that tests/budget.txt lists, and the first case of each test of
   operators and kernels.
-- `--slice TEXT`: with a tier, also a tenth of the other tests. The text decides which: a commit, for
+- `--slice=TEXT`: with a tier, also a tenth of the other tests. The text decides which: a commit, for
   instance.
 
 Without a tier all tests run that are named: the nightly tier.
@@ -13,6 +13,7 @@ Without a tier all tests run that are named: the nightly tier.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ TIERS = ("fast", "landing")
 SLICES = 10
 TESTS = Path(__file__).parent
 BUDGET = TESTS / "budget.txt"
+_CHOSEN = pytest.StashKey[set[str]]()
 _SWEPT = ("tests/ops/", "tests/glsl/", "tests/lower/")
 
 
@@ -34,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     text = config.getoption("--slice")
-    return [f"with a tenth of the nightly tier: --slice {text}"] if text else []
+    return [f"with a tenth of the nightly tier: --slice={text}"] if text else []
 
 
 @pytest.hookimpl(trylast=True)
@@ -43,12 +45,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tier is None:
         return
     chosen = set(select(items, tier))
+    config.stash[_CHOSEN] = {item.nodeid for item in chosen} if tier == "landing" else set()
     if text:
         chosen |= {item for item in items if in_slice(item.nodeid, text)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 
 
+def is_landing(item: pytest.Item) -> bool:
+    """Whether this run has chosen a test for the landing tier, not for a slice."""
+    return item.nodeid in item.config.stash.get(_CHOSEN, set())
+
+
+@functools.cache
 def budget() -> dict[str, tuple[float, str]]:
     """The lines of tests/budget.txt: seconds, and `landing` or `nightly`, by the name of a test, of all its
     cases or of a file."""

@@ -97,7 +97,7 @@ def test_the_recipes_work(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("--tier", "landing", *TESTS, "-k", NAMES),
+            *("--tier=landing", *TESTS, "-k", NAMES),
         ],
         cwd=tmp_path,
         capture_output=True,
