@@ -9,6 +9,10 @@ constants. What two parameters have in common, such as zeros, tells nothing.
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,8 @@ from purevk.report.etdump import Place, places_of
 
 _MOST = 4  # lines of a delegate that are listed
 _PREPACK = "et_vk.prepack.default"
+_EDGE = "edge_dialect_exported_program"
+_HANDLES = "debug_handle_map"
 _NORM = "_native_batch_norm_legit_no_training.default"
 
 
@@ -54,45 +60,141 @@ class EtRecord:
     parameters: Mapping[bytes, Parameter | None]
 
 
+class _Node(NamedTuple):
+    """A node of the record. `args` are names of tensors, numbers, lists and None."""
+
+    target: str
+    args: list[Any]
+    origin: Origin
+    handles: list[int]
+
+
+class _Program(NamedTuple):
+    """A program of the record.
+
+    Attributes:
+        nodes: by the name of their first result.
+        targets: the parameters and buffers by the names of the inputs that they are.
+        tensors: these, and constants, of torch.
+    """
+
+    nodes: Mapping[str, _Node]
+    targets: Mapping[str, str]
+    tensors: Mapping[str, Any]
+
+    def users(self, name: str) -> list[_Node]:
+        return [node for node in self.nodes.values() if name in _flat(node.args)]
+
+
 def read_etrecord(path: Path, method: str) -> EtRecord:
-    """What an ETRecord knows of a method.
+    """What an ETRecord knows of a method. Of the pickles in it, only tensors are read.
 
     Raises:
-        UnsupportedProgramError: executorch is not installed.
+        UnsupportedProgramError: torch is not installed.
         FileFormatError: the file is no ETRecord.
     """
     try:
-        from executorch.devtools import parse_etrecord
+        import torch  # noqa: F401
     except ImportError as error:
         raise UnsupportedProgramError(
-            "an ETRecord is read by executorch, which cannot be imported",
-            why=str(error),
-            next="pip install executorch",
+            "torch is not installed",
+            why="an ETRecord has tensors of torch",
+            next="pip install torch",
         ) from error
     try:
-        record = parse_etrecord(str(path))
+        with zipfile.ZipFile(path) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise ValueError("it is compressed, which executorch does not do")
+            program = _read_program(archive, method)
+            handle_map = (
+                json.loads(archive.read(_HANDLES)) if _HANDLES in archive.namelist() else None
+            )
+        origins: dict[int, list[Origin]] = {}
+        for node in () if program is None else program.nodes.values():
+            for handle in node.handles:
+                if node.origin not in origins.setdefault(handle, []):
+                    origins[handle].append(node.origin)
+        found: dict[int, list[Origin]] = {}
+        for at, handles in ((handle_map or {}).get(method) or {}).items():
+            mine = found.setdefault(int(at), [])
+            for handle in _handles(handles):
+                mine += [each for each in origins.get(handle, ()) if each not in mine]
+        return EtRecord(found, {} if program is None else _parameters(program))
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # torch raises errors of many classes
         raise FileFormatError(
             "this is no ETRecord",
             where=str(path),
-            why=f"{type(error).__name__}: {error}",
+            why=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
             next="write it with generate_etrecord, or to_edge_transform_and_lower(..., generate_etrecord=True)",
         ) from error
-    programs = record.edge_dialect_program
-    program = programs.get(method) if isinstance(programs, dict) else programs
-    origins: dict[int, list[Origin]] = {}
-    for node in () if program is None else program.graph.nodes:
-        for handle in _handles(node.meta.get("debug_handle")):
-            if (origin := _origin(node)) not in origins.setdefault(handle, []):
-                origins[handle].append(origin)
-    found: dict[int, list[Origin]] = {}
-    for at, handles in ((record._debug_handle_map or {}).get(method) or {}).items():
-        mine = found.setdefault(int(at), [])
-        for handle in _handles(handles):
-            mine += [each for each in origins.get(handle, ()) if each not in mine]
-    return EtRecord(found, {} if program is None else _parameters(program))
+
+
+def _read_program(archive: zipfile.ZipFile, method: str) -> _Program | None:
+    """The program of a method in the form that executorch lowers, if the record has it."""
+    names = [
+        name
+        for name in archive.namelist()
+        if name == _EDGE or name.startswith(f"{_EDGE}/")
+        if not name.endswith(("_state_dict", "_constants", "_example_inputs"))
+    ]
+    if len(names) > 1:
+        names = [name for name in names if name == f"{_EDGE}/{method}"]
+    if not names:
+        return None
+    module = json.loads(archive.read(names[0]))["graph_module"]
+    nodes: dict[str, _Node] = {}
+    for node in module["graph"]["nodes"]:
+        known = node.get("metadata") or {}
+        stack = (known.get("nn_module_stack") or ",").split(";")[-1]
+        nodes[_name_of(node["outputs"][0]) if node["outputs"] else f"#{len(nodes)}"] = _Node(
+            str(node["target"]),
+            [_value(each["arg"]) for each in node["inputs"]],
+            Origin(stack.split(",")[1], line_of(str(known.get("stack_trace") or ""))),
+            [int(each) for each in re.findall(r"\d+", str(known.get("debug_handle") or ""))],
+        )
+    targets = {}
+    for spec in module["signature"]["input_specs"]:
+        for kind in ("parameter", "buffer"):
+            if kind in spec:
+                targets[spec[kind]["arg"]["name"]] = spec[kind][f"{kind}_name"]
+    tensors = {
+        **_tensors(archive.read(f"{names[0]}_constants")),
+        **_tensors(archive.read(f"{names[0]}_state_dict")),
+    }
+    return _Program(nodes, targets, tensors)
+
+
+def _value(argument: Any) -> Any:
+    """An argument of a node: the name of a tensor, or what it is."""
+    (kind, value), *_ = argument.items()
+    if kind == "as_none":
+        return None
+    if isinstance(value, list):
+        return [
+            each["name"] if isinstance(each, dict) and "name" in each else each for each in value
+        ]
+    return _name_of(argument) if kind == "as_tensor" else value
+
+
+def _name_of(argument: Any) -> str:
+    (value, *_) = argument.values()
+    first = value[0] if isinstance(value, list) else value
+    return str(first["name"]) if isinstance(first, dict) and "name" in first else str(first)
+
+
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    for each in args:
+        yield from _flat(each) if isinstance(each, list) else (each,)
+
+
+def _tensors(data: bytes) -> dict[str, Any]:
+    """Tensors of torch.save by name. No other classes are made and no code runs."""
+    import torch
+
+    found = torch.load(io.BytesIO(data), weights_only=True) if data else {}
+    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
 
 
 def known_nodes(
@@ -151,12 +253,9 @@ def parameters_of(
 
 
 # -- the record ----------------------------------------------------------------------------------
-def _parameters(program: Any) -> dict[bytes, Parameter | None]:
-    """The parameters and buffers of an exported program by content, also as a convolution has them
-    once the batch norm behind it is part of it."""
-    signature = program.graph_signature
-    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    tensors = {**program.constants, **program.state_dict}
+def _parameters(program: _Program) -> dict[bytes, Parameter | None]:
+    """The parameters and buffers of a program by content, also as a convolution has them once the
+    batch norm that follows is part of it."""
     found: dict[bytes, Parameter | None] = {}
 
     def add(tensor: Any, parameter: Parameter | None) -> None:
@@ -165,33 +264,35 @@ def _parameters(program: Any) -> dict[bytes, Parameter | None]:
             found[content] = parameter if same == parameter else None
 
     named = set()
-    for node in program.graph.nodes:
-        target: Any = targets.get(node.name) if node.op == "placeholder" else None
-        if target in tensors:
+    for name, target in program.targets.items():
+        if target in program.tensors:
             named.add(target)
-            add(tensors[target], Parameter(target, _origins(node.users)))
-        elif node.op == "call_function" and _NORM in str(node.target):
-            for tensor, parameter in _folded(node, targets, tensors):
+            add(program.tensors[target], Parameter(target, _origins(program.users(name))))
+    for node in program.nodes.values():
+        if _NORM in node.target:
+            for tensor, parameter in _folded(node, program):
                 add(tensor, parameter)
-    for name, tensor in tensors.items():
+    for name, tensor in program.tensors.items():
         if name not in named:  # a constant of the graph, or another name of a parameter
             add(tensor, None)
     return found
 
 
-def _folded(
-    norm: Any, targets: Mapping[str, str], tensors: Mapping[str, Any]
-) -> Iterator[tuple[Any, Parameter]]:
-    """The weight and bias of a convolution with the batch norm behind it, as torch folds them."""
+def _folded(norm: _Node, program: _Program) -> Iterator[tuple[Any, Parameter]]:
+    """The weight and bias of a convolution with the batch norm that follows, as torch folds them."""
     import torch
     from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-    source, gamma, beta, mean, variance, _, epsilon = norm.args
-    if "convolution.default" not in str(getattr(source, "target", "")) or len(source.users) != 1:
+    name, gamma, beta, mean, variance, _, epsilon = norm.args
+    source = program.nodes.get(name)
+    if source is None or "convolution.default" not in source.target:
         return
-    nodes = [source.args[1], source.args[2], mean, variance, gamma, beta]
-    names: list[Any] = [None if each is None else targets.get(each.name) for each in nodes]
-    if any(each is not None and name not in tensors for each, name in zip(nodes, names)):
+    if len(program.users(name)) != 1:
+        return
+    inputs = [source.args[1], source.args[2], mean, variance, gamma, beta]
+    names: list[Any] = [None if each is None else program.targets.get(each) for each in inputs]
+    tensors = program.tensors
+    if any(each is not None and name not in tensors for each, name in zip(inputs, names)):
         return
     parts: list[Any] = [None if name is None else tensors[name] for name in names]
     with torch.no_grad():
@@ -204,13 +305,8 @@ def _folded(
         yield tensor.detach(), Parameter(f"{name}, with batch norm", origins)
 
 
-def _origins(nodes: Iterable[Any]) -> tuple[Origin, ...]:
-    return tuple(dict.fromkeys(_origin(node) for node in nodes if node.op == "call_function"))
-
-
-def _origin(node: Any) -> Origin:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return Origin(stack[-1][0] if stack else "", line_of(node.meta.get("stack_trace") or ""))
+def _origins(nodes: Iterable[_Node]) -> tuple[Origin, ...]:
+    return tuple(dict.fromkeys(node.origin for node in nodes))
 
 
 def _handles(value: Any) -> Iterator[int]:

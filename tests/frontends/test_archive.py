@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import os
-import pickle
 import random
 import sys
 import zipfile
@@ -19,36 +18,14 @@ import pytest
 import purevk
 from purevk.errors import FileFormatError, PurevkError
 from purevk.frontends.files import open_file
+from tests.pickles import members, packed, pickles
 
 torch = pytest.importorskip("torch")
-
-
-class Evil:
-    """A pickle of it makes a folder."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.mark,)
 
 
 def saved(program: Any, **options: Any) -> bytes:
     data = io.BytesIO()
     torch.export.save(program, data, **options)
-    return data.getvalue()
-
-
-def members(data: bytes) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def packed(contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", method) as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
     return data.getvalue()
 
 
@@ -177,14 +154,6 @@ def test_bytes_of_weights(tmp_path: Path) -> None:
 
 
 # -- pickles -------------------------------------------------------------------------------------
-def pickles(mark: str) -> list[bytes]:
-    """Pickles that run code: plain ones, and as torch.save writes them."""
-    data, old = io.BytesIO(), io.BytesIO()
-    torch.save({"x": Evil(mark)}, data)
-    torch.save(Evil(mark), old, _use_new_zipfile_serialization=False)
-    return [pickle.dumps(Evil(mark)), data.getvalue(), old.getvalue()]
-
-
 def older(data: bytes) -> list[bytes]:
     """The same program in the layouts of torch 2.8 and 2.7."""
     contents = members(data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from purevk.report.etrecord import (
     parameters_of,
     read_etrecord,
 )
+from tests.pickles import packed, pickles
 
 HERE = Path(__file__).name
 
@@ -127,6 +130,25 @@ def test_nodes_without_parameters(
     assert lines["purevk.sort"] == _line("torch.topk(y")
     last = _line("return torch.sigmoid")
     assert lines["purevk.pointwise"] == f"{last}; one, {last}; other, {last}"
+
+
+@pytest.mark.export
+@pytest.mark.slow
+def test_pickles_in_each_member(exported: tuple[Path, Path], tmp_path: Path) -> None:
+    """None runs; the record is read without that member, or refused."""
+    mark = str(tmp_path / "ran")
+    with zipfile.ZipFile(exported[1]) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    path = tmp_path / "model.etrecord"
+    refused = 0
+    for name, payload in itertools.product((*contents, "more"), pickles(mark)):
+        path.write_bytes(packed({**contents, name: payload}))
+        try:
+            read_etrecord(path, "forward")
+        except purevk.FileFormatError:
+            refused += 1
+        assert not Path(mark).exists()
+    assert refused == 3 * 4  # the graph, its weights and constants, and the debug handles
 
 
 @pytest.mark.export
