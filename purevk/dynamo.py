@@ -50,6 +50,7 @@ from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
 from purevk.ir import Bound, Graph, Node
 from purevk.passes.placement import too_large
+from purevk.plain_text import printable
 from purevk.program import Program
 from purevk.tuning import DeviceTraits
 
@@ -253,8 +254,10 @@ def _warn_about_eager(error: Exception) -> None:
             return
         _reasons.add(reason)
     warnings.warn(
-        f"torch.compile(backend='purevk') runs a graph in eager torch: {reason}{where};"
-        " options={'fallback': False} raises instead",
+        printable(
+            f"torch.compile(backend='purevk') runs a graph in eager torch: {reason}{where};"
+            " options={'fallback': False} raises instead"
+        ),
         stacklevel=2,
     )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from purevk.plain_text import printable
+
 
 class PurevkError(Exception):
     """Base of all purevk errors.
@@ -17,6 +19,9 @@ class PurevkError(Exception):
         where: the file, method, node or input.
         why: what was given, and what is accepted.
         next: what the user can do.
+
+    The text of an error, as a traceback shows it, is `purevk.plain_text.printable`; the attributes
+    are as they were given.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
@@ -27,7 +32,7 @@ class PurevkError(Exception):
             for label, text in (("where", where), ("why", why), ("next", next))
             if text
         ]
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.why, self.next)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import PurevkError
+from purevk.plain_text import printable
 from purevk.whole_file import make_private, others_may_write
 
 DRIVER_FOLDER = "driver"
@@ -309,7 +310,7 @@ def warn(message: str) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "purevk":
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(printable(message), RuntimeWarning, stacklevel=level)
 
 
 _OTHERS = ("PUREVK_TEST_", "PUREVK_REPOSITORY")  # what tests and builds of purevk read

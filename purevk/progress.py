@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from purevk import knobs
+from purevk.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,7 +140,7 @@ class ProgressBar:
         if console.is_dumb_terminal:  # TERM=dumb: a line cannot be cleared
             return
         names = (self._step, PHASES.get(self._phase, self._phase))
-        label = ": ".join(name for name in names if name)
+        label = printable(": ".join(name for name in names if name))
         count = (
             f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if self._phase in _BYTES else f"{done}/{total}"
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import json
 import os
 import sys
 import warnings
@@ -17,11 +16,19 @@ from purevk import __version__
 from purevk.cli.command import Command, CommandModule
 from purevk.cli.commands import COMMANDS
 from purevk.errors import InputError, PurevkError
+from purevk.plain_text import json_text, printable
+
+
+class _Parser(argparse.ArgumentParser):
+    """Arguments may be names of files, as a shell completes them."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="purevk",
         description="Runs PyTorch models on any Vulkan device.",
         epilog=(
@@ -171,4 +178,4 @@ def _collect(module: CommandModule, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_json(data: dict[str, Any]) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=True))
+    print(json_text(data))

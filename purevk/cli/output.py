@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from purevk.errors import InputError, OutputError, PurevkError
+from purevk.plain_text import printable
 from purevk.whole_file import output_target, replace_file
 
 if TYPE_CHECKING:
@@ -61,18 +62,18 @@ class Output:
         """A line that starts a part."""
         if self._any:
             self.console.print()
-        self.console.print(Text(text, style="bold"))
+        self.console.print(_text(text, style="bold"))
         self._any = True
 
     def line(self, text: str = "", style: str = "") -> None:
         """A line of text, wrapped at the terminal's width."""
         width = _PIPE_WIDTH if self.console.width == _UNLIMITED else self.console.width
-        self.console.print(Text(text, style=style), width=width)
+        self.console.print(_text(text, style=style), width=width)
         self._any = True
 
     def raw(self, text: str) -> None:
         """Text as it is: no wrapping, no styles."""
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(_text(text), soft_wrap=True)
         self._any = True
 
     def pairs(self, items: Iterable[tuple[str, Any]], indent: int = 2) -> None:
@@ -85,7 +86,7 @@ class Output:
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(overflow="fold")
         for name, value in rows:
-            grid.add_row("", name, Text(str(value)))
+            grid.add_row("", _text(name), _text(value))
         self.console.print(grid)
         self._any = True
 
@@ -116,7 +117,7 @@ class Output:
         table.add_column("", width=0)
         kinds = [("", "") if isinstance(column, str) else column for column in columns]
         for column, (_, kind) in zip(columns, kinds):
-            name = column if isinstance(column, str) else column[0]
+            name = printable(column if isinstance(column, str) else column[0])
             fixed = kind in ("r", "w")
             table.add_column(
                 name,
@@ -132,7 +133,7 @@ class Output:
             table.add_row("", *cells)
         if total is not None:
             table.add_row(
-                "", *[Text("" if cell is None else str(cell), style="bold") for cell in total]
+                "", *[_text("" if cell is None else cell, style="bold") for cell in total]
             )
         self.console.print(table)
         self._any = True
@@ -143,7 +144,7 @@ class _Path:
     start, and a line more than its function."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = printable(text)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         length = cell_len(self._text)
@@ -164,7 +165,12 @@ def _cell(value: Any, styled: bool, kind: str) -> Text | _Path:
         return _Path(text)
     cut = kind == "c"
     style = STYLES.get(text.partition(" ")[0], "") if styled else ""
-    return Text(text, style, no_wrap=True, overflow="ellipsis") if cut else Text(text, style)
+    return _text(text, style, no_wrap=True, overflow="ellipsis") if cut else _text(text, style)
+
+
+def _text(value: Any, style: str = "", **options: Any) -> Text:
+    """A value as text that a terminal may get."""
+    return Text(printable(str(value)), style, **options)
 
 
 def error_data(error: PurevkError) -> dict[str, str]:
@@ -182,11 +188,11 @@ def show_error(error: PurevkError) -> None:
     """Prints an error to stderr: what, where, why, next."""
     console = _console(sys.stderr)
     console.print(
-        Text.assemble((f"{type(error).__name__}: ", "bold red"), error.what), soft_wrap=True
+        Text.assemble((f"{type(error).__name__}: ", "bold red"), _text(error.what)), soft_wrap=True
     )
     for label, text in (("where", error.where), ("why", error.why), ("next", error.next)):
         if text:
-            console.print(Text.assemble((f"  {label}: ", "dim"), text), soft_wrap=True)
+            console.print(Text.assemble((f"  {label}: ", "dim"), _text(text)), soft_wrap=True)
 
 
 def warning_text(message: Warning | str, *args: Any, **options: Any) -> str:
@@ -194,7 +200,7 @@ def warning_text(message: Warning | str, *args: Any, **options: Any) -> str:
     replaces the line of a progress bar."""
     console = _console(sys.stderr)
     bar = console.is_terminal and not console.is_dumb_terminal
-    return f"{chr(13) + chr(27) + '[2K' if bar else ''}warning: {message}\n"
+    return f"{chr(13) + chr(27) + '[2K' if bar else ''}warning: {printable(str(message))}\n"
 
 
 def check_output(path: str, subject: str) -> None:

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from purevk.ir.printer import to_text
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
+from purevk.plain_text import json_text
 from purevk.schedule.plan import Plan
 
 _TITLES = {
@@ -54,7 +54,7 @@ class GraphDrawing:
 
     def to_json(self, indent: int | None = 2) -> str:
         """`data` as JSON."""
-        return json.dumps(self.data(), indent=indent)
+        return json_text(self.data(), indent)
 
     def to_text(self) -> str:
         """The printed form of the graph, as docs/ir.md describes it."""

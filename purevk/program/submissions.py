@@ -10,7 +10,7 @@ from typing import Any
 
 from purevk.errors import PurevkError
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("purevk")
 
 
 class _Call(Future[Any]):

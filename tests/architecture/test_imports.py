@@ -17,11 +17,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
-EVERYONE = {"errors", "knobs", "dtypes", "whole_file"}
+EVERYONE = {"errors", "knobs", "dtypes", "plain_text", "whole_file"}
 BELOW = {
     "errors": set(),
     "knobs": set(),
     "dtypes": set(),
+    "plain_text": set(),
     "whole_file": set(),
     "progress": set(),
     "pte": set(),

@@ -99,6 +99,7 @@ def test_help_imports_nothing_of_the_library() -> None:
     assert {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names} == {
         "purevk",
         "purevk.errors",
+        "purevk.plain_text",
         "purevk.cli",
         "purevk.cli.command",
         "purevk.cli.commands",
