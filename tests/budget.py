@@ -10,12 +10,11 @@
   lowered first.
 
 `--budget` fails a test that takes more than tests/budget.txt allows: 1.5 times its figure and a
-second more, or 2 seconds if it has no line. CPU seconds are those of the process and of the processes
-that it waited for, divided by how much slower than the reference a loop is beside the tests. A
-busy machine fails nothing therefore; neither do cold caches: a test that makes a pipeline, waits for a
-process or imports much is judged only where a whole tier has filled the caches before.
-
-The landing tier as a whole may take 38 CPU-minutes.
+second more, or 2 seconds if it has no line and is not marked `slow`. A test over its budget runs once
+more, and only what it takes then counts: not what it imports, compiles or fills a cache with. CPU
+seconds are those of the process and of the processes that it waited for, divided by how much slower
+than the reference a loop is beside the tests: a busy machine fails nothing. The landing tier as a
+whole may take 38 CPU-minutes.
 
 `scripts/budget.py` writes tests/budget.txt from such a file.
 """
@@ -23,21 +22,20 @@ The landing tier as a whole may take 38 CPU-minutes.
 from __future__ import annotations
 
 import json
+import math
 import os
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest import runner
 
 from tests import tiers
 
 REFERENCE = 0.05  # CPU seconds of `slowness`'s loop on the machine of tests/budget.txt
 NEW = 2.0  # CPU seconds of a test without a line
 FACTOR, SLACK = 1.5, 1.0
-MODULES = 20  # that a test imports: their time is that of the first test that needs them
 RECENT = 20.0  # seconds that a measurement of the loop holds
 LANDING = 38 * 60.0  # CPU seconds of the landing tier
 
@@ -63,7 +61,7 @@ def allowed(item: pytest.Item) -> float:
     for name in tiers.names(item):
         if name in lines:
             return max(lines[name][0] * FACTOR, lines[name][0] + SLACK)
-    return NEW
+    return math.inf if item.get_closest_marker("slow") else NEW
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,37 +80,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Meter(config), "budget-meter")
 
 
-def _warm_file() -> Path:
-    from purevk import knobs
-
-    return Path(knobs.cache_folder() or os.devnull, "warm")
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the process that collects the reports: the sum of the tier."""
     if report.when == "teardown":
         _totals.append(sum(value for name, value in report.user_properties if name == "landing"))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    result = yield
-    config, file = session.config, _warm_file()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        return result
-    if config.getoption("--budget") and file.exists() and sum(_totals) > LANDING:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--budget") and sum(_totals) > LANDING:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    whole = config.getoption("--tier") in ("landing", None) and not config.getoption("keyword")
-    if whole and len(_totals) > 1000 and file.parent.is_dir():
-        file.touch()  # the caches are warm now
-    return result
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("--budget"):
         terminalreporter.write_line(
-            f"tests of the landing tier took {sum(_totals) / 60:.1f} CPU-minutes of the reference machine;"
-            f" with warm caches they may take {LANDING / 60:.0f}"
+            f"tests of the landing tier took {sum(_totals) / 60:.1f} CPU-minutes of the reference"
+            f" machine, and may take {LANDING / 60:.0f}"
         )
 
 
@@ -121,14 +104,12 @@ class _Meter:
         path = config.getoption("--costs")
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._judges = config.getoption("--budget")
-        self._warm = _warm_file().exists()
         self._test = ""
         self._phases: list[float] = []
         self._outcome = ""
         self._shared = [0.0]  # of fixtures, for each that is under way
         self._seen: set[Any] = set()
         self._uses: set[str] = set()
-        self._pipelines = 0
         self._hooked = False
         self._slowness, self._measured_at = slowness(), time.monotonic()
 
@@ -145,14 +126,13 @@ class _Meter:
 
     def _hook(self) -> None:
         """Sees the kernels and operators; imports them after the tests were collected."""
-        from purevk import api
         from purevk.frontends.importer import Importer
         from purevk.graph.kernels import KernelStore
         from purevk.schedule import planning
         from purevk.shaders.source import CompileJob
 
         key, lower, emit = KernelStore.key, planning._lower, Importer.emit
-        of_template, pipeline = CompileJob.from_template, api.ComputePipeline.__init__
+        of_template = CompileJob.from_template
 
         def record_key(store: Any, spec: Any) -> Any:
             self._new("kernel", (spec.template, spec.macros))
@@ -173,27 +153,22 @@ class _Meter:
                 self._new("imported", _operator(importer.nodes[-1]))
             return results
 
-        def count_pipeline(made: Any, *args: Any, **kwargs: Any) -> None:
-            self._pipelines += 1
-            pipeline(made, *args, **kwargs)
-
-        if self._file is not None:
-            Importer.emit = record_operator  # type: ignore[method-assign]
-            KernelStore.key = record_key  # type: ignore[method-assign]
-            planning._lower = record_node
-            CompileJob.from_template = record_template  # type: ignore[method-assign]
-        api.ComputePipeline.__init__ = count_pipeline  # type: ignore[method-assign]
+        Importer.emit = record_operator  # type: ignore[method-assign]
+        KernelStore.key = record_key  # type: ignore[method-assign]
+        planning._lower = record_node
+        CompileJob.from_template = record_template  # type: ignore[method-assign]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        if not self._hooked:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
+        if not self._hooked and self._file is not None:
             self._hook()
-            self._hooked = True
+        self._hooked = True
         if time.monotonic() - self._measured_at > RECENT:
             self._slowness, self._measured_at = slowness(), time.monotonic()
-        self._test, self._phases, self._outcome = item.nodeid, [], "passed"
-        self._uses = set()
-        self._before = (self._pipelines, os.times(), len(sys.modules))
+        self._test, self._uses = item.nodeid, set()
+        self._phases, self._outcome = [], "passed"
         result = yield
         self._write(
             test=item.nodeid,
@@ -203,6 +178,8 @@ class _Meter:
             memory=_resident() >> 20,
             uses=sorted(self._uses),
         )
+        if self._judges and self._outcome == "passed":
+            self._judge(item, nextitem)
         return result
 
     def _phase(self) -> Iterator[None]:
@@ -224,10 +201,7 @@ class _Meter:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         result = yield from self._phase()
         if tiers.is_landing(item):
-            seconds = sum(self._phases) / max(self._slowness, 1.0)
-            item.user_properties.append(("landing", round(seconds, 3)))
-        if self._judges and self._outcome == "passed":
-            self._judge(item)
+            item.user_properties.append(("landing", round(self._scaled(), 3)))
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -249,22 +223,27 @@ class _Meter:
             self._outcome = report.outcome
 
     # -- what is judged
-    def _judge(self, item: pytest.Item) -> None:
-        limit, seconds = allowed(item), sum(self._phases)
-        if seconds <= limit or not self._is_fair():
+    def _judge(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        limit = allowed(item)
+        if self._scaled() <= limit:
             return
-        slow = max(self._slowness, slowness())  # other processes may have come meanwhile
-        if seconds / max(slow, 1.0) > limit:
-            pytest.fail(over_budget(item, seconds / max(slow, 1.0), limit), pytrace=False)
+        self._phases = []
+        reports = runner.runtestprotocol(item, log=False, nextitem=nextitem)
+        self._slowness, self._measured_at = slowness(), time.monotonic()
+        if all(report.passed for report in reports) and self._scaled() > limit:
+            report = pytest.TestReport(
+                nodeid=item.nodeid,
+                location=item.location,
+                keywords={},
+                outcome="failed",
+                longrepr=over_budget(item, self._scaled(), limit),
+                when="teardown",
+            )
+            item.ihook.pytest_runtest_logreport(report=report)
 
-    def _is_fair(self) -> bool:
-        """Whether the test did only what it does each time."""
-        pipelines, times, modules = self._before
-        now = os.times()
-        waited = now.children_user + now.children_system
-        waited -= times.children_user + times.children_system
-        cold = self._pipelines > pipelines or waited > 0
-        return len(sys.modules) - modules < MODULES and (self._warm or not cold)
+    def _scaled(self) -> float:
+        """CPU seconds of the test on the reference machine."""
+        return sum(self._phases) / max(self._slowness, 1.0)
 
 
 def over_budget(item: pytest.Item, seconds: float, limit: float) -> str:

@@ -18,10 +18,10 @@ TESTS = """
     def test_listed(): busy(0.3)
     def test_new(): busy(0.3)
     def test_cheap(): pass
-    def test_imports():
-        import sys, types
-        sys.modules.update({f"made_{n}": types.ModuleType("made") for n in range(40)})
-        busy(0.3)
+    def test_first(known=[]):
+        if not known:
+            busy(0.3)
+        known.append(1)
 """
 
 
