@@ -186,9 +186,9 @@ class Worker:
                 batch, or requests cannot carry its dtype.
         """
         first: int | DimSpec = 1
-        for spec in (*self.inputs, *self.outputs):
-            if spec.kind != "tensor":
-                continue
+        integers = [spec for spec in self.outputs if spec.kind == "integer"]
+        tensors = [spec for spec in (*self.inputs, *self.outputs) if spec.kind == "tensor"]
+        for spec in (*tensors, *integers):
             request_dtype(spec.dtype)
             size = spec.sizes[0] if spec.sizes else None
             if isinstance(size, DimSpec) and not isinstance(first, DimSpec):
@@ -274,6 +274,9 @@ class Worker:
     def _rows(self, inputs: Sequence[Any], rows: int) -> dict[str, np.ndarray]:
         """Calls the program; each output must have as many rows as the batch."""
         outputs = self.forward(*inputs)
+        for spec in self.outputs:
+            if spec.kind == "fixed" and spec.name in outputs:  # the same for each row
+                outputs[spec.name] = np.broadcast_to(outputs[spec.name], rows)
         for name, output in outputs.items():
             if output.ndim == 0 or len(output) != rows:
                 raise InputError(f"{name} has shape {output.shape} for a batch of {rows}")

@@ -214,6 +214,40 @@ def test_names_of_outputs(lookup: Worker) -> None:
             lookup.sample({"ids": [1] * length, "pair.at": 1, "pair.x": 1})
 
 
+class Numbers(torch.nn.Module):
+    """A Python number that is the same for all samples, and one of the whole batch."""
+
+    def forward(self, x: Any, k: int) -> Any:
+        return {"y": x * k, "scale": 3, "rows": x.shape[0] if k else 0}
+
+
+class OneNumber(torch.nn.Module):
+    def forward(self, x: Any, k: int) -> Any:
+        return {"y": x * k, "scale": 3}
+
+
+def test_numbers(tmp_path: Path) -> None:
+    """Samples with other integers run in calls of their own."""
+    shapes = {"x": {0: torch.export.Dim("batch", min=1, max=8)}, "k": torch.export.Dim.DYNAMIC}
+    for number, module in enumerate((OneNumber(), Numbers())):
+        path = tmp_path / f"{number}.pvk"
+        with purevk.compile(module, (torch.ones(2, 3), 5), dynamic_shapes=shapes) as program:
+            program.save(path)
+    with contextlib.closing(Worker(tmp_path / "0.pvk")) as worker:
+        samples = [worker.sample({"x": [1, 2, 3], "k": k % 2 + 2}) for k in range(5)]
+        before = worker.stats.calls
+        for k, result in enumerate(worker.batch(samples)):
+            np.testing.assert_array_equal(result["y"], np.array([1, 2, 3]) * (k % 2 + 2))
+            assert result["scale"] == 3
+        assert worker.stats.calls == before + 2
+        for k in (None, "1", 10**30, 2.5, [1], True):
+            with pytest.raises(purevk.InputError, match="k is"):
+                worker.sample({"x": [1, 2, 3], "k": k})
+    with contextlib.closing(Worker(tmp_path / "1.pvk")) as worker:
+        with pytest.raises(purevk.InputError, match="rows: integer has no batch dimension"):
+            worker.sample({"x": [1, 2, 3], "k": 1})
+
+
 def test_bfloat16(tmp_path: Path) -> None:
     """Requests have numbers, not the bits that purevk has for numpy."""
     path = tmp_path / "m.pvk"
