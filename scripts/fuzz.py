@@ -5,9 +5,10 @@
     python scripts/fuzz.py --again failures/4711.json --minimize # and looks for fewer changes
 
 A case is a sound file and a few changes of it (`tests/fuzz`). Sound files are the committed .pte
-files, the same as .pvk files, external tensors, a bundle and an entry of the cache, and the .pte and
-.pvk files of a corpus folder. Most cases are read, checked and planned without a device; a share of
-them is loaded and called on the device of PUREVK_DEVICE.
+files, the same as .pvk files, external tensors, a bundle and an entry of the cache, a request to a
+server, and the .pte and .pvk files of a corpus folder; --kind takes those of one kind. Most cases
+are read, checked and planned without a device; a share of them is loaded and called on the device
+of PUREVK_DEVICE.
 
 Processes do the work, and this one watches them. A case fails if
 
@@ -50,7 +51,9 @@ def case_of(number: int, args: argparse.Namespace) -> tuple[Any, list[Any], bool
     from tests.fuzz.targets import pick, seeds
 
     draw = random.Random(f"{args.seed}:{number}")
-    seed = pick(draw, seeds(args.corpus))
+    among = seeds(args.corpus)
+    among = tuple(seed for seed in among if seed.kind == args.kind) or among
+    seed = pick(draw, among)
     runs = draw.random() < args.run_share
     return seed, draw_changes(draw, seed.kind, seed.data), runs
 
@@ -93,7 +96,7 @@ class Worker:
         self.since = time.monotonic()
         self.running: int | None = None
         options = {"--seed": args.seed, "--jobs": args.jobs, "--run-share": args.run_share,
-                   "--mib": args.mib, "--corpus": args.corpus, "--first": first}  # fmt: skip
+                   "--mib": args.mib, "--corpus": args.corpus, "--kind": args.kind, "--first": first}  # fmt: skip
         command = [sys.executable, __file__, "--work"]
         command += [f"{name}={value}" for name, value in options.items()]
         environment = {**os.environ, "PUREVK_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
@@ -260,6 +263,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--mib", type=int, default=4096, help="memory of a process")
     parser.add_argument("--corpus", default="", help="folder with more .pte and .pvk files")
+    parser.add_argument("--kind", default="", help="one kind of file, such as pvk or request")
     parser.add_argument("--failures", default="failures", help="folder for what fails")
     parser.add_argument("--again", help="a file of --failures")
     parser.add_argument("--minimize", action="store_true")

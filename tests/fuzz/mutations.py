@@ -23,6 +23,7 @@ NUMBERS = [
 ]  # fmt: skip
 ITEMS: list[Any] = [
     None, True, False, -1, 0, 1, 2, 3, 7, 64, 1 << 31, 1 << 40, -(1 << 63), 1.5, 1e308, "", "x", "s0",
+    "\x1b[2J\x9b\u202e",
     "float32", "int64", "bool", "aten.relu.default", "aten.cat.default", "aten.view.default",
     "aten.from_file.default", "purevk.store", [], [1], [-1], [0, 0], [[2, []]], [[2, ["s0"]]],
     [["//", 1, 0]], {}, {"value": 0}, {"value": 1}, {"value": 99}, {"size": [[1, ["s0"]]]},
@@ -35,11 +36,11 @@ def draw_changes(draw: random.Random, kind: str, data: bytes) -> list[Change]:
     """Between one and six changes of a file.
 
     Args:
-        kind: "pvk" for a saved program, whose description is changed as JSON half of the time; else
-            bytes and words are changed.
+        kind: "pvk" for a saved program, whose description is changed as JSON half of the time, as a
+            "request" is; else bytes and words are changed.
     """
     count = draw.choice([1, 1, 1, 1, 1, 2, 2, 3, 6])
-    if kind == "pvk" and draw.random() < 0.7:
+    if kind in ("pvk", "request") and draw.random() < 0.7:
         places = list(_places(description(data)))
         return [_draw_item(draw, places) for _ in range(count)]
     return [_draw_bytes(draw, data) for _ in range(count)]
@@ -102,14 +103,18 @@ def _change_bytes(made: bytearray, how: str, at: int, rest: list[int]) -> None:
 
 # -- saved programs --------------------------------------------------------------------------------
 def description(data: bytes) -> Any:
-    """The JSON of a sound .pvk file."""
+    """The JSON of a sound .pvk file, or of a request."""
+    if not data.startswith(saved.MAGIC):
+        return json.loads(data)
     fields = saved._HEADER.unpack_from(data)
     start, size = fields[4], fields[5]
     return json.loads(data[start : start + size])
 
 
 def with_description(data: bytes, content: Any) -> bytes:
-    """A .pvk file with another description and right checksums."""
+    """A .pvk file with another description and right checksums; or another request."""
+    if not data.startswith(saved.MAGIC):
+        return json.dumps(content).encode()
     start = saved._HEADER.unpack_from(data)[4]
     text = json.dumps(content).encode()
     head = saved._HEADER.pack(

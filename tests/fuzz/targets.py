@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import tempfile
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from purevk.dtypes import DType
 from purevk.errors import (
     DeviceLostError,
     GraphError,
+    InputError,
     KernelInterfaceError,
     PurevkError,
     ShaderCompilerError,
@@ -30,6 +33,7 @@ from purevk.program.specs import ArgumentSpec
 from purevk.schedule.planning import make_plan
 from purevk.shaders.cache_entry import CacheKey, unpack
 from purevk.shaders.source import CompileJob
+from tests.fuzz.requests import REQUEST, ask, read
 from tests.harness import DATA
 
 # Errors that no file may cause.
@@ -47,8 +51,9 @@ class Seed(NamedTuple):
     """A sound file.
 
     Attributes:
-        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle" or "entry".
-        beside: for a "ptd", the program that the tensors belong to.
+        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry" or "request"
+            (see `requests.py`).
+        beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
     """
 
     name: str
@@ -93,7 +98,8 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
         found.append(Seed("bundle", "bundle", (Path(folder) / "bundle").read_bytes()))
         entry = min(path for path in (Path(folder) / "cache").rglob("*") if path.is_file())
         found.append(Seed("entry", "entry", entry.read_bytes()))
-    return tuple(found)
+    programs = [seed.data for seed in found if seed.kind == "pvk"]
+    return (*found, *(Seed("request", "request", REQUEST, each) for each in programs[:1]))
 
 
 _SPIRV = b"\x03\x02\x23\x07" + bytes(range(64))
@@ -109,7 +115,9 @@ def parse(seed: Seed, data: bytes) -> None:
     Raises:
         PurevkError: the file is refused.
     """
-    if seed.kind == "bundle":
+    if seed.kind == "request":
+        read(data)
+    elif seed.kind == "bundle":
         _read_bundle(data)
     elif seed.kind == "entry":
         unpack(_key(0).digest(), data)
@@ -150,15 +158,38 @@ def run(seed: Seed, data: bytes) -> None:
     """
     import purevk
 
+    if seed.kind == "request":
+        ask(data, seed.beside)
+        return
     if seed.kind not in ("pte", "pvk"):
         parse(seed, data)
         return
+    _show(seed, data)
     draw = np.random.default_rng(0)
     with purevk.load(data) as program:
         for name, method in program.methods.items():
             inputs = [_input(spec, draw) for spec in method.inputs]
             if sum(getattr(each, "size", 1) for each in inputs) <= ROOM:
                 program.method(name).run_flat(inputs)
+
+
+def _show(seed: Seed, data: bytes) -> None:
+    """Shows a file by the command; no character of it may reach a terminal as a command."""
+    from purevk.cli import main
+
+    text = io.StringIO()
+    with tempfile.NamedTemporaryFile(suffix=f".{seed.kind}") as file:
+        file.write(data)
+        file.flush()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            code = main(["inspect", file.name, "--no-device", "--graph"])
+    assert code in (0, 1), text.getvalue()
+    assert is_safe(text.getvalue())
+
+
+def is_safe(text: str) -> bool:
+    """Whether a terminal may get a text."""
+    return all(each.isprintable() or each in "\n\t" for each in text)
 
 
 def _input(spec: ArgumentSpec, draw: np.random.Generator) -> Any:
@@ -179,11 +210,13 @@ def check(do: Callable[[Seed, bytes], None], seed: Seed, data: bytes) -> str:
     except OF_PUREVK:
         raise
     except PurevkError as error:
+        assert is_safe(str(error))
+        assert isinstance(error, InputError) or seed.kind != "request", "a request is the client's"
         return type(error).__name__
     return "read"
 
 
 def pick(draw: random.Random, among: tuple[Seed, ...]) -> Seed:
     """A file to change: mostly a program."""
-    programs = [each for each in among if each.kind in ("pte", "pvk")]
+    programs = [each for each in among if each.kind in ("pte", "pvk")] or among
     return draw.choice(programs if draw.random() < 0.9 else among)

@@ -26,7 +26,7 @@ def outcomes(first: int, count: int, runs: bool) -> Counter[str]:
 
 def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
-    assert set(kinds) == {"pte", "ptd", "pvk", "bundle", "entry"}
+    assert set(kinds) == {"pte", "ptd", "pvk", "bundle", "entry", "request"}
     for seed in seeds():
         assert check(parse, seed, seed.data) == "read", seed.name
 
@@ -34,6 +34,21 @@ def test_seeds_are_sound() -> None:
 def test_changed_files() -> None:
     found = outcomes(0, 150, runs=False)
     assert found["read"] > 10 and found["FileFormatError"] > 50
+
+
+@pytest.mark.device
+def test_changed_requests() -> None:
+    """Wrong requests are refused, and never disturb those of others in their batch."""
+    (seed,) = (seed for seed in seeds() if seed.kind == "request")
+    found: Counter[str] = Counter()
+    for number in range(400):
+        draw = random.Random(f"request {number}")
+        changes = draw_changes(draw, seed.kind, seed.data)
+        try:
+            found[check(run, seed, apply(seed.data, changes))] += 1
+        except Exception as error:
+            pytest.fail(f"{changes}: {error!r}")
+    assert found["read"] > 50 and found["InputError"] > 150, found
 
 
 _GRAPH = ["methods", "forward", "graph"]
