@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import pure_operators
-from purevk.dtypes import DType
+from purevk.dtypes import DType, elements
 from purevk.errors import FallbackError
 from purevk.ir import TensorType, Value
 
@@ -437,8 +437,4 @@ def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     if dtype is not None and tensor.dtype is not dtype.to_torch():
         tensor = tensor.to(dtype.to_torch())
     tensor = tensor.contiguous()
-    own = DType.from_torch(tensor.dtype)
-    if own is not None and not own.has_numpy:
-        tensor = tensor.view(own.bits_in_torch())
-    array: np.ndarray = tensor.numpy()
-    return array
+    return elements(tensor, writable=True)

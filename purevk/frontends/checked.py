@@ -30,11 +30,11 @@ def check_results(graph: Graph, where: str) -> None:
                 _check_node(each, node, where)
             _check_sources(each, where)
             for value, constant in each.constants.items():
-                if constant.known and len(constant.data) != value.type.nbytes:
+                if constant.known and constant.nbytes != value.type.nbytes:
                     raise FileFormatError(
                         f"constant {value!r} is stated as {value.type}",
                         where=where,
-                        why=f"it has {len(constant.data)} bytes, not {value.type.nbytes}",
+                        why=f"it has {constant.nbytes} bytes, not {value.type.nbytes}",
                         next=NEXT,
                     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,7 @@ class Importer:
         self._names = NameSource()
         self._paths: set[str] = set()
         self._by_bound: dict[int, Dim] = {}
-        self._shared: dict[tuple[int, int, str, tuple[Size, ...]], Value] = {}
+        self._shared: dict[tuple[Hashable, int, str, tuple[Size, ...]], Value] = {}
         self._missing: dict[Any, Value] = {}
         self._elements: dict[tuple[Value, int], Dim] = {}
         self._outer: frozenset[Symbol] = frozenset()  # of a sub-graph: the symbols around it
@@ -152,25 +152,25 @@ class Importer:
         else:
             self.constraints[guard] = None
 
-    def constant(self, data: memoryview, type: TensorType, name: str = "") -> Value:
+    def constant(self, data: memoryview | Constant, type: TensorType, name: str = "") -> Value:
         """A tensor of the file. Equal addresses give one value.
 
         Args:
             name: its path in the module, such as "layers.0.weight"; the first one counts.
         """
         needed = type.nbytes
-        if len(data) < needed:
+        constant = data if isinstance(data, Constant) else Constant(data[:needed])
+        if constant.nbytes < needed:
             raise FileFormatError(
                 f"a constant {type} needs {needed} bytes",
                 where=self.where,
-                why=f"{len(data)} are there",
+                why=f"{constant.nbytes} are there",
                 next="the file is damaged: copy or export it again",
             )
-        data = data[:needed]
-        key = (_address(data), needed, type.dtype.name, type.dims)
+        key = (constant.memory, needed, type.dtype.name, type.dims)
         if key not in self._shared:
             self._shared[key] = value = Value(self._constant_name(name), type)
-            self.constants[value] = Constant(data)
+            self.constants[value] = constant
         return self._shared[key]
 
     def missing(self, key: Any, type: TensorType, name: str = "") -> Value:
@@ -191,7 +191,9 @@ class Importer:
         self._paths.add(name)
         return name
 
-    def state(self, data: memoryview | None, type: TensorType, label: Label | None = None) -> Value:
+    def state(
+        self, data: memoryview | Constant | None, type: TensorType, label: Label | None = None
+    ) -> Value:
         """A tensor that is kept between calls.
 
         Args:
@@ -200,7 +202,9 @@ class Importer:
         """
         value = Value(self._names.fresh("state"), type)
         self.labels[value] = label or Label(value.name)
-        self.states[value] = None if data is None else Constant(data[: type.nbytes])
+        if data is not None and not isinstance(data, Constant):
+            data = Constant(data[: type.nbytes])
+        self.states[value] = data
         return value
 
     def element(
@@ -474,12 +478,6 @@ class Importer:
                     used |= _dims.symbols(size)
         self.bounds.settle(used)
         return graph
-
-
-def _address(data: memoryview) -> int:
-    import numpy as np
-
-    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0
 
 
 def _check_schema(

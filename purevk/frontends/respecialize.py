@@ -119,10 +119,10 @@ class _Respecializer:
         for position, value in enumerate(self.graph.inputs):
             self.importer.inputs.append(self._input(position, value))
         for value, constant in self.graph.constants.items():
-            self._define(value, self.importer.constant(constant.data, value.type, path_of(value)))
+            self._define(value, self.importer.constant(constant, value.type, path_of(value)))
         for value, first in self.graph.states.items():
-            data = None if first is None else first.data
-            self._define(value, self.importer.state(data, value.type, self.graph.labels.get(value)))
+            label = self.graph.labels.get(value)
+            self._define(value, self.importer.state(first, value.type, label))
         for guard in kept:
             self._keep(guard)
         for guard in self.graph.constraints:

@@ -4,6 +4,7 @@ Vulkan, no torch."""
 from purevk.ir.arguments import Arg, Attribute, Scalar
 from purevk.ir.dims import Bound, Dim, Guard, GuardLog, Size, Symbol
 from purevk.ir.graph import (
+    BorrowedConstant,
     Constant,
     FixedInput,
     Graph,
@@ -23,6 +24,7 @@ from purevk.ir.types import Layout, TensorType, Value, contiguous_strides
 __all__ = [
     "Arg",
     "Attribute",
+    "BorrowedConstant",
     "Bound",
     "Constant",
     "Dim",

@@ -9,7 +9,7 @@ import contextvars
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -161,14 +161,57 @@ class Constant:
                 why="it is on the meta device",
                 next="load the model's weights",
             )
+        return np.frombuffer(self._read(), dtype=type.dtype.numpy).reshape(type.dims)
+
+    def _read(self) -> memoryview:
         log = _reads.get()
         if log is not None:
             log.data.append(self.data)
-        return np.frombuffer(self.data, dtype=type.dtype.numpy).reshape(type.dims)
+        return self.data
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def memory(self) -> Hashable:
+        """What tells the bytes from those of other constants, as long as this one lives."""
+        return int(np.frombuffer(self.data, np.uint8).ctypes.data) if len(self.data) else 0
 
     @classmethod
     def of(cls, array: np.ndarray) -> Constant:
         return cls(np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b""))
+
+
+class BorrowedConstant(Constant):
+    """Bytes in memory that somebody else may release, such as that of a tensor of torch. They are
+    looked up when they are needed, and no view of them may outlive that.
+
+    Args:
+        memory, nbytes: see `Constant`.
+        read: gives a view of the bytes. Raises `InputError` if they were released.
+    """
+
+    def __init__(self, memory: Hashable, nbytes: int, read: Callable[[], memoryview]) -> None:
+        vars(self).update(known=True, _memory=memory, _nbytes=nbytes, _view=read)
+
+    @property
+    def data(self) -> memoryview:
+        view: memoryview = vars(self)["_view"]()
+        return view
+
+    @property
+    def nbytes(self) -> int:
+        nbytes: int = vars(self)["_nbytes"]
+        return nbytes
+
+    @property
+    def memory(self) -> Hashable:
+        memory: Hashable = vars(self)["_memory"]
+        return memory
+
+    def _read(self) -> memoryview:
+        return memoryview(bytes(self.data))  # passes keep arrays; no file is compared with them
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ def verify(graph: Graph, after: str = "") -> None:
             define(value, "inputs")
     for value, constant in graph.constants.items():
         define(value, "constants")
-        if not value.type.is_static or (constant.known and len(constant.data) < value.type.nbytes):
+        if not value.type.is_static or (constant.known and constant.nbytes < value.type.nbytes):
             fail(
                 f"constant {value!r} does not have its bytes",
                 "constants",
-                f"{len(constant.data)} for {value.type}",
+                f"{constant.nbytes} for {value.type}",
             )
     for value in graph.states:
         define(value, "states")

@@ -65,12 +65,14 @@ class Given(NamedTuple):
 
     def leaves(self, graph: Graph) -> list[Any]:
         """The inputs as values that torch can trace with: tensors of the same strides, and Python
-        values."""
+        values. They may live for long, so none is an array over memory of the caller's tensors."""
         return [
-            _as_tensor(array, value.type.dtype)
-            if isinstance(value, Value) and isinstance(array, np.ndarray)
+            given.detach()
+            if is_torch(given)
+            else _as_tensor(array.copy(order="K"), value.type.dtype)
+            if isinstance(value, Value) and not value.type.dtype.has_numpy
             else array
-            for array, value in zip(self.arrays, graph.inputs)
+            for given, array, value in zip(self.inputs, self.arrays, graph.inputs)
         ]
 
     def owned(self, memory: HostMemory) -> Given:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from purevk.dtypes import DType
+from purevk.dtypes import DType, elements
 from purevk.errors import InputError
 
 # DLPack's device types whose memory the host reads: CPU, pinned memory of CUDA and of ROCm, managed
@@ -34,23 +34,16 @@ def dtype_of(array: np.ndarray) -> DType | None:
     return DType.from_numpy(dtype) if own else None
 
 
-def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
-    """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16)."""
-
+def of_torch(tensor: Any, name: str, where: str, writable: bool = False) -> np.ndarray:
+    """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16); see
+    `purevk.dtypes.elements`."""
     _check_class(tensor, name, where)
     try:
-        dtype = DType.from_torch(tensor.dtype)
-        if not tensor.requires_grad and (dtype is None or dtype.has_numpy):
-            try:
-                direct: np.ndarray = tensor.numpy()
-                return direct
-            except (RuntimeError, TypeError):
-                pass  # on another device, or conjugated or negated lazily
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        if dtype is not None and not dtype.has_numpy:
-            plain = plain.view(dtype.bits_in_torch())
-        array: np.ndarray = plain.numpy()
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+        try:
+            return elements(tensor, writable)
+        except (RuntimeError, TypeError, BufferError):  # on another device, or conjugated lazily
+            return elements(tensor.detach().cpu().resolve_conj().resolve_neg())
+    except (RuntimeError, TypeError, NotImplementedError, BufferError) as error:
         kind, next = _unreadable(tensor)
         if kind:
             why = "a dense tensor of a dtype that purevk has is expected"
@@ -61,7 +54,6 @@ def of_torch(tensor: Any, name: str, where: str) -> np.ndarray:
             why=f"{type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
             next="pass a torch.Tensor of its own, such as x.detach().cpu().clone()",
         ) from error
-    return array
 
 
 def on_device(tensor: Any, name: str, where: str) -> Any:

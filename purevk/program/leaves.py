@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Label, Size, Value, map_leaves
+from purevk.ir import Constant, Graph, Label, Size, Value, map_leaves
 from purevk.ir.types import TensorType
 
 
 class ConstantKey(NamedTuple):
     """What tells constants apart: where their bytes are on the host, and their type."""
 
-    address: int
+    address: Hashable
     nbytes: int
     dtype: DType
     dims: tuple[Size, ...]
@@ -41,7 +41,7 @@ class Leaves:
         self._values: dict[LeafKey, Value] = {}
         self._keys: dict[Value, LeafKey] = {}
         # The bytes of constants: as long as they live, no other constant has their address.
-        self._held: dict[LeafKey, memoryview] = {}
+        self._held: dict[LeafKey, Constant] = {}
         self._names: set[str] = set()
 
     def share(self, method: str, graph: Graph) -> Graph:
@@ -49,16 +49,16 @@ class Leaves:
         mapping: dict[Value, Value] = {}
         for inner in graph.nested():
             for value, constant in inner.constants.items():
-                mapping[value] = self.constant(value.name, value.type, constant.data)
+                mapping[value] = self.constant(value.name, value.type, constant)
             for value in inner.states:
                 if value not in mapping:
                     mapping[value] = self.state(value.name, _state_key(method, value, graph.labels))
         return map_leaves(graph, mapping.__getitem__)
 
-    def constant(self, name: str, type: TensorType, data: memoryview) -> Value:
+    def constant(self, name: str, type: TensorType, constant: Constant) -> Value:
         """The value of a constant with these bytes. A new one gets the name, or one like it."""
-        key = ConstantKey(address_of(data), len(data), type.dtype, type.dims)
-        self._held.setdefault(key, data)
+        key = ConstantKey(constant.memory, constant.nbytes, type.dtype, type.dims)
+        self._held.setdefault(key, constant)
         return self._value(key, name, type)
 
     def state(self, name: str, key: StateKey) -> Value:

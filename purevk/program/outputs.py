@@ -43,8 +43,12 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
         if is_torch(each):
             _refuse_gradients(each, position, where)
             lazy = each.is_conj() or each.is_neg()  # its elements in memory are others
-            read = of_torch if each.is_cpu and not lazy else on_device
-            array, dtype = read(each, f"out {position}", where), DType.from_torch(each.dtype)
+            name, dtype = f"out {position}", DType.from_torch(each.dtype)
+            array = None
+            if each.is_cpu and not lazy:
+                array = of_torch(each, name, where, writable=True)
+            if array is None or not array.flags.writeable:
+                array = on_device(each, name, where)
         elif isinstance(each, np.ndarray):
             array, dtype = each, dtype_of(each)
             if each.dtype.name in FOREIGN:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from purevk.dtypes import elements
+
 if TYPE_CHECKING:
     from purevk.graph.context import Context
 
@@ -230,8 +232,7 @@ def _numbers(value: Any) -> np.ndarray:
             tensor = tensor.to(torch.complex128).resolve_conj()
         elif tensor.dtype.is_floating_point:
             tensor = tensor.to(torch.float64)
-        array: np.ndarray = tensor.resolve_neg().numpy()
-        return array
+        return elements(tensor.resolve_neg())
     array = np.asarray(value)
     if array.dtype.kind == "c":
         return array.astype(np.complex128)

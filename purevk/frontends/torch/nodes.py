@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from purevk import generators
-from purevk.dtypes import DType
+from purevk.dtypes import DType, elements
 from purevk.errors import PurevkError, UnsupportedProgramError, located
 from purevk.frontends import numbers
 from purevk.frontends.importer import Importer
@@ -29,7 +29,7 @@ from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes, solved
 from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
 from purevk.frontends.torch.watch.samples import refuse_released
-from purevk.ir import Arg, Bound, Dim, Label, Size, TensorType, Value
+from purevk.ir import Arg, BorrowedConstant, Bound, Constant, Dim, Label, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 
@@ -58,7 +58,6 @@ class NodeReader:
         module: the module that is walked.
         env: what each node gives in the graph.
         targets: the buffers that are states, by their values.
-        kept: tensors whose bytes the constants of the graph are views of.
         lines: where each node stands in the user's code, by its path.
     """
 
@@ -70,7 +69,6 @@ class NodeReader:
         self.module = program.graph_module
         self.env: dict[Any, Any] = {}
         self.targets: dict[Value, str] = {}
-        self.kept: list[Any] = []
         self.lines: dict[str, str] = {}
 
     def node(self, node: Any) -> None:
@@ -128,18 +126,31 @@ class NodeReader:
                 why="it is on the meta device",
                 next="load the model's weights before exporting it, or use purevk.plan, which needs none",
             )
-        refuse_released(tensor, name or (label.name if label else ""), self.importer.where)
-        tensor = tensor.cpu().contiguous()
-        if not type.dtype.has_numpy:
-            tensor = tensor.view(type.dtype.bits_in_torch())
-        array = tensor.numpy()
-        self.kept.append(array)
-        data = memoryview(b"")
-        if array.size:
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        constant = self._constant(tensor, name or (label.name if label else ""), type)
         if label is None:
-            return self.importer.constant(data, type, name)
-        return self.importer.state(data, type, label)
+            return self.importer.constant(constant, type, name)
+        return self.importer.state(constant, type, label)
+
+    def _constant(self, tensor: Any, name: str, type: TensorType) -> Constant:
+        """The elements of a tensor, which the user may write, and whose memory he may release."""
+        where = self.importer.where
+
+        def read() -> memoryview:
+            refuse_released(tensor, name, where)
+            array = elements(tensor.cpu().contiguous())
+            data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+            return data.toreadonly()
+
+        if tensor.is_cpu and tensor.is_contiguous():
+            read()  # what cannot be read is refused now
+        memory = (
+            tensor.untyped_storage()._cdata,
+            tensor.storage_offset(),
+            tensor.stride(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        return BorrowedConstant(memory, type.nbytes, read)
 
     def dtype(self, dtype: Any) -> DType:
         found = DType.from_torch(dtype)

@@ -84,9 +84,7 @@ def read_leaves(graph: Graph, nodes: Iterable[Node]) -> dict[Any, int]:
             if constant is None:
                 found[state_key(graph, value)] = value.type.nbytes
             else:
-                size = len(constant.data)
-                address = np.frombuffer(constant.data, np.uint8).ctypes.data if size else 0
-                found["constant", address, size] = size
+                found["constant", constant.memory, constant.nbytes] = constant.nbytes
     return found
 
 

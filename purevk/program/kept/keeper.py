@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from purevk import knobs
 from purevk.dtypes import DType
 from purevk.graph.context import Context
-from purevk.ir import TensorType, Value
+from purevk.ir import Constant, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.program.kept.code import CODE, code_now
 from purevk.program.kept.comparison import digest, without
@@ -200,7 +200,7 @@ class Keeper:
         key = self.leaves.key(value)
         if isinstance(key, StateKey):
             return value.name, key.dtype, key.dims, key.name
-        if isinstance(key, ConstantKey):
+        if isinstance(key, ConstantKey) and isinstance(key.address, int):
             span = writer.spans.get((key.address, key.nbytes))
             if span is not None:
                 return value.name, key.dtype, key.dims, None, span
@@ -233,7 +233,8 @@ class Keeper:
         name, dtype, dims, state, *span = described
         if state is not None:
             return self.leaves.state(name, StateKey(state, dtype, dims))
-        return self.leaves.constant(name, TensorType(dtype, dims), self.bytes_of(span[0]))
+        constant = Constant(self.bytes_of(span[0]))
+        return self.leaves.constant(name, TensorType(dtype, dims), constant)
 
     def bytes_of(self, span: Span | bytes) -> memoryview:
         """The bytes that an entry names."""
