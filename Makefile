@@ -3,7 +3,7 @@
 # make test             the landing tier of the tests, on lavapipe, in 20 minutes on two cores; ARGS go to pytest
 # make test-nightly     all tests
 # make test-unit        the tests that need no device
-# make test-fast        what takes less than half a second each
+# make test-fast        what takes less than a second each
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
 # make test-validation  the landing tier under the Vulkan validation layer
 # make test-matrix      tests with each optional device feature off in turn, and with the traits of a GPU

@@ -6,7 +6,7 @@
 # The tiers:
 #   lint     ruff format, ruff check and mypy; changes nothing
 #   unit     tests of the landing tier that need no device; no Vulkan driver is visible to them
-#   fast     two minutes: what takes less than half a second, and of each operator's and kernel's test the first case
+#   fast     two minutes: what takes less than a second, and of each operator's and kernel's test the first case
 #   traits   tests of operators, models and programs of the landing tier, with the kernels and tiles of GPUs
 #   landing  20 minutes on two cores: all but what tests/budget.txt leaves to the nightly tier (the default)
 #   nightly  everything

@@ -3,7 +3,8 @@
 `--costs=FILE` appends a line of JSON to FILE for
 
 - each test: CPU seconds of its setup, call and teardown, its outcome, the memory of its process in
-  MiB after it, how slow the machine was, and the templates and operators that it asked for;
+  MiB after it, how slow the machine was, whether it is marked `slow`, and the templates and operators
+  that it asked for;
 - each fixture that several tests share: its CPU seconds, which count for no test;
 - each kernel: the template and macros that were asked for first by this test;
 - each operator: its name and the dtypes of its inputs and results, that this test imported or
@@ -177,6 +178,7 @@ class _Meter:
             outcome=self._outcome,
             memory=_resident() >> 20,
             uses=sorted(self._uses),
+            slow=item.get_closest_marker("slow") is not None,
         )
         if self._judges and self._outcome == "passed":
             self._judge(item, nextitem)

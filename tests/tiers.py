@@ -3,8 +3,8 @@
 - `--tier=landing`: all tests but those that are `nightly` in tests/budget.txt, or that have the
   marker `slow` and no line there. Of a test with several `parametrize` it takes as many cases as
   every row of each needs to occur once.
-- `--tier=fast`: of these, no test that tests/budget.txt lists, and the first case of each test of
-  operators and kernels.
+- `--tier=fast`: of these, no test that tests/budget.txt lists, and the first case of each test
+  of operators and kernels.
 - `--slice=TEXT`: with a tier, also a tenth of the other tests. The text decides which: a commit, for
   instance.
 

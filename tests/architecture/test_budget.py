@@ -48,8 +48,8 @@ def test_a_test_over_its_budget_fails(
     monkeypatch.setattr(budget, "slowness", lambda: 9.0)  # a busy machine
     pytester.runpytest_inprocess(*plugins, "--budget").assert_outcomes(passed=4)
     costs = script.measured([str(pytester.path / "costs.jsonl")])
-    assert 0.2 < costs["test_it.py::test_listed"] < 3.0
-    assert costs["test_it.py::test_cheap"] < 0.2
+    assert 0.2 < costs["test_it.py::test_listed"].seconds < 3.0
+    assert costs["test_it.py::test_cheap"].seconds < 0.2
 
 
 def test_lines_of_a_run() -> None:
@@ -61,16 +61,23 @@ def test_lines_of_a_run() -> None:
         "b.py": (1.0, "sum"),
     }
     costs = {
-        "a.py::test_slow": 4.0,
-        "a.py::test_case[1]": 0.2,
-        "a.py::test_case[2]": 0.8,
-        "c.py::test_quick": 0.1,
+        "a.py::test_slow": script.Cost(4.0, "nightly"),
+        "a.py::test_case[1]": script.Cost(1.2),
+        "a.py::test_case[2]": script.Cost(1.8),
+        "b.py::test_case[1]": script.Cost(0.2),
+        "b.py::test_case[2]": script.Cost(1.8),
+        "b.py::test_mixed[1]": script.Cost(1.5),
+        "b.py::test_mixed[2]": script.Cost(3.0, "nightly"),
+        "c.py::test_quick": script.Cost(0.1),
     }
     assert script.lines(costs, before) == {
         "a.py::test_slow": (4.0, "nightly"),
         "a.py::test_gone": (3.0, "landing"),
-        "a.py::test_case": (0.8, "landing"),
+        "a.py::test_case": (1.8, "landing"),
         "a.py": (12.0, "sum"),
-        "b.py": (1.0, "sum"),
+        "b.py::test_case[2]": (1.8, "landing"),
+        "b.py::test_mixed[1]": (1.5, "landing"),
+        "b.py::test_mixed[2]": (3.0, "nightly"),
+        "b.py": (6.5, "sum"),
         "c.py": (0.1, "sum"),
     }
