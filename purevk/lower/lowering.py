@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purevk.dtypes import DType
+from purevk.errors import UnsupportedOperatorError
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.shaders.templates import template_interface
+from purevk.lower.loops import check_declared, iterations
+from purevk.shaders.code_size import loops_of_functions
+from purevk.shaders.interface import KernelInterface
+from purevk.shaders.templates import find_template, template_interface
 from purevk.tuning import DeviceTraits
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
@@ -272,6 +276,7 @@ class Lowering:
         Raises:
             KernelInterfaceError: a name is unknown, missing or declared twice, or a mode is not as
                 declared.
+            UnsupportedOperatorError: the loops are longer than the device runs.
         """
         text = {name: str(value) for name, value in (macros or {}).items()}
         further = {name: str(value) for name, value in (helpers or {}).items()}
@@ -283,6 +288,20 @@ class Lowering:
         takes.check(
             params, constants, specialize, {name: mode for name, (_, mode) in buffers.items()}
         )
+        values = {
+            **params,
+            **constants,
+            "workgroups": grid[0] * grid[1],
+            "subgroup_size": subgroup_size or self.traits.subgroup_size,
+            "functions": sum(
+                loops_of_functions(each, text.get("ACC") in ("float", "double"))
+                for each in text.values()
+                if "(" in each
+            ),
+        }
+        if find_template(template) is None:
+            check_declared(template, text.values())
+        self._check_loops(takes, values)
         numbered = {takes.params[name]: size for name, size in params.items()}
         special = {takes.params[name] for name in specialize}
         fixed = {takes.constants[name]: value for name, value in constants.items()}
@@ -346,6 +365,42 @@ class Lowering:
                 external,
             )
         )
+
+    def _check_loops(self, takes: KernelInterface, values: Mapping[str, Size]) -> int:
+        """Raises if a device would end the loops of a dispatch before they are done: it says
+        nothing then, and results are what memory held before. Returns the iterations of an
+        invocation, at most.
+
+        Args:
+            values: what the declarations of loops may name. "functions" are the iterations of
+                functions that the macros call, each call once.
+        """
+        if not takes.loops and not values["functions"]:
+            return 0
+        largest = {name: _dims.upper(size) for name, size in values.items()}
+        count = iterations(takes.template, takes.loops, largest)
+        limit = self.traits.max_iterations
+        assert isinstance(count, int)
+        if count > limit:
+            exact = iterations(takes.template, takes.loops, values)
+            message = f"an operator has loops of more than {limit} iterations"
+            if _dims.range_of(exact)[0] > limit or isinstance(exact, int):
+                raise UnsupportedOperatorError(
+                    message,
+                    where=f"{self.node.op} @ {self.node.source}" if self.node else takes.template,
+                    why=f"{takes.template} needs {count} iterations for one invocation, and the"
+                    " device may end them before they are done",
+                    next="cut the operator into smaller ones, such as sums of slices",
+                )
+            self.require(
+                exact,
+                limit,
+                message,
+                f"{takes.template} needs {{left}} iterations for one invocation, and the device may"
+                " end them after {right}",
+                "pass smaller inputs, or compile the model with smaller bounds",
+            )
+        return count
 
     def texel(self, operand: Operand, vector: bool, bits: bool = False) -> str:
         """What to add to the mode of a binding that software devices read faster as a texel buffer,

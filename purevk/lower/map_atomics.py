@@ -16,7 +16,7 @@ def atomics(
 
     def exchange(made: str) -> str:
         return (
-            f"{{ int at = {index}; uint old = {buffer}[at]; for (;;) {{ uint was ="
+            f"{{ LOOPS(loop(subgroup_size)) int at = {index}; uint old = {buffer}[at]; for (;;) {{ uint was ="
             f" atomicCompSwap({buffer}[at], old, {bits}({made}));"
             " if (was == old) break; old = was; } }"
         )

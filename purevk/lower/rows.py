@@ -16,6 +16,8 @@ from purevk.tuning import DeviceTraits
 # Elements, or vec4s, of a row that one invocation takes where rows are many: else most invocations of
 # its subgroup would be idle.
 _SHORT = 8
+# Iterations in which the invocations of a large workgroup join what they have of a row, and a few.
+MOST_JOINS = 320
 
 
 class RowWork(NamedTuple):
@@ -62,10 +64,8 @@ def spread(
     count = _dims.upper(columns) // (4 if vector else 1)
     lanes = traits.subgroup_size
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
-    if (
-        not traits.profile.needs_many_invocations
-        and ((shuffles and -(-count // lanes)) or count) * _dims.upper(passes)
-        <= traits.max_iterations
+    if not traits.profile.needs_many_invocations and reads_alone(
+        traits, (shuffles and -(-count // lanes)) or count, _dims.upper(passes)
     ):
         if shuffles and count >= lanes:
             local = 64 if _dims.upper(rows) >= 256 else 2 * lanes
@@ -101,6 +101,18 @@ def spread(
         "AHEAD": min(4, 1 << max(count // local, 1).bit_length() - 1),
     }
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
+
+
+def reads_alone(traits: DeviceTraits, each: int, passes: int) -> bool:
+    """Whether an invocation can read `each` elements `passes` times. Each pass has a few iterations
+    more: for blocks of elements, for what is left of a batch, and to join with other invocations."""
+    return passes * (each + each // 8 + 8) + 32 <= traits.max_iterations
+
+
+def most_columns(traits: DeviceTraits, passes: int) -> int:
+    """How long a row may be that a workgroup reads `passes` times."""
+    each = max(traits.max_iterations - MOST_JOINS, 17) // passes
+    return each * 8 // 9 * min(256, traits.max_invocations)
 
 
 def spread_columns(

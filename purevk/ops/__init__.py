@@ -19,6 +19,7 @@ from purevk.ops import (  # noqa: F401
     image,
     index,
     linalg,
+    long_rows,
     map,
     matmul,
     movement,

@@ -7,8 +7,6 @@ is. What `purevk.map` makes has double precision by itself (`lower.expression.in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, Value
 from purevk.ir import dims as _dims
@@ -18,6 +16,7 @@ from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.image.pool_nd import average_images, maximum_images
 from purevk.ops.image.pooling import NAME as POOL
 from purevk.ops.image.pooling import Pool
+from purevk.ops.long_rows import norm, normalize, scaled, softmax, typed
 from purevk.ops.map import mapped, mapped_all, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
@@ -34,18 +33,6 @@ WIDE = DType.float64
 
 def _wide(builder: Builder, value: Value) -> Value:
     return value if value.type.dtype is WIDE else builder.emit("aten._to_copy.default", value, WIDE)
-
-
-def _typed(builder: Builder, value: Value, node: Node) -> Value:
-    """A result in the dtype and with the sizes of the node's."""
-    type = node.results[0].type
-    if value.type.dtype is not type.dtype:
-        value = builder.emit("aten._to_copy.default", value, type.dtype)
-    return (
-        value
-        if value.type.dims == type.dims
-        else builder.emit("aten.view.default", value, type.dims)
-    )
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -110,14 +97,14 @@ def _reduce(builder: Builder, node: Node) -> Value:
         total = builder.emit(
             "aten.log.default", builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
         )
-        return _typed(builder, builder.emit("aten.add.Tensor", total, top, 1), node)
+        return typed(builder, builder.emit("aten.add.Tensor", total, top, 1), node)
     mean = builder.emit(REDUCE, x, "mean", dims, True, WIDE)
     centred = builder.emit("aten.sub.Tensor", x, mean, 1)
     total = builder.emit(
         REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE
     )
     body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
-    return _typed(
+    return typed(
         builder,
         mapped(
             builder,
@@ -135,37 +122,16 @@ def _needs_parts(node: Node) -> bool:
     return isinstance(how, Reduction) and (how.logarithm or how.variance)
 
 
-def _softmax(builder: Builder, node: Node) -> Value:
-    x = _wide(builder, node.tensor("x"))
-    dims = (node.int("dim") % x.type.rank,)
-    top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
-    below = builder.emit("aten.sub.Tensor", x, top, 1)
-    powers = builder.emit("aten.exp.default", below)
-    total = builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
-    if node.bool("log"):
-        return _typed(
-            builder,
-            builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1),
-            node,
-        )
-    made = builder.emit("aten.div.Tensor", powers, total)
-    if node.bool("zero_rows"):
-        made = builder.emit(
-            "aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made
-        )
-    return _typed(builder, made, node)
-
-
 def _scan(builder: Builder, node: Node) -> Value:
     """Running logarithms of sums of exponentials, with one invocation per row. Each part of a long
     row continues where the last one ended."""
     x = _wide(builder, node.tensor("x"))
     dim = node.int("dim") % x.type.rank
-    length, most = x.type.dims[dim], builder.traits.max_iterations
+    length, most = x.type.dims[dim], builder.traits.max_iterations - 1
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
     at = coordinates(x.type.rank, **{f"d{dim}": "j"})
     walk = (
-        f" for (int j = 0; j < x_size_{dim}; j++) {{ double v = X({at});"
+        f" LOOPS(loop(x_size_{dim})) for (int j = 0; j < x_size_{dim}; j++) {{ double v = X({at});"
         " if (v > top) { sum = sum == 0.0 ? 1.0 : sum * pv_exp(top - v) + 1.0; top = v; }"
         f" else sum += v == top ? 1.0 : pv_exp(v - top); R_PUT({at}, top + pv_log(sum)); }}"
     )
@@ -180,7 +146,7 @@ def _scan(builder: Builder, node: Node) -> Value:
             start = f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"  # noqa: E501
             inputs["BEFORE"] = parts[-1]
         parts.append(mapped_over(builder, start + walk, inputs, over, part.type))
-    return _typed(
+    return typed(
         builder,
         parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim),
         node,
@@ -188,54 +154,26 @@ def _scan(builder: Builder, node: Node) -> Value:
 
 
 in_double(REDUCE, _reduce, _needs_parts)
-in_double(SOFTMAX, _softmax)
+in_double(SOFTMAX, softmax)
 in_double(SCAN, _scan, lambda node: node.str("kind") == "logsumexp")
 
 
 # -- norms ---------------------------------------------------------------------------------------
-def _normalized(
-    builder: Builder, x: Value, dims: Sequence[int], eps: float, rms: bool = False
-) -> Value:
-    x = _wide(builder, x)
-    if not rms:
-        x = builder.emit(
-            "aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, WIDE), 1
-        )
-    mean = builder.emit(
-        REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, WIDE
-    )
-    root = builder.emit("aten.sqrt.default", builder.emit("aten.add.Tensor", mean, float(eps), 1))
-    return builder.emit("aten.div.Tensor", x, root)
-
-
-def _scaled(builder: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
-    made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
-    return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
-
-
-def _norm(builder: Builder, node: Node) -> Value:
-    x, rank = node.tensor("x"), node.tensor("x").type.rank
-    dims = range(rank - node.int("count"), rank)
-    made = _normalized(builder, x, dims, node.float("eps"), node.bool("rms"))
-    weight, bias = node.optional_tensor("weight"), node.optional_tensor("bias")
-    return _typed(builder, _scaled(builder, made, weight, bias), node)
-
-
 def _group_norm(builder: Builder, node: Node) -> Value:
     x, groups = node.tensor("x"), node.int("groups")
     batch, channels, *rest = x.type.dims
     seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
-    normalized = _normalized(builder, seen, range(2, seen.type.rank), node.float("eps"))
+    normalized = normalize(builder, seen, range(2, seen.type.rank), node.float("eps"), WIDE)
     made = builder.emit("aten.view.default", normalized, x.type.dims)
     sizes = (channels, *([1] * len(rest)))
     weight, bias = (
         value if value is None else builder.emit("aten.view.default", value, sizes)
         for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
     )
-    return _typed(builder, _scaled(builder, made, weight, bias), node)
+    return typed(builder, scaled(builder, made, weight, bias), node)
 
 
-in_double(NORM, _norm)
+in_double(NORM, norm)
 in_double(GROUP_NORM, _group_norm)
 
 
@@ -277,15 +215,15 @@ def _convolution(builder: Builder, node: Node) -> Value:
     # before.
     channel = "int o = (i2 % spread_y * spread_x + i3 % spread_x) * r_size_1 + i1, g = o / (w_size_3 / groups);"
     body = (
+        " LOOPS(loop(w_size_0, loop(w_size_1, loop(last - first))))"
         " for (int y = 0; y < w_size_0; y++) {"
         " int h = i2 / spread_y * stride_y - pad_y + y * dilation_y; if (h < 0 || h >= x_size_2) continue;"
         " for (int x = 0; x < w_size_1; x++) { int v = i3 / spread_x * stride_x - pad_x + x * dilation_x;"
         " if (v < 0 || v >= x_size_3) continue;"
         " for (int c = first; c < last; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
     )
-    most = max(
-        builder.traits.max_iterations // (height * width + 1) - 1, 1
-    )  # of the channels that one invocation walks
+    # Of the channels, as many as the loops of one invocation may walk.
+    most = max((builder.traits.max_iterations - 1 - 2 * height) // (height * width) - 2, 1)
     start = "0.0" if bias is None else "B(o)"
     for first in range(0, max(depth, 1), most):
         given = {**numbers, "first": first, "last": min(first + most, depth)}

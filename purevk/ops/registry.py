@@ -242,6 +242,9 @@ class UnknownSizes(ShapeError):
 
 _definitions: dict[str, Operator] = {}
 _in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
+_in_parts: dict[
+    str, tuple[Callable[[Builder, Node], Made], Callable[[Node, DeviceTraits], bool]]
+] = {}
 _canonical: dict[str, str] = {}
 
 
@@ -288,12 +291,34 @@ def in_double(
     _in_double[name] = lambda node: expand if when(node) else None
 
 
-def expansion(node: Node) -> Callable[[Builder, Node], Made] | None:
-    """How other operators express a node; None if it is run as it is."""
+def in_parts(
+    name: str,
+    expand: Callable[[Builder, Node], Made],
+    when: Callable[[Node, DeviceTraits], bool],
+) -> None:
+    """Has an operator expressed by others where the loops of its kernels would be longer than a device
+    runs.
+
+    `expand(builder, node)` as for `Rewrite`; `when(node, traits)`: whether this node needs it.
+    """
+    _in_parts[name] = expand, when
+
+
+def expansion(
+    node: Node, traits: DeviceTraits | None = None
+) -> Callable[[Builder, Node], Made] | None:
+    """How other operators express a node; None if it is run as it is.
+
+    Args:
+        traits: of the device, for nodes that it runs in parts.
+    """
     if node.op in _in_double and any(
         value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)
     ):
         return _in_double[node.op](node)
+    if traits is not None and node.op in _in_parts:
+        expand, when = _in_parts[node.op]
+        return expand if when(node, traits) else None
     definition = find(node.op)
     return (
         definition.form.expand

@@ -12,12 +12,12 @@ def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
     """Expands what other operators express, recursively."""
     rewriter = Rewriter(graph, traits)
     for node in graph.nodes:
-        _expand(rewriter, rewriter.current(node))
+        _expand(rewriter, rewriter.current(node), traits)
     return rewriter.finish()
 
 
-def _expand(rewriter: Rewriter, node: Node) -> None:
-    expand = registry.expansion(node)
+def _expand(rewriter: Rewriter, node: Node, traits: DeviceTraits | None) -> None:
+    expand = registry.expansion(node, traits)
     if expand is None:
         rewriter.keep(node)
         return
@@ -27,7 +27,7 @@ def _expand(rewriter: Rewriter, node: Node) -> None:
     added = rewriter.nodes[start:]
     del rewriter.nodes[start:]
     for each in added:
-        _expand(rewriter, rewriter.current(each))
+        _expand(rewriter, rewriter.current(each), traits)
     if results is not None:
         values = (results,) if isinstance(results, Value) else results
         rewriter.replace(node, [rewriter.resolve(value) for value in values])

@@ -1,5 +1,5 @@
-"""Estimates how much code an expression of GLSL becomes. Compilers inline all functions, so the
-time that they take depends on this and not on the length of the text."""
+"""Estimates how much code an expression of GLSL becomes, and how many iterations it takes. Compilers
+inline all functions, so the time that they take depends on this and not on the length of the text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from functools import lru_cache
 from purevk.shaders.source import GLSL_FOLDER, find_include
 
 _FUNCTION = re.compile(r"^[a-zA-Z]\w*\s+([a-z]+_\w+)\([^;{]*\)\s*\{", re.MULTILINE)
+_MADE = re.compile(r"^(PV_\w+)\((fn_\w+),", re.MULTILINE)  # a function that a macro defines
 _COMMENT = re.compile(r"//[^\n]*")
 _BRACE = re.compile(r"[{}]")
+_INTEGERS = re.compile(r"int(?:64_t)?\b")
+_LOOPS = re.compile(r"\bFUNCTION_LOOPS\((\d+)\)")
+_CALL = re.compile(r"\b(?:pv|fn)_\w+(?=\()")
 _OPERATION = re.compile(r"\b[A-Za-z_]\w*(?=\()|[-+*/%<>=!&|^~?]+")
 
 
@@ -25,6 +29,17 @@ def code_size(text: str, double: bool = False) -> int:
     return _sizes(double).count(text)
 
 
+@lru_cache(maxsize=4096)
+def loops_of_functions(text: str, floats: bool = False) -> int:
+    """Iterations of loops in purevk's functions that a text calls, each call once, as the functions
+    declare them by FUNCTION_LOOPS.
+
+    Args:
+        floats: the text calls no functions of integers.
+    """
+    return _sizes(True).loops(text, floats)
+
+
 @lru_cache(maxsize=2)
 def _sizes(double: bool) -> _FunctionSizes:
     return _FunctionSizes(double)
@@ -34,13 +49,39 @@ class _FunctionSizes:
     """Sizes of the functions in the includes of `core`."""
 
     def __init__(self, double: bool) -> None:
+        self._made: dict[str, tuple[str, int]] = {}
         self._starts: dict[str, list[tuple[str, int]]] = {}  # texts, and where bodies start there
         for path in sorted((GLSL_FOLDER / "core").glob("*.glslh")):
             if path.name.startswith("double") <= double:
                 text = _COMMENT.sub("", find_include(None)(f"core/{path.name}")[1])
                 for match in _FUNCTION.finditer(text):
                     self._starts.setdefault(match[1], []).append((text, match.end()))
+                for match in _MADE.finditer(text):
+                    start = text.index("{", text.index(f"#define {match[1]}("))
+                    self._made[match[2]] = text, start + 1
         self._known: dict[str, int] = {}
+        self._iterations: dict[tuple[str, bool], int] = {}
+
+    def loops(self, text: str, floats: bool) -> int:
+        """Iterations of the loops in the functions that a text calls."""
+        return sum(self._loops_of(each, floats) for each in _CALL.findall(text))
+
+    def _loops_of(self, name: str, floats: bool) -> int:
+        key = name, floats
+        if key not in self._iterations:
+            self._iterations[key] = 0
+            made = self._made.get(name)
+            starts = self._starts.get(name, []) if made is None else [made]
+            bodies = [
+                _body(text, start)
+                for text, start in starts
+                if not (floats and _INTEGERS.match(text, text.rfind("\n", 0, start) + 1))
+            ]
+            self._iterations[key] = max(
+                (sum(map(int, _LOOPS.findall(body))) + self.loops(body, floats) for body in bodies),
+                default=0,
+            )
+        return self._iterations[key]
 
     def count(self, text: str) -> int:
         """The code size of a text."""

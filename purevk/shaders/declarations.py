@@ -14,8 +14,20 @@
     BUFFER_VIEW(0, x, x4, vec4)       the buffer `x` of binding 0 with other elements: no buffer of
                                       its own
 
+    LOOPS(loop(columns / LOCAL))      how many iterations the loops of an invocation have, at most
+
 `glsl/core/common.glslh` defines these macros. The number of a binding may be an expression of
 macros, such as `2 + BIAS`.
+
+`LOOPS` takes an expression of parameters, constants and macros. `workgroups` are those along x
+and y, `subgroup_size` is that of the kernel. The functions are min, max, ceil(a, b) for a / b
+rounded up, log2 (rounded up), and loop:
+
+    loop(n)                a loop of n iterations
+    loop(n, loop(m) * 2)   n iterations, each of which has two loops of m
+
+Several declarations add up. Loops that UNROLL stands before are not loops in the end, and do not
+count.
 """
 
 import re
@@ -35,7 +47,10 @@ _ACCESS = {
     "TEXEL_BUFFER": "r",
     "UTEXEL_BUFFER": "r",
 }
-_HINT = re.compile("PARAM|_CONSTANT|local_size_x_id|BUFFER")  # one of these is in each declaration
+_LOOPS = re.compile(r"\bLOOPS[ \t]*(?=\()")
+_HINT = re.compile(
+    "PARAM|_CONSTANT|local_size_x_id|BUFFER|LOOPS"
+)  # one of these is in each declaration
 
 
 class ConstantDeclaration(NamedTuple):
@@ -61,7 +76,13 @@ class BufferDeclaration(NamedTuple):
     texel: bool
 
 
-Declaration = ConstantDeclaration | BufferDeclaration
+class LoopDeclaration(NamedTuple):
+    """`iterations`: an expression of those that loops have."""
+
+    iterations: str
+
+
+Declaration = ConstantDeclaration | BufferDeclaration | LoopDeclaration
 
 
 def may_declare(text: str) -> bool:
@@ -85,7 +106,18 @@ def declarations(text: str) -> tuple[Declaration, ...]:
         for m in _BUFFER.finditer(text)
         if m[1] in _ACCESS
     ]
+    found += [LoopDeclaration(_in_brackets(text, m.end())) for m in _LOOPS.finditer(text)]
     return tuple(found)
+
+
+def _in_brackets(text: str, start: int) -> str:
+    """What is between the bracket at `start` and the one that closes it."""
+    depth = 0
+    for end in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        if not depth:
+            return text[start + 1 : end]
+    return text[start + 1 :]
 
 
 def macro_name(macro: str) -> str:

@@ -23,6 +23,7 @@ from purevk.shaders.declarations import (
     BufferDeclaration,
     ConstantDeclaration,
     Declaration,
+    LoopDeclaration,
     declarations,
     macro_name,
 )
@@ -32,6 +33,7 @@ from purevk.shaders.preprocessor import (
     Expression,
     IncludeLine,
     Item,
+    Tree,
     parse_file,
     prune,
 )
@@ -65,6 +67,7 @@ class KernelInterface(NamedTuple):
         constants: specialization constant by name, of those that are never push constants.
         push_only: names among `params` that are never specialization constants.
         buffers: buffers by name, in the order of their bindings, which are 0, 1, ....
+        loops: iterations of the loops of an invocation, to be added up.
     """
 
     template: str
@@ -72,6 +75,7 @@ class KernelInterface(NamedTuple):
     constants: Mapping[str, int]
     push_only: frozenset[str]
     buffers: Mapping[str, BufferSlot]
+    loops: tuple[Tree, ...] = ()
 
     def check(
         self,
@@ -215,6 +219,10 @@ class TemplateInterface:
         """
         given = {macro_name(macro): text for macro, text in macros.items()}
         read = self.conditions & set(given)
+        for text in given.values():
+            for each in declarations(text):
+                if isinstance(each, LoopDeclaration):
+                    read |= set(NAME.findall(each.iterations)) & set(given)
         waiting = list(read)
         while waiting:  # their texts may name others
             named = set(NAME.findall(given[waiting.pop()])) & set(given) - read
@@ -245,6 +253,7 @@ class _Evaluation:
         self.constants: dict[str, int] = {}
         self.push_only: set[str] = set()
         self.buffers: dict[str, BufferSlot] = {}
+        self.loops: list[str] = []
 
     def kernel(self) -> KernelInterface:
         self._include(self.template.name)
@@ -264,6 +273,10 @@ class _Evaluation:
             self.constants,
             frozenset(self.push_only),
             dict(ordered),
+            tuple(
+                Expression(self.template.name, text, self.defined, free=True).tree()
+                for text in self.loops
+            ),
         )
 
     def _include(self, file: str) -> None:
@@ -273,7 +286,7 @@ class _Evaluation:
 
     def _visit(self, items: Iterable[Item]) -> None:
         for item in items:
-            if isinstance(item, (ConstantDeclaration, BufferDeclaration)):
+            if isinstance(item, (ConstantDeclaration, BufferDeclaration, LoopDeclaration)):
                 self._declare(item)
             elif isinstance(item, IncludeLine):
                 self._include(item.name)
@@ -288,6 +301,9 @@ class _Evaluation:
                 self.defined[item.name] = item.text
 
     def _declare(self, declaration: Declaration) -> None:
+        if isinstance(declaration, LoopDeclaration):
+            self.loops.append(declaration.iterations)
+            return
         name = declaration.name
         if isinstance(declaration, BufferDeclaration):
             if name in self.buffers:

@@ -17,6 +17,7 @@ from purevk.shaders.declarations import (
     BufferDeclaration,
     ConstantDeclaration,
     Declaration,
+    LoopDeclaration,
     declarations,
     may_declare,
 )
@@ -159,8 +160,9 @@ def prune(
                 for condition, _ in branches:
                     conditions.update(NAME.findall(condition))
                 kept.append(Conditional(branches))
-        elif isinstance(item, BufferDeclaration):
-            conditions.update(NAME.findall(item.number))
+        elif isinstance(item, (BufferDeclaration, LoopDeclaration)):
+            text = item.iterations if isinstance(item, LoopDeclaration) else item.number
+            conditions.update(NAME.findall(text))
             kept.append(item)
         elif isinstance(item, ConstantDeclaration):
             kept.append(item)
@@ -173,8 +175,10 @@ def prune(
     return tuple(kept)
 
 
-# -- conditions ----------------------------------------------------------------------------------
-_TOKEN = re.compile(r"\s*(?:(\d\w*)|([A-Za-z_]\w*)|(\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^()]))")
+# -- expressions ---------------------------------------------------------------------------------
+_TOKEN = re.compile(
+    r"\s*(?:(\d\w*)|([A-Za-z_]\w*)|(\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^(),?:]))"
+)
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"||": lambda a, b: int(bool(a or b))},
     {"&&": lambda a, b: int(bool(a and b))},
@@ -192,7 +196,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"+": operator.add, "-": operator.sub},
     {
         "*": operator.mul,
-        "/": lambda a, b: int(a / b) if b else 0,
+        "/": lambda a, b: a // b if a >= 0 and b > 0 else int(a / b) if b else 0,
         "%": lambda a, b: a % b if b else 0,
     },
 )  # operators of the preprocessor, those that bind least first
@@ -204,20 +208,37 @@ _UNARY: dict[str, Callable[[int], int]] = {
 }
 
 
+class Call(NamedTuple):
+    """A function of `arguments`: an operator, or one that only the text names (a str)."""
+
+    function: Callable[..., int] | str
+    arguments: tuple[Tree, ...]
+
+
+Tree = int | str | Call  # a number, a name that is no macro, or what is computed from others
+
+
 class Expression:
-    """The integer expression of an `#if`, or the number of a binding.
+    """An integer expression of macros: of an `#if`, of the number of a binding, or of iterations.
 
     Args:
         template: for messages.
         defined: the macros and their texts.
         trail: the names whose texts this is. Without any, names of no macro are 0, as the GLSL
             compiler takes them in an `#if`.
+        free: names of no macro, and functions, stay in the tree.
     """
 
     def __init__(
-        self, template: str, text: str, defined: Mapping[str, str], trail: tuple[str, ...] = ()
+        self,
+        template: str,
+        text: str,
+        defined: Mapping[str, str],
+        trail: tuple[str, ...] = (),
+        free: bool = False,
     ) -> None:
         self.template, self.text, self.defined, self.trail = template, text, defined, trail
+        self.free = free
         self.tokens: list[str] = []
         position, text = 0, text.rstrip()
         while position < len(text):
@@ -232,26 +253,45 @@ class Expression:
         Raises:
             KernelInterfaceError: the text is no such expression.
         """
-        made = self._level(0)
+        made = self.tree()
+        if not isinstance(made, int):
+            raise self._refused()
+        return made
+
+    def tree(self) -> Tree:
+        """The expression, in which what depends on no name is computed.
+
+        Raises:
+            KernelInterfaceError: the text is no such expression.
+        """
+        made = self._whole()
         if self.tokens:
             raise self._refused()
         return made
 
-    def _level(self, level: int) -> int:
+    def _whole(self) -> Tree:
+        made = self._level(0)
+        if self.tokens[:1] != ["?"]:
+            return made
+        self._next()
+        left = self._whole()
+        self._expect(":")
+        return _apply(lambda test, a, b: a if test else b, made, left, self._whole())
+
+    def _level(self, level: int) -> Tree:
         if level == len(_LEVELS):
             return self._operand()
         made = self._level(level + 1)
         while self.tokens and self.tokens[0] in _LEVELS[level]:
-            apply = _LEVELS[level][self.tokens.pop(0)]
-            made = apply(made, self._level(level + 1))
+            made = _apply(_LEVELS[level][self.tokens.pop(0)], made, self._level(level + 1))
         return made
 
-    def _operand(self) -> int:
+    def _operand(self) -> Tree:
         token = self._next()
         if token in _UNARY:
-            return _UNARY[token](self._operand())
+            return _apply(_UNARY[token], self._operand())
         if token == "(":
-            made = self._level(0)
+            made = self._whole()
             self._expect(")")
             return made
         if token == "defined":
@@ -269,6 +309,8 @@ class Expression:
                 raise self._refused() from None
         if not NAME.fullmatch(token):
             raise self._refused()
+        if self.free and token not in self.defined:
+            return self._call(token) if self.tokens[:1] == ["("] else token
         if token in self.trail or (token not in self.defined and not self.trail):
             return 0
         if token not in self.defined:
@@ -276,7 +318,13 @@ class Expression:
         text = self.defined[token]
         if not text:
             raise self._refused()
-        return Expression(self.template, text, self.defined, (*self.trail, token)).value()
+        return Expression(self.template, text, self.defined, (*self.trail, token), self.free).tree()
+
+    def _call(self, name: str) -> Tree:
+        arguments: list[Tree] = []
+        while self._next() != ")":  # "(" or ","
+            arguments.append(self._whole())
+        return Call(name, tuple(arguments))
 
     def _next(self) -> str:
         if not self.tokens:
@@ -295,3 +343,8 @@ class Expression:
             next="use integers, macros, defined() and operators in the conditions around"
             " declarations and in the numbers of bindings",
         )
+
+
+def _apply(function: Callable[..., int], *arguments: Tree) -> Tree:
+    numbers = [each for each in arguments if isinstance(each, int)]
+    return function(*numbers) if len(numbers) == len(arguments) else Call(function, arguments)

@@ -37,7 +37,9 @@ class DeviceProfile:
             compare-and-exchange.
 
         loads_in_flight: loads that an invocation issues before it waits for the first of them.
-        max_iterations: iterations of loops that one invocation may take.
+        max_iterations: iterations of loops that one invocation may take before the device ends them.
+        dispatch_seconds: how long a dispatch may take before a watchdog of the system ends it.
+        iteration_seconds: what an iteration of a loop takes that waits for memory; about.
         assumed_cores: multiprocessors to assume if the driver does not say how many there are.
         busy_invocations: invocations that keep the device busy.
         max_invocations_per_core: invocations that a multiprocessor holds at a time.
@@ -103,6 +105,8 @@ class DeviceProfile:
 
     loads_in_flight: int
     max_iterations: int
+    dispatch_seconds: float
+    iteration_seconds: float
     assumed_cores: int
     busy_invocations: int
     max_invocations_per_core: int

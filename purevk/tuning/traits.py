@@ -75,8 +75,12 @@ class DeviceTraits:
 
     @property
     def max_iterations(self) -> int:
-        """Iterations of loops that one invocation may take."""
-        return self.profile.max_iterations
+        """Iterations of loops that one invocation may take: none of the device's limits, and no
+        watchdog, ends them."""
+        profile = self.profile
+        return int(
+            min(profile.max_iterations, profile.dispatch_seconds / profile.iteration_seconds)
+        )
 
     def fragment_columns(self, dtype: DType) -> tuple[int, ...]:
         """Columns that fragments of a dtype may have whose order of elements is known."""
@@ -87,9 +91,12 @@ class DeviceTraits:
         }[dtype]
         return tuple(each for each in listed if self.fragment_order(dtype, each))
 
-    def too_long(self, steps: Size) -> str | None:
-        """Why one invocation cannot take as many steps of loops; None if it can."""
-        most = _dims.upper(steps)
+    def too_long(self, *counts: Size) -> str | None:
+        """Why one invocation cannot run nested loops of these iterations, the outermost first; None
+        if it can."""
+        most = 0
+        for count in reversed(counts):
+            most = _dims.upper(count) * (1 + most) + 1
         return (
             f"no kernel for loops of {most} steps on this device"
             if most > self.max_iterations

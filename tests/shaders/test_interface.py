@@ -9,7 +9,8 @@ import pytest
 
 from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError, ShaderCompilerError
-from purevk.ir import TensorType, Value
+from purevk.ir import Dim, Symbol, TensorType, Value
+from purevk.lower.loops import iterations
 from purevk.lower.lowering import Lowering
 from purevk.shaders.interface import TemplateInterface
 from purevk.shaders.templates import add_template
@@ -271,3 +272,50 @@ class TestDispatches:
     def test_wrong_names(self, changed: dict, message: str) -> None:
         with pytest.raises(KernelInterfaceError, match=message):
             self.lower(**changed)
+
+
+LOOPS = """\
+#version 450
+#ifndef WIDE
+#define WIDE 0
+#endif
+PARAM(0, rows)
+PARAM(1, columns)
+#define EACH (WIDE == 1 ? 4 : 1)
+#if WIDE
+LOOPS(loop(ceil(columns, EACH), 2 * loop(log2(rows) - 1)) + min(rows, 3))
+#else
+LOOPS(loop(columns / EACH)) // and
+LOOPS(max(rows, 1 << 2))
+#endif
+#ifndef BODY
+#define BODY
+#endif
+"""
+
+
+@pytest.mark.parametrize(
+    ("macros", "count"),
+    [
+        ({}, 10 + 1 + 8),
+        ({"BODY": "x = 1; LOOPS(loop(SPAN)) for (;;) {}", "SPAN": "(2 + 3)"}, 10 + 1 + 8 + 6),
+        ({"WIDE": "1"}, 3 * (1 + 2 * 3) + 1 + 3),
+    ],
+)
+def test_the_iterations_of_loops(macros: dict[str, str], count: int) -> None:
+    loops = parse(LOOPS).kernel(macros).loops
+    assert iterations("test.comp", loops, {"rows": 8, "columns": 10, "functions": 0}) == count
+
+
+def test_loops_of_sizes_that_vary() -> None:
+    size = Dim.of(Symbol("s0", 1, 100))
+    made = iterations(
+        "t", parse(LOOPS).kernel({}).loops, {"rows": 1, "columns": size, "functions": 7}
+    )
+    assert made == size + 1 + 4 + 7
+
+
+def test_wrong_names_in_loops_are_refused() -> None:
+    loops = parse(LOOPS).kernel({}).loops
+    with pytest.raises(KernelInterfaceError, match="LOOPS names 'columns'"):
+        iterations("t", loops, {"rows": 1, "functions": 0})

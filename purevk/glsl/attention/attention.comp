@@ -82,6 +82,14 @@ ivec2 step_keys(int first, ivec2 seen[RQ]) {
 #endif
 }
 
+#if BOUNDED && MASKED && !EXACT_BOUNDS
+#define STEP_LOOPS 3
+#elif BOUNDED || (MASKED && !EXACT_BOUNDS)
+#define STEP_LOOPS 1
+#else
+#define STEP_LOOPS 0
+#endif
+
 // The first step from key t0 on in which a query of this subgroup, from `first` on, may see a key. Loops
 // of their own, since software devices run through both sides of a branch.
 int next_step(int t0, int keys, int first, int row0) {
@@ -98,6 +106,12 @@ int next_step(int t0, int keys, int first, int row0) {
 #endif
     return t0;
 }
+
+// Steps over the keys, those that are left out, and the last test of each loop that finds the next one.
+LOOPS(loop(ceil(T, KEYS), 1 + 2 * STEP_LOOPS) + STEP_LOOPS)
+#if LIMITS && SG == 1
+LOOPS(loop(LX * RQ))
+#endif
 
 void main() {
     begin_functions();

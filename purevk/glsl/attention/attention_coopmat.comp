@@ -281,6 +281,9 @@ void put_queries(int base_q, int first) {
 }
 #endif
 
+LOOPS(loop(ceil(QUERIES * 2 * Q_STEPS, LOCAL)) + STEP_KEYS_LOOPS + NEXT_STEP_LOOPS)
+LOOPS(loop(ceil(T, KEYS), NEXT_STEP_LOOPS_EACH + 16))
+
 void main() {
     begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group, lane = LANE;

@@ -96,6 +96,9 @@ shared float partial_scores[AHEAD * LOCAL];
 shared vec4 sums[HEADS * QUERIES * PARTS * DV4];
 shared vec2 ends[HEADS * QUERIES * PARTS];
 
+LOOPS(loop(ceil(T, SHARES), 2))
+LOOPS(loop(ceil(ROWS * DV4, OWN), 2 * loop(PARTS)))
+
 void main() {
     int set = int(gl_LocalInvocationIndex) / OWN, id = int(gl_LocalInvocationIndex) - set * OWN;
     int first_head = int(gl_WorkGroupID.y) * HEADS, batch = int(gl_WorkGroupID.z);

@@ -47,6 +47,9 @@ shared vec2 ends[128];
 
 #define UNSEEN uintBitsToFloat(0xff800000u)
 
+#define SHARES (128 / (DV / 4))
+LOOPS(loop(ceil(splits, SHARES)) + 2 * loop(SHARES))
+
 void main() {
     // One invocation for each vec4 of the result and every `shares`-th of its parts.
     int vectors = DV / 4, shares = 128 / vectors, s = int(gl_WorkGroupID.x), id = int(gl_LocalInvocationIndex);

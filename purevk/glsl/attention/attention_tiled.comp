@@ -137,6 +137,9 @@ void put_values() {
     }
 }
 
+LOOPS(loop(ceil(QUERIES * D4, LOCAL)) + STEP_KEYS_LOOPS + NEXT_STEP_LOOPS)
+LOOPS(loop(ceil(T, KEYS), NEXT_STEP_LOOPS_EACH + loop(K_PARTS, loop(K_PART4)) + MY_QUERIES * loop(KEYS4) + V_PARTS * loop(ceil(KEYS4, SHARES))))
+
 void main() {
     begin_functions();
     int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;

@@ -82,6 +82,8 @@ vec4 load_a(int at, int c, bool inside) {
 #define B_TRANSPOSED 0
 #include "matmul/matmul_tile.glslh"
 
+LOOPS(loop(KH, loop(KW, loop(ceil(IC, 4)))))
+
 void main() {
     int group = int(gl_WorkGroupID.z);
     first_channel = group * OC;

@@ -250,6 +250,12 @@ uvec4 load_a(int i, int h, int channel) {
     return words;
 }
 
+#if COOPMAT
+LOOPS(loop(KH * KW * ceil(IC, 16)) + loop(KH) + loop(KW))
+#else
+LOOPS(loop(FRAGMENTS_M, loop(FRAGMENTS_N, loop(8, loop(KH * KW * ceil(IC, 32) + 1, loop(32) + loop(KH) + loop(KW))))))
+#endif
+
 void main() {
     int lane = LANE, slice = SUB / RESULTS, sub = SUB % RESULTS;
     int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;

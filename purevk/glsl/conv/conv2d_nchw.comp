@@ -129,6 +129,8 @@ const int SPAN = (OUTPUTS - 1) * STEP + (TAPS - 1) * DILATION + 1;
 // Without padding, only outputs that are not there reach beyond the input.
 const bool PADDED = pad_y > 0 || pad_x > 0;
 
+LOOPS(loop(IC))
+
 void main() {
     int group_size = int(gl_WorkGroupSize.x);
     int id = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * group_size + int(gl_LocalInvocationIndex);

@@ -319,6 +319,8 @@ void put(vec4 v, int at, int n, int count) {
 #endif
 }
 
+LOOPS(loop(ceil(IC, DEPTH), loop(ceil(DEPTH, UNROLLED))))
+
 void main() {
 #if PAIRS
     int id = int(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID);

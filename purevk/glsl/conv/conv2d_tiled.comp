@@ -193,6 +193,12 @@ void tile_store(int m, int n, vec4 v) {
 #include "matmul/matmul_shared.glslh"
 #endif
 
+#if SPLIT_K
+LOOPS(loop(ceil(split_size, TILE_K)))
+#else
+LOOPS(loop(ceil(KH * KW * (IC + 4), TILE_K)))
+#endif
+
 void main() {
     int z = int(gl_WorkGroupID.z), k_first = 0;
     k_last = KH * KW * padded_channels();

@@ -45,6 +45,8 @@ vec4 load_b(int k, int n) {
 #define B_TRANSPOSED 0
 #include "matmul/matmul_tile.glslh"
 
+LOOPS(loop(16, loop(ceil(IC, 4))) + loop(4))
+
 void main() {
     tile_row = TILE_ROW;
     tile_col = TILE_COL;

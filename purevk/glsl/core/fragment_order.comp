@@ -75,6 +75,8 @@ void fill_tiles(int lane) {
 }
 #endif
 
+LOOPS(4 * DEPTH + 4 * loop(DEPTH * FRAGMENT_N))
+
 void main() {
     int lane = int(gl_LocalInvocationIndex);
 #if COOPMAT

@@ -33,6 +33,8 @@ uint square_modulo(uint i, uint n) {
     return made;
 }
 
+LOOPS(loop(28))
+
 void main() {
     uint group = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
     int i = int(group * 64u + gl_LocalInvocationIndex);

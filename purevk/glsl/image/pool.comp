@@ -131,6 +131,14 @@ bool wins(int64_t v, int64_t best) { return v > best; }
 #endif
 #endif
 
+#if !UNROLLED && ADAPTIVE
+LOOPS(loop(ceil(outputs / EACH, workgroups * TEAM), loop(ceil(H, OH) + 1, loop(ceil(W, OW) + 1))))
+#elif !UNROLLED
+LOOPS(loop(ceil(outputs / EACH, workgroups * TEAM), loop(kernel_h, loop(kernel_w))))
+#else
+LOOPS(loop(ceil(outputs / EACH, workgroups * TEAM)))
+#endif
+
 void main() {
     for (int i = ROW_FIRST * EACH; i < outputs; i += ROW_STEP * EACH) {
 #if NHWC

@@ -227,6 +227,12 @@ int source_of(int o) {
 #define PARTS 1
 #endif
 
+#if PARTS > 1
+LOOPS(loop(ceil(outputs / EACH, workgroups * local_size_x * ITEMS), loop(PARTS)))
+#else
+LOOPS(loop(ceil(outputs / EACH, workgroups * local_size_x * ITEMS)))
+#endif
+
 void main() {
     // All indices first, then all elements, so that many loads are in flight. Items beyond the end
     // repeat the last element.

@@ -61,6 +61,8 @@ int wrap(T_INDEX i) {
     return int(i < 0 ? T_INDEX(0) : i > high ? high : i);
 }
 
+LOOPS(loop(ceil(columns / EACH, 4 * local_size_x)) + loop(ceil(outputs, ITEMS * local_size_x)))
+
 void main() {
     int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
     int width = int(gl_WorkGroupSize.x), count = columns / EACH;

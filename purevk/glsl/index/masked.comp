@@ -106,6 +106,11 @@ uint bits_at(int first) {
     return bits;
 }
 
+LOOPS(SUM_BEFORE_LOOPS)
+#if !COUNT
+LOOPS(loop(ceil(workgroups, LOCAL)))
+#endif
+
 void main() {
     int block = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), start = block * 16 * LOCAL;
     if (start >= elements) return;

@@ -169,6 +169,17 @@ void join(int at, ACC v) {
 #endif
 #endif
 
+#define ALL ceil(outer * parts * blocks, workgroups)
+#if ROWS && SET
+LOOPS(loop(ALL, loop(ceil(REACH, LOCAL)) + loop(ceil(m, 4 * LOCAL))))
+#elif ROWS
+// All entries of a round belong to one workgroup at worst.
+LOOPS(loop(ALL, loop(ceil(m, ROUND), SPAN * loop(ROUND) + loop(log2(ROUND) + 1) + loop(ceil(ROUND, 8)))))
+#else
+// Invocations of a subgroup may add to one element.
+LOOPS(loop(ALL, loop(ceil(REACH, ABREAST)) + loop(ceil(m, 4 * ABREAST), 4 * loop(subgroup_size)) + loop(ceil(REACH, 4 * ABREAST))))
+#endif
+
 void main() {
     int groups = outer * parts * blocks;
     for (int g = WORKGROUP; g < groups; g += WORKGROUPS) {

@@ -105,6 +105,8 @@ void join(int at, ACC v) {
     }
 #define ROW_OF(k) (((k) / 2 * 2 + side / 2) * ABREAST + row)
 
+LOOPS(loop(ceil(m, REACH), 2 * EACH * loop(subgroup_size)))
+
 void main() {
     int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
     int lane = int(gl_LocalInvocationIndex), side = lane % SIDE, row = lane / SIDE;

@@ -92,6 +92,11 @@ void make_orthogonal(int base, int at) {
     for (int i = id; i < size; i += LOCAL) buf_out[own + i] *= over;
 }
 
+#define LINES loop(ceil(size, LOCAL))
+#define ADD_LOOPS loop(log2(LOCAL))
+#define ORTHOGONAL_LOOPS (loop(ceil(count, CHUNK), 2 * LINES + ADD_LOOPS) + 2 * LINES + ADD_LOOPS)
+LOOPS(loop(count, LINES + loop(ceil(size, LOCAL), loop(count)) + ADD_LOOPS + 2 * ORTHOGONAL_LOOPS))
+
 void main() {
     int id = int(gl_LocalInvocationIndex);
     int matrix = int(gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x);

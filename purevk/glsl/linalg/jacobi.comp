@@ -68,6 +68,7 @@ BUFFER(1, rotating, int)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
 #if START
+LOOPS(loop(columns, loop(ceil(width, LOCAL))) + loop(ceil(sweeps + 1, LOCAL)))
 void main() {
     int id = int(gl_LocalInvocationIndex), matrix = int(NUMBER);
     if (matrix >= matrices) return;
@@ -99,6 +100,7 @@ int column_of(int player) {
     return of * block + (player < block ? player : player - block);
 }
 
+LOOPS(loop(2 * block, loop(ceil(block, PAIRS), loop(ceil(rows, LOCAL)) + PAIRS * loop(ceil(width, LOCAL)))))
 void main() {
     int id = int(gl_LocalInvocationIndex), pairs = blocks / 2, matrix = int(NUMBER) / pairs;
     if (matrix >= matrices) return;

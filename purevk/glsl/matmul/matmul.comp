@@ -92,6 +92,8 @@ vec4 load_bt(int n, int k) {
 
 #include "matmul/matmul_tile.glslh"
 
+LOOPS(loop(ceil(K, 4)) + FIND_ROWS_LOOPS)
+
 void main() {
     int z = int(gl_WorkGroupID.z);
     int outer = z / inner_batches, inner = z - outer * inner_batches;

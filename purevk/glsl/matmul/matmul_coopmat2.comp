@@ -104,6 +104,17 @@ float finish_element(const in uint row, const in uint column, const in float sum
 }
 #endif
 
+#if SPLIT_K
+#define DEPTH split_size
+#else
+#define DEPTH K
+#endif
+#if COOPMAT
+LOOPS(loop(ceil(DEPTH, TILE_K)))
+#else
+LOOPS(loop(ceil(TILE_M * TILE_N, LOCAL), loop(DEPTH)))
+#endif
+
 void main() {
     int z = int(gl_WorkGroupID.z), k_first = 0, k_last = K;
     // Tiles at the lower and right end overlap their neighbours, with the same results. The compiler

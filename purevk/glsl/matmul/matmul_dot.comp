@@ -101,6 +101,8 @@ shared float all_squares[SUBGROUPS * ROWS];
 float squares[ROWS];  // sums over what an invocation reads of a row
 #endif
 
+LOOPS(loop(ceil(ceil(K, 4), STEPS * LANES)))
+
 void main() {
     int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
     int lane = int(gl_LocalInvocationID.x), loads = K / PER, m0 = int(gl_WorkGroupID.y) * ROWS;

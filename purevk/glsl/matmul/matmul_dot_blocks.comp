@@ -104,6 +104,8 @@ vec4 sum_of_slices(int part, int quad) {
     return sum;
 }
 
+LOOPS(loop(ceil(ceil(K, 16), SLICES * STEPS)) + 2 * ROWS * loop(SLICES))
+
 void main() {
     int index = int(gl_LocalInvocationIndex), lane = index % GROUP, slice = index / GROUP;
     int m0 = int(gl_WorkGroupID.y) * ROWS, steps = K / 16;

@@ -192,6 +192,12 @@ int block_of(int block_n, int j) {
 // The sums of row h of an invocation in a fragment.
 #define SUM4(i, j, h) vec4(sums[i][j][4 * h], sums[i][j][4 * h + 1], sums[i][j][4 * h + 2], sums[i][j][4 * h + 3])
 
+#if COOPMAT
+LOOPS(loop(ceil(K, 16)))
+#else
+LOOPS(loop(FRAGMENTS_M, loop(FRAGMENTS_N, loop(8, loop(K + 16)))))
+#endif
+
 void main() {
     int lane = LANE, steps = K / 16, slice = SUB / RESULTS, sub = SUB % RESULTS;
     int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;

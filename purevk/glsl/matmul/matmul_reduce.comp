@@ -40,6 +40,8 @@ vec4 load_part(int at, int n) {
 #endif
 }
 
+LOOPS(loop(splits))
+
 void main() {
     int vectors = (N + 3) / 4, i = int(gl_GlobalInvocationID.x);
     int m = i / vectors, n = (i - m * vectors) * 4;

@@ -155,6 +155,13 @@ void tile_store(int m, int n, vec4 v) {
 #include "matmul/matmul_shared.glslh"
 #endif
 
+#if SPLIT_K
+LOOPS(loop(ceil(split_size, TILE_K)))
+#else
+LOOPS(loop(ceil(K, TILE_K)))
+#endif
+LOOPS(FIND_ROWS_LOOPS)
+
 void main() {
     int z = int(gl_WorkGroupID.z), k_first = 0, row0 = int(gl_WorkGroupID.y) * TILE_M;
 #if ROW_GROUPS

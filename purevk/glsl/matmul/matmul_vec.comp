@@ -238,6 +238,8 @@ void multiply_step(int d, int m0, int k0, int n) {
 }
 #endif
 
+LOOPS(loop(ceil(K, 4 * SLICES)) + loop(ceil(ROWS, CHUNK)) + FIND_ROWS_LOOPS)
+
 void main() {
     int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;

@@ -99,6 +99,8 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
 shared vec4 states[2][ROWS][COLUMNS * LANES];
 
+LOOPS(loop(ceil(2 * ROWS * COLUMNS * LANES, LOCAL)) + loop(steps))
+
 void main() {
     int id = int(gl_LocalInvocationIndex), unit = min(id / LANES, H - 1), lane = id % LANES;
     int row = int(gl_WorkGroupID.x) * ROWS + lane;

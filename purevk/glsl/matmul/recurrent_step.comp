@@ -95,6 +95,8 @@ WRITEONLY_BUFFER(5 + BIAS, cell, T)
 
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
+LOOPS(loop(ceil(H, LANES)))
+
 void main() {
     int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
     int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;

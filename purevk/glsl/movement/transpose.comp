@@ -127,6 +127,8 @@ uvec4 words(uvec4 v) { return v; }
     tile[at][word] = made;
 #endif
 
+LOOPS(loop(LOADS / CHUNK))
+
 void main() {
     int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
     if (group >= push.p[0]) return;

@@ -105,6 +105,8 @@ void put_result(ivec4 v, int m, int n) {
 #include "quantized/qtile.glslh"
 #endif
 
+LOOPS(loop(ceil(KH * KW * IC, 16), 2))
+
 void main() {
     int channel_group = int(gl_WorkGroupID.z);
     first_in = channel_group * IC;

@@ -47,6 +47,8 @@ ivec4 qvalues_w(int at, int c) {
 #endif
 }
 
+LOOPS(loop(KH, loop(KW)))
+
 void main() {
     column_end = channels_out;
     int quads = (channels_out + 3) / 4, id = int(gl_GlobalInvocationID.x);

@@ -58,6 +58,8 @@ vec4 scales[STEPS][HALVES];
 vec4 total[ROWS * HALVES];
 float squares[ROWS];
 
+LOOPS(loop(ceil(ceil(K, CHUNK), STEPS * LX)))
+
 void main() {
     int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS, chunks = (K + CHUNK - 1) / CHUNK;
     int n0 = int(gl_WorkGroupID.x) * 4, distance = 0;

@@ -245,6 +245,12 @@ void end_segment(int s) {
     }
 }
 
+#if COOPMAT
+LOOPS(2 * loop(ceil(K, 16)))
+#else
+LOOPS(2 * loop(ceil(K, 16), loop(TILES, loop(4 * STEPS) + loop(4 * STEPS * 16))))
+#endif
+
 void main() {
     int m0 = int(gl_WorkGroupID.y) * ROWS, sub = SUB, lane = LANE, segments = (K + SEGMENT - 1) / SEGMENT;
     fetch(sub * SEGMENTS, lane);

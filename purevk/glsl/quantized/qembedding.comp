@@ -119,6 +119,8 @@ float value(int row, int d) {
     return number * float(buf_scale[at_group]);
 }
 
+LOOPS(loop(4))
+
 void main() {
     int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
     int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * ITEMS + int(gl_LocalInvocationIndex);

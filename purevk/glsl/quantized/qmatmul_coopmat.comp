@@ -319,6 +319,12 @@ void rescale(int part, int side) {
 }
 #endif
 
+#if COOPMAT
+LOOPS(2 * loop(ceil(K, 16)))
+#else
+LOOPS(2 * loop(ceil(K, 16), loop(4 * STEPS * TILES) + loop(A_FRAGMENTS, loop(4 * STEPS * TILES * 16))))
+#endif
+
 void main() {
     int m0 = int(gl_WorkGroupID.x) * ROWS, n0 = int(gl_WorkGroupID.y) * (16 * TILES * SUBS_N), sub = SUB, lane = LANE;
     EACH for (int t = 0; t < TILES; t++) {

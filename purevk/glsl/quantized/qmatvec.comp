@@ -322,6 +322,14 @@ vec4 finished(T_SUM sum, int r, int m, int n) {
 #endif
 }
 
+#if ANY_GROUP
+LOOPS(loop(ceil(groups, LX), COLS4 * ROWS * loop(group)))
+#else
+LOOPS(loop(ceil(K, LX)))
+#endif
+LOOPS(ROWS * COLS4 * loop(log2(LX)))
+
+
 void main() {
     int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS;
     int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;

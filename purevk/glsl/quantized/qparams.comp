@@ -95,6 +95,8 @@ void take(float v, inout float least, inout float most) {
 }
 #endif
 
+LOOPS(loop(ceil(K, LX)) + loop(LX))
+
 void main() {
     int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
     if (row >= rows) return;

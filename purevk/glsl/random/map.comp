@@ -12,6 +12,9 @@
 #define BODY pv_random_uniform(pv_random_bits(uint(i0 >> 2), 0u, 0u, uvec2(0u)), i0 & 3, r);
 #endif
 
+// Attempts that fail are rare: PV_ATTEMPTS of them never do.
+LOOPS(loop(1000, 20))
+
 void main() {
     uint id = MAP_ID;
     if (MAP_HAS_WORK(id)) {

@@ -98,6 +98,9 @@ void finish(int i, V v) {
 #endif
 }
 
+LOOPS(loop(ceil(GROUPS_HERE * subgroup_size, LOCAL), 2 * loop(ceil(slices, subgroup_size))))
+LOOPS(loop(share / (AHEAD * STRIDE)) + loop(AHEAD))
+
 void main() {
     for (int g = int(gl_SubgroupID); g < GROUPS_HERE; g += int(gl_NumSubgroups)) {
         int at = (IMAGE * groups + FIRST_GROUP + g) * slices;

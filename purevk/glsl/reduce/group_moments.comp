@@ -14,6 +14,13 @@ WRITEONLY_BUFFER(1, moments, vec2)
 shared float means[LOCAL * KEPT];
 shared float squares[LOCAL * KEPT];
 
+LOOPS(loop(share / (AHEAD * STRIDE)) + loop(AHEAD))
+#if NHWC
+LOOPS(loop(ceil(GROUPS_HERE * subgroup_size, LOCAL), 2 * loop(ceil(STRIDE * inner, subgroup_size))))
+#else
+LOOPS(loop(ceil(GROUPS_HERE * subgroup_size, LOCAL), 2 * loop(ceil(STRIDE, subgroup_size))))
+#endif
+
 void main() {
     int offset = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
     V mean = V(0.0), square = V(0.0);

@@ -499,6 +499,18 @@ void normalize(int row) {
 }
 #endif
 
+#if GROUP
+#define OWN ceil(columns, TEAM_LANES)
+#else
+#define OWN ceil(columns, EACH * TEAM_LANES)
+#endif
+#if CACHE
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), (2 - RMS) * JOIN_LOOPS))
+#else
+// Each element is read three times, or twice.
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), (3 - RMS) * (loop(OWN / AHEAD) + loop(min(OWN, AHEAD - 1))) + (2 - RMS) * JOIN_LOOPS))
+#endif
+
 void main() {
     for (int task = ROW_FIRST; task < TASKS; task += ROW_STEP) normalize(task);
 }

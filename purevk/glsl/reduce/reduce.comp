@@ -425,6 +425,43 @@ States scan(int base, int from, int to) {
     return total;
 }
 
+#if COLUMN && VEC4
+#define EACH_LOAD 4
+#define TASKS (outputs / 4)
+#define OWN ceil(LENGTH, TEAM_LANES)
+#elif VEC4
+#define EACH_LOAD 4
+#define TASKS outputs
+#define OWN ceil(LENGTH, 4 * TEAM_LANES)
+#else
+#define EACH_LOAD 1
+#define TASKS outputs
+#define OWN ceil(LENGTH, TEAM_LANES)
+#endif
+#if SPLIT
+#define LENGTH part
+#elif ROW_PER_INVOCATION
+#define LENGTH size_r1
+#else
+#define LENGTH (size_r0 * size_r1)
+#endif
+#if VEC4 && !COLUMN
+#define BLOCK_LOADS (BLOCK / 4)
+#else
+#define BLOCK_LOADS BLOCK
+#endif
+// Blocks, each with the ends of its loops and what batches leave of it; and batches.
+#if AHEAD > 1
+#define BLOCK_LOOPS (loop(ceil(OWN, BLOCK_LOADS), 2 + min(OWN, AHEAD - 1)) + OWN / AHEAD + OWN * EACH_LOAD * functions)
+#else
+#define BLOCK_LOOPS (loop(ceil(OWN, BLOCK_LOADS), 1) + OWN + OWN * EACH_LOAD * functions)
+#endif
+#if REDUCE_DIMS > 1 && ROW_PER_INVOCATION
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(size_r0, BLOCK_LOOPS) + JOIN_LOOPS))
+#else
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), BLOCK_LOOPS + JOIN_LOOPS))
+#endif
+
 void main() {
 #if COLUMN && VEC4
     const int each = 4;

@@ -293,6 +293,21 @@ void take(State s[EACH], inout State left, int j, int to, int out_base) {
 }
 #endif
 
+#if TOTALS
+#define LENGTH part
+#define TASKS (rows * parts)
+#else
+#define LENGTH row_length
+#define TASKS (rows / ROWS)
+#endif
+#if ROW_PER_INVOCATION
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(LENGTH)))
+#elif ROW_PER_SUBGROUP
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(ceil(LENGTH, ITEMS * EACH * subgroup_size), ITEMS * loop(log2(subgroup_size)))))
+#else
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(ceil(LENGTH, ITEMS * TEAM_LANES), loop(log2(TEAM_LANES)))))
+#endif
+
 void main() {
 #if TOTALS
     int tasks = rows * parts;

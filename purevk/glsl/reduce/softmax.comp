@@ -215,6 +215,14 @@ DEFINE_JOIN(Pair, join_all, join)
 #define RESULT(v) (exp((v) - s) * last)
 #endif
 
+// An invocation's elements of a row.
+#define OWN ceil(columns, EACH * TEAM_LANES)
+#if CACHE
+LOOPS(loop(ceil(rows / ROWS, workgroups * TEAM), 2 * JOIN_LOOPS))
+#else
+LOOPS(loop(ceil(rows / ROWS, workgroups * TEAM), 2 * (loop(OWN / AHEAD) + loop(min(OWN, AHEAD - 1))) + JOIN_LOOPS + OWN * EACH * functions))
+#endif
+
 void main() {
     int tasks = rows / ROWS;
     for (int task = ROW_FIRST; ROW_MORE(task, tasks); task += ROW_STEP) {

@@ -138,6 +138,9 @@ int split_shared(int first_length, int second_length, int taken) {
     return low;
 }
 
+// A search divides its range by LOCAL, of which it has 31 bits.
+LOOPS(loop(ceil(rows * tiles, workgroups), 2 * loop(ceil(31, log2(LOCAL)) + 1) + 2 * loop(EACH) + loop(log2(TILE) + 1)))
+
 void main() {
     int all_tiles = rows * tiles;
     for (int i = WORKGROUP; i < all_tiles; i += WORKGROUPS) {

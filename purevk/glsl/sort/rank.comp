@@ -88,6 +88,8 @@ WRITEONLY_BUFFER(2, indices, T_INDEX)
 shared KEY row_keys[ROOM];
 shared int before[ELEMENTS];
 
+LOOPS(loop(ceil(row_length, LOCAL)) + loop(ceil(row_length, COUNTERS)))
+
 void main() {
     int id = int(gl_LocalInvocationIndex), own = id / COUNTERS, lane = id % COUNTERS;
     int row = int(gl_WorkGroupID.y), q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;

@@ -334,6 +334,19 @@ void divide(int wanted) {
     inside = int(found[2]);
 }
 
+#define AGAIN_LOOPS loop(ceil(part_length, LOCAL * BATCH))
+#if WIDE_KEY
+#define DIVISIONS (ceil(64, log2(BINS)) + ceil(32, log2(BINS)))
+#else
+#define DIVISIONS (2 * ceil(32, log2(BINS)))
+#endif
+#if BITONIC
+#define LIST_LOOPS (loop(log2(LIST)) + loop(log2(LIST), loop(log2(LIST), loop(ceil(LIST, 2 * LOCAL)))) + loop(ceil(LIST, LOCAL)))
+#else
+#define LIST_LOOPS loop(ceil(LIST, LOCAL), loop(ceil(LIST, 4)))
+#endif
+LOOPS(loop(ceil(rows * parts, workgroups), loop(ceil(BINS, LOCAL)) + 2 * loop(ceil(LIST, LOCAL)) + loop(ceil(GROUPS, LOCAL), loop(GROUPS)) + 5 * AGAIN_LOOPS + (DIVISIONS + 1) * (1 + AGAIN_LOOPS + SUM_BEFORE_LOOPS) + 32 + LIST_LOOPS))
+
 void main() {
     int all_rows = rows * parts;
     for (int i = WORKGROUP; i < all_rows; i += WORKGROUPS) {

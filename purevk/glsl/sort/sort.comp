@@ -94,6 +94,9 @@ void compare(int span, bool mirrored) {
     barrier();
 }
 
+#define COMPARE_LOOPS loop(ceil(BLOCK / 2, local_size_x))
+LOOPS(loop(ceil(rows * blocks, workgroups), 2 * loop(ceil(BLOCK, local_size_x)) + loop(log2(BLOCK), COMPARE_LOOPS + loop(log2(BLOCK), COMPARE_LOOPS))))
+
 void main() {
     int all_blocks = rows * blocks;
     for (int i = WORKGROUP; i < all_blocks; i += WORKGROUPS) {

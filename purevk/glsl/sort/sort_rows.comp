@@ -294,6 +294,9 @@ int rank_of(int p) {
     return rank;
 }
 
+// The larger of the bins, whose elements may all be in CROWD to a bin, and the network.
+LOOPS(loop(ceil(rows * blocks, workgroups), loop(ceil(BINS / 2, LOCAL)) + 2 * SUM_BEFORE_LOOPS + loop(EACH, loop(CROWD)) + loop(log2(BLOCK), loop(log2(BLOCK)))))
+
 void main() {
     int all_blocks = rows * blocks;
     for (int i = WORKGROUP; i < all_blocks; i += WORKGROUPS) {

@@ -117,7 +117,7 @@ def _multiplied(split: Split, x: Value, dim: int, running: bool, dtype: DType) -
     """The product along a dim, or the running products: one invocation per row."""
     parts = split.parts(x, dtype)
     rank, length = x.type.rank, x.type.dims[dim]
-    if _dims.upper(length) > split.builder.traits.max_iterations:
+    if _dims.upper(length) >= split.builder.traits.max_iterations:
         raise NoKernelError(f"no kernel for a product of {_dims.upper(length)} complex numbers")
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
     at = coordinates(rank, **{f"d{dim}": "j"})
@@ -125,7 +125,7 @@ def _multiplied(split: Split, x: Value, dim: int, running: bool, dtype: DType) -
     store = "R_PUT({at}, a); R1_PUT({at}, b);"
     body = (
         f"{parts.real.type.dtype.acc} a = 1.0, b = 0.0;"
-        f" for (int j = 0; j < re_size_{dim}; j++) {{"
+        f" LOOPS(loop(re_size_{dim})) for (int j = 0; j < re_size_{dim}; j++) {{"
         f" {parts.real.type.dtype.acc} c = RE({at}), d = IM({at}), e = a * c - b * d;"
         f" b = a * d + b * c; a = e; {store.format(at=at) if running else ''} }}"
         f" {'' if running else store.format(at=end)}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
-from purevk.ir import dims as _dims
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import pair
@@ -72,7 +71,7 @@ def refuse_convolution(node: Node, traits: DeviceTraits) -> str | None:
     weight = node.tensor("weight").type
     if weight.rank > 5:
         return f"no kernel for a convolution of {weight.rank - 2} dims"
-    long = traits.too_long(_dims.product(weight.dims[2:]))
+    long = traits.too_long(*weight.dims[2:], 1)
     dtypes = {value.type.dtype for value in node.inputs}
     own = dtypes in ({DType.int64}, {DType.int32}) or node.tensor("x").type.dtype is DType.float64
     return long or (None if own else supports_float(node, traits))

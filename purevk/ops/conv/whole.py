@@ -22,6 +22,9 @@ def expand_whole(builder: Builder, node: Node) -> Value:
     first = 2 if batched else 1
     taps = "".join(f"for (int k{d} = 0; k{d} < w_size_{d + 2}; k{d}++) " for d in dims)
     kernel = "".join(f", k{d}" for d in dims)
+    nested = f"loop({'x_size_' + str(first - 1) if node.bool('transposed') else 'w_size_1'})"
+    for d in reversed(dims):
+        nested = f"loop(w_size_{d + 2}, {nested})"
     if node.bool("transposed"):
         group = f"{channel} / w_size_1"
         places = [
@@ -46,7 +49,7 @@ def expand_whole(builder: Builder, node: Node) -> Value:
     body = (
         f"T_R sum = {f'B({channel})' if bias is not None else 'T_R(0)'};"
         f" int some = {channels}, from = {group} * some;"
-        f" {taps}{{ {' '.join(places)} if ({inside}) for (int c = 0; c < some; c++)"
+        f" LOOPS({nested}) {taps}{{ {' '.join(places)} if ({inside}) for (int c = 0; c < some; c++)"
         f" sum += {element} * {factor}; }} r = sum;"
     )
     inputs = {"X": x, "W": weight, **({} if bias is None else {"B": bias})}

@@ -51,7 +51,7 @@ def takes(conv: Conv2d, result: TensorType, traits: DeviceTraits) -> bool:
     if conv.bias is not None and conv.bias.type.dims != weight.dims[3:]:
         return False
     channels, columns = (_dims.specialize(size) for size in weight.dims[2:])
-    if not gcd4(channels, columns) or traits.too_long(PRODUCTS * channels // 4):
+    if not gcd4(channels, columns) or traits.too_long(PRODUCTS * (channels // 4 + 3)):
         return False
     image, most = _input_type(result, channels), min(_MOST_BYTES, traits.max_storage_range)
     if max(_dims.upper(image.nbytes), _dims.upper(_weight_shape(weight).nbytes)) > most:

@@ -36,6 +36,7 @@ def _overlap_add(
     acc = grad_in.type.dtype.acc
     body = (
         f"int w = i{at} < size ? 0 : (i{at} - size) / step + 1; {acc} sum = {acc}(0);"
+        f" LOOPS(loop(min(x_size_{at}, ceil(size, step))))"
         f" for (; w < x_size_{at} && w * step <= i{at}; w++) sum += X({here}); r = sum;"
     )
     numbers: dict[str, Size] = {"size": size, "step": step}

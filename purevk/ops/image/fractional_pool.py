@@ -65,12 +65,16 @@ def _expand(
         inside.append(f"a{d} + j{d}")
         index = f"({index} * {size} + a{d} + j{d})"
     loops = "".join(f"for (int j{d} = 0; j{d} < {kernel[d]}; j{d}++) " for d in range(rank))
+    nested = "0"
+    for size in reversed(kernel):
+        nested = f"loop({size}, {nested})"
     wide = node.results[1].type.dtype is DType.int64
     first = index
     for d in range(rank):
         first = first.replace(f" + j{d}", "")
     body = (
         f"{' '.join(text)} r = -PV_INF; int at = {first};"
+        f" LOOPS({nested})"
         f" {loops}{{ T_R v = X({', '.join(inside)}); if (v > r || pv_isnan(v)) {{ r = v; at = {index}; }} }}"
         f" r1 = {'pv_int64(at)' if wide else 'at'};"
     )

@@ -99,7 +99,11 @@ class _Windows:
         return " ".join(out)
 
     def loops(self) -> str:
-        return " ".join(
+        nested = "0"
+        for d in reversed(self.dims):
+            size = f"ceil(x_size_{d}, r_size_{d}) + 1" if self.adaptive else f"kernel_{d}"
+            nested = f"loop({size}, {nested})"
+        return f"LOOPS({nested}) " + " ".join(
             f"for (int k{d} = from_{d}; k{d} < to_{d}; k{d} += step_{d})" for d in self.dims
         )
 
@@ -186,7 +190,7 @@ def _images(x: TensorType, window: Window, sizes: tuple[Size, Size]) -> _Windows
 
 def _pools(count: int) -> None:
     def refuse(node: Node, traits: DeviceTraits) -> str | None:
-        return traits.too_long(_dims.product(node.ints("kernel_size", count)))
+        return traits.too_long(*node.ints("kernel_size", count))
 
     def average_shape(
         x: TensorType,
@@ -264,7 +268,7 @@ def _adaptive(count: int) -> None:
         windows = [
             _dims.upper(size) // max(_dims.upper(out), 1) + 2 for size, out in zip(sizes, wanted)
         ]
-        return traits.too_long(_dims.product(windows))
+        return traits.too_long(*windows)
 
     def average_shape(x: TensorType, output_size: OutputSizes) -> TensorType:
         return _Windows.even(x, count, output_size).type(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -363,7 +362,7 @@ def _expand_max(builder: Builder, node: Node) -> tuple[Value, ...]:
 
 
 def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(math.prod(node.ints("kernel_size", 2)))
+    return traits.too_long(*node.ints("kernel_size", 2))
 
 
 register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long)))

@@ -145,14 +145,15 @@ def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
         )
     read = "X(i0, i1, clamp(a2 + u - 1, 0, x_size_2 - 1), clamp(a3 + v - 1, 0, x_size_3 - 1))"
     return " ".join(out) + (
-        f" r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R row = T_R(0); for (int v = 0; v < 4;"
+        f" LOOPS(loop(4, loop(4))) r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R row = T_R(0); for (int v = 0; v < 4;"
         f" v++) row += {read} * w3[v];"
         " r += row * w2[u]; }"
     )
 
 
-def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
-    """The average over all elements that an element of the result covers, weighed by a filter."""
+def _smooth(rank: int, scales: Sequence[str], kind: str, ratios: Sequence[int]) -> str:
+    """The average over all elements that an element of the result covers, weighed by a filter.
+    `ratios`: elements of the input for each of the result, rounded up."""
     width, weigh = (1.0, "pv_triangle") if kind == "linear" else (2.0, "pv_cubic")
     out = []
     for d, scale in zip((2, 3), scales):
@@ -162,6 +163,8 @@ def _smooth(rank: int, scales: Sequence[str], kind: str) -> str:
             f" * t{d} + 0.5), x_size_{d});"
         )
     weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
+    high, wide = (2 * int(width) * ratio + 2 for ratio in ratios)
+    out.append(f"LOOPS(loop({wide}) + loop({high}, loop({wide})))")
     return " ".join(out) + (
         f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
         " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R row = T_R(0);"
@@ -188,7 +191,10 @@ def _resize(
     if kind in ("nearest", "exact"):
         body = _nearest(rank, scales, kind == "exact")
     elif kind.endswith("aa"):
-        body = _smooth(rank, scales, kind.removesuffix("aa"))
+        ratios = [
+            -(-_dims.upper(x.type.dims[d]) // max(_dims.upper(type.dims[d]), 1)) for d in (2, 3)
+        ]
+        body = _smooth(rank, scales, kind.removesuffix("aa"), ratios)
     else:
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)
@@ -328,7 +334,7 @@ def _grid(
         weight = " * ".join(f"(u{d} != 0 ? w{d} : 1.0 - w{d})" for d in dims)
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
         out.append(
-            f"r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if"
+            f"LOOPS(loop({2**count})) r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if"
             f" ({inside}) r += X({at}) * ({weight}); }}"
         )
     else:
@@ -342,7 +348,7 @@ def _grid(
         )
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         out.append(
-            "r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
+            "LOOPS(loop(4, loop(4))) r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
             f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }}"
         )
     body, flops = " ".join(out), 2 ** (count + 2)

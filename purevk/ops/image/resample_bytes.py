@@ -144,7 +144,7 @@ def _along(builder: Builder, x: Value, dim: int, weights: _Weights) -> Value:
     half = 1 << (weights.bits - 1) if weights.bits else 0
     body = (
         f"int first = F(i{dim}), sum = {half};"
-        f" for (int k = 0; k < w_size_1; k++) sum += W(i{dim}, k) * X({', '.join(index)});"
+        f" LOOPS(loop(w_size_1)) for (int k = 0; k < w_size_1; k++) sum += W(i{dim}, k) * X({', '.join(index)});"
         f" r = clamp(sum >> {weights.bits}, 0, 255);"
     )
     dims = list(x.type.dims)

@@ -239,6 +239,7 @@ def _resize(taps: int, down: _Along, across: _Along, channels: int) -> str:
         loop.append(f"if (top + {row} < r_size_2) {put};")
     return (
         f"int top = i1 * {down.count}; {down.text} {across.text}"
+        f" LOOPS(loop({channels}))"
         f" for (int k = 0; k < {channels}; k++) {{ int channel = i0 * {channels} + k; {' '.join(loop)} }}"
     )
 
@@ -367,7 +368,8 @@ def _sample_staged(
         f"{each} kept[(y + 1) * {row} + x + 1] = next[n]; }}",
     )
     zeros = (
-        f"for (int at = mine; at < {2 * row + 2 * high}; at += {local}) {{ int side = at - {2 * row};"
+        f"LOOPS(loop(ceil({2 * row + 2 * high}, {local})) + loop({rounds}, loop({iterations})))"
+        f" for (int at = mine; at < {2 * row + 2 * high}; at += {local}) {{ int side = at - {2 * row};"
         f" kept[at < {row} ? at : at < {2 * row} ? at + {high * row}"
         f" : ((side >> 1) + 1) * {row} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
     )

@@ -221,7 +221,8 @@ def _slice_order(builder: Builder, rows: Value) -> Value:
     acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
     less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
     body = (
-        f"int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c <"
+        f"LOOPS(loop(x_size_0, loop(x_size_1)))"
+        f" int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c <"
         f" x_size_1 && order == 0; c++) {{"
         f" {acc} a = X(j, c), b = X(i0, c); order = {less.format('a', 'b')} ? -1 : {less.format('b', 'a')} ? 1 : 0; }}"
         " if (order < 0 || (order == 0 && j < i0)) before++; } R_PUT(before, i0);"
@@ -265,7 +266,7 @@ def _unique(
         if not ordered:
             order = _slice_order(builder, rows)
             rows = builder.emit("aten.index_select.default", rows, 0, order)
-        body = "r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
+        body = "LOOPS(loop(x_size_1)) r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
     length, width = rows.type.dims[0], rows.type.dims[1:]
     flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
     before = _running_count(builder, flags, size)
@@ -365,7 +366,7 @@ def _refuse_slices(node: Node, traits: DeviceTraits) -> str | None:
         return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
     if _dims.upper(x.dims[at]) > _MOST_SLICES:
         return f"no kernel that sorts {x.dims[at]} slices"
-    return traits.too_long(x.numel)
+    return traits.too_long(x.dims[at], x.numel // x.dims[at])
 
 
 rewrite(
@@ -411,7 +412,7 @@ def _repeat(
     if output_size is None:
         builder.bind_symbol(size, _last(builder, ends))
     body = (
-        "int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
+        "LOOPS(loop(32)) int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
         " if (ENDS(m) <= i0) low = m + 1; else high = m; } r = low;"
     )
     made = TensorType(DType.int32, (size,))

@@ -125,7 +125,7 @@ def _bag(
     start = " r1 = 0;" if mode == 2 else ""
     body = (
         f"{span} {stop} int n = 0; r = 0.0;{start}"
-        f" for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
+        f" LOOPS(loop(count)) for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
     )
     types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
     made = mapped_all(builder, body, inputs, *types, numbers=numbers)
@@ -134,7 +134,7 @@ def _bag(
     else:
         count = (
             f"{span} r = 0;"
-            " for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
+            " LOOPS(loop(count)) for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
         )
         some = {"INDEX": indices, "START": offsets}
         lengths = mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers)
@@ -142,7 +142,7 @@ def _bag(
     if to_bag.dims == (0,):
         bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
     else:
-        find_bag = "r = -1; for (int k = 0; k <= last; k++) if (int(START(k)) <= i0) r = k;"
+        find_bag = "LOOPS(loop(last + 1)) r = -1; for (int k = 0; k <= last; k++) if (int(START(k)) <= i0) r = k;"
         bags = mapped(
             builder,
             find_bag,

@@ -297,11 +297,12 @@ class _Emitter:
         entries = self.entries
         before = "" if mode == "set" else f"{self.acc} a = R({self.target});"
         body = (
-            f"for (int m = first; m < last; m++) {{ {entries.decode('m')} {before} {self.acc} {made};"
+            f"LOOPS(loop(last - first))"
+            f" for (int m = first; m < last; m++) {{ {entries.decode('m')} {before} {self.acc} {made};"
             f" R_PUT({self.target}, {_COMBINE[mode]}); }}"
         )
         count = entries.count
-        step = self.lowering.traits.max_iterations // 2
+        step = max(self.lowering.traits.max_iterations // 2, 1)
         for first in range(0, max(_dims.upper(count), 1), step):
             last = (
                 count if first + step >= _dims.upper(count) else _dims.minimum(count, first + step)

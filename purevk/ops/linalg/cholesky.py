@@ -22,7 +22,8 @@ def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
     at = lead(a.type)
     batch = at.rstrip(", ") or "0"
     body = (
-        f"int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k"
+        f"LOOPS(loop(rows, 2 * loop(rows) + loop(rows, loop(rows))))"
+        f" int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k"
         f" < j; k++) d -= R({at}j, k) * R({at}j, k);"
         f" if (!(d > 0.0) && info == 0) info = j + 1; d = sqrt(d); R_PUT({at}j, j, d);"
         f" for (int i = 0; i < j; i++) R_PUT({at}i, j, 0.0); for (int i = j + 1; i < rows; i++) {{"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
-from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_type
@@ -175,7 +174,10 @@ def _distance(p: float, a: str, b: str) -> str:
         2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
         math.inf: ("0.0", "r = pv_max(r, d)", ""),
     }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
-    return f"r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
+    return (
+        f"LOOPS(loop(width))"
+        f" r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
+    )
 
 
 def _cdist_shape(
@@ -236,7 +238,7 @@ def _pdist(builder: Builder, node: Node, x: Value, p: float) -> Value:
     body = (
         "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) -"
         " 1.0, 0.0))), 0, count - 2);"
-        " for (; a > 0 && a * (2 * count - a - 1) / 2 > i0;) a--;"
+        " LOOPS(2 * loop(4)) for (; a > 0 && a * (2 * count - a - 1) / 2 > i0;) a--;"
         " for (; (a + 1) * (2 * count - a - 2) / 2 <= i0;) a++;"
         " int b = i0 - a * (2 * count - a - 1) / 2 + a + 1; "
     ) + _distance(float(p), "X(a, k)", "X(b, k)")
@@ -319,8 +321,11 @@ def _trilinear(
         )
 
     loops = "".join(f" for (int k{d} = 0; k{d} < count_{d}; k{d}++)" for d in summed)
+    nested = "0"
+    for d in reversed(summed):
+        nested = f"loop(count_{d}, {nested})"
     body = (
-        "r = 0.0;"
+        f"LOOPS({nested}) r = 0.0;"
         + loops
         + " r += "
         + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide))
@@ -336,7 +341,7 @@ def _refuse_trilinear(node: Node, traits: DeviceTraits) -> str | None:
     tensors = [node.tensor(name).type for name in "abc"]
     expands = [node.ints(f"expand{n}") for n in (1, 2, 3)]
     whole, summed = _Trilinear.of(tensors, expands, node.ints("sumdim"))
-    return traits.too_long(_dims.product(whole[d] for d in summed))
+    return traits.too_long(*(whole[d] for d in summed))
 
 
 rewrite("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_trilinear)

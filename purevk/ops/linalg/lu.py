@@ -39,6 +39,8 @@ def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
     batch = at.rstrip(", ") or "0"
     search = f"for (int i = k + 1; i < rows; i++) if (abs(R({at}i, k)) > abs(R({at}p, k))) p = i;"
     body = (
+        "LOOPS(loop(rows, loop(columns)))"
+        " LOOPS(loop(columns, loop(rows) + loop(columns) + loop(rows, loop(columns)))) "
         f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j)); int info = 0;"
         f" for (int k = 0; k < min(rows, columns); k++) {{ int p = k; {search} R1_PUT({at}k, p + 1);"
         f" if (p != k) for (int j = 0; j < columns; j++) {{ float t = R({at}k, j); R_PUT({at}k, j,"
@@ -61,7 +63,7 @@ def _order(builder: Builder, pivots: Value, rows: Size) -> Value:
     """For each row after the swaps, the row that it was before."""
     *batch, count = pivots.type.dims
     at, mine = lead(pivots.type, 1), f"i{len(batch)}"
-    body = f"r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"  # noqa: E501
+    body = f"LOOPS(loop(count)) r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"  # noqa: E501
     return mapped(
         builder, body, {"PIVOT": pivots}, TensorType(INT, (*batch, rows)), numbers={"count": count}
     )
@@ -76,7 +78,10 @@ def _swapped(builder: Builder, b: Value, order: Value) -> Value:
 def _unswapped(builder: Builder, b: Value, order: Value) -> Value:
     """The rows of a matrix back from an order."""
     at, r, c = lead(b.type), f"i{b.type.rank - 2}", f"i{b.type.rank - 1}"
-    body = f"int from = 0; for (int k = 0; k < rows; k++) if (ORDER({at}k) == {r}) from = k; r = B({at}from, {c});"
+    body = (
+        f"LOOPS(loop(rows))"
+        f" int from = 0; for (int k = 0; k < rows; k++) if (ORDER({at}k) == {r}) from = k; r = B({at}from, {c});"
+    )
     return mapped(
         builder, body, {"B": b, "ORDER": order}, b.type, numbers={"rows": b.type.dims[-2]}
     )
@@ -177,7 +182,7 @@ def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ..
         else "sign *= d;"
     )
     body = (
-        "float sign = 1.0, size = 0.0; for (int k = 0; k < rows; k++)"
+        "float sign = 1.0, size = 0.0; LOOPS(loop(rows)) for (int k = 0; k < rows; k++)"
         f" {{ float d = LU({at}k, k); {step} if (PIVOT({at}k) != k + 1) sign = -sign; }} r = sign;"
         + (" r1 = size;" if logarithm else "")
     )

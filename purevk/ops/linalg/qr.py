@@ -24,6 +24,8 @@ def _reflectors(builder: Builder, a: Value) -> tuple[Value, Value]:
     """R with Householder's vectors below its diagonal, and their factors."""
     at = lead(a.type)
     body = (
+        "LOOPS(loop(rows, loop(columns)))"
+        " LOOPS(loop(columns, 2 * loop(rows) + loop(columns, 2 * loop(rows)))) "
         f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j));"
         f" for (int k = 0; k < min(rows, columns); k++) {{ float below = 0.0, head = R({at}k, k), tau = 0.0;"
         f" for (int i = k + 1; i < rows; i++) below += R({at}i, k) * R({at}i, k);"
@@ -48,7 +50,8 @@ def _reflect(builder: Builder, vectors: Value, factors: Value, x: Value, transpo
     at, c = lead(x.type), f"i{x.type.rank - 2}"
     walk = "int k = 0; k < count; k++" if transpose else "int k = count - 1; k >= 0; k--"
     body = (
-        f"for (int i = 0; i < rows; i++) R_PUT({at}i, {c}, X({at}i, {c})); for ({walk}) {{ float s = R({at}k, {c});"
+        f"LOOPS(loop(rows) + loop(count, 2 * loop(rows)))"
+        f" for (int i = 0; i < rows; i++) R_PUT({at}i, {c}, X({at}i, {c})); for ({walk}) {{ float s = R({at}k, {c});"
         f" for (int i = k + 1; i < rows; i++) s += V({at}i, k) * R({at}i, {c}); s *= TAU({at}k);"
         f" R_PUT({at}k, {c}, R({at}k, {c}) - s);"
         f" for (int i = k + 1; i < rows; i++) R_PUT({at}i, {c}, R({at}i, {c}) - s * V({at}i, k)); }}"

@@ -40,7 +40,7 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     if vectors and "full_matrices" in parameters:
         count = rows if node.bool("full_matrices") else columns
         longest = max(longest, basis_steps(rows, count))
-    return traits.too_long(longest)
+    return traits.too_long(longest + longest // 4 + 64)
 
 
 def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:

@@ -19,7 +19,8 @@ def solve_triangle(builder: Builder, a: Value, b: Value, upper: bool, unit: bool
     walk = "int i = rows - 1; i >= 0; i--" if upper else "int i = 0; i < rows; i++"
     known = "int j = i + 1; j < rows; j++" if upper else "int j = 0; j < i; j++"
     body = (
-        f"for ({walk}) {{ float sum = B({at}i, {c}); for ({known}) sum -= A({at}i, j) * R({at}j, {c});"
+        f"LOOPS(loop(rows, loop(rows)))"
+        f" for ({walk}) {{ float sum = B({at}i, {c}); for ({known}) sum -= A({at}i, j) * R({at}j, {c});"
         f" R_PUT({at}i, {c}, {'sum' if unit else f'sum / A({at}i, i)'}); }}"
     )
     over = (*batch, b.type.dims[-1])

@@ -278,6 +278,7 @@ def _depth_in_groups(builder: Builder, a: Value, b: Value, offs: Value) -> Value
     type = TensorType(a.type.dtype, (offs.type.dims[0], a.type.dims[0], b.type.dims[1]))
     body = (
         "float sum = 0.0; int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth);"
+        " LOOPS(loop(depth))"
         " for (int k = max(first, 0); k < last; k++) sum += float(A(i1, k)) * float(B(k, i2)); r = sum;"
     )
     numbers = {"depth": a.type.dims[1]}

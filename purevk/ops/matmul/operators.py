@@ -186,7 +186,7 @@ def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Val
     parts."""
     type = matmul_type(a.type, b.type)
     depth, most = a.type.dims[-1], builder.traits.max_iterations
-    if _dims.upper(depth) > most:
+    if _dims.upper(depth) >= most:
         halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]
 
         def cut(value: Value, dim: int, ends: tuple[Size, Size]) -> Value:
@@ -207,5 +207,9 @@ def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Val
 
     acc = acc_of(dtype)
     term = f"{acc}(A({at(a, f'i{rank - 2}', 'k')})) * {acc}(B({at(b, 'k', f'i{rank - 1}')}))"
-    body = f"{acc} sum = {acc}(0); for (int k = 0; k < a_size_{a.type.rank - 1}; k++) sum += {term}; r = sum;"
+    count = f"a_size_{a.type.rank - 1}"
+    body = (
+        f"{acc} sum = {acc}(0); LOOPS(loop({count})) for (int k = 0; k < {count}; k++)"
+        f" sum += {term}; r = sum;"
+    )
     return mapped(builder, body, {"A": a, "B": b}, TensorType(dtype, type.dims))

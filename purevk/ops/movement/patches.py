@@ -194,7 +194,8 @@ def _col2im(
     down, across = window.counts(output_size)
     c, h, w = ("i1", "i2", "i3") if batched else ("i0", "i1", "i2")
     body = (
-        f"r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
+        f"LOOPS(loop(kernel_h, loop(kernel_w)))"
+        f" r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
         f" int y = {h} + pad_h - ky * dilation_h, x = {w} + pad_w - kx * dilation_w;"
         f" if (y >= 0 && x >= 0 && y % stride_h == 0 && x % stride_w == 0 && y / stride_h < down"
         f" && x / stride_w < across)"

@@ -146,6 +146,11 @@ def _by_pairs(traits: DeviceTraits, work: RowWork, rows: Size) -> tuple[RowWork,
     return RowWork(macros, local, pairs), _dims.ceil_div(rows, 16) * 8
 
 
+def passes_of_norm(rms: bool) -> int:
+    """How often the kernel reads a row that registers do not hold."""
+    return 2 if rms else 3
+
+
 def emit_norm(
     lowering: Lowering,
     node: Node,
@@ -179,7 +184,14 @@ def emit_norm(
         plain: whether the result is stored in `out`; else only its type is read.
         turn: how the rows rotate after the norm.
     """
-    work = spread(lowering.traits, rows, columns, vector, cache=True)
+    work = spread(
+        lowering.traits,
+        rows,
+        columns,
+        vector,
+        cache=True,
+        passes=passes_of_norm(bool(macros.get("RMS"))),
+    )
     items = rows
     if blocks is not None and vector and gcd8(blocks.offset):
         work, items = _by_pairs(lowering.traits, work, rows)

@@ -14,11 +14,12 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import bind_x, by_dim, collapse, spread
+from purevk.lower.rows import MOST_JOINS, bind_x, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty, reduced, wrap_all
+from purevk.shaders.code_size import loops_of_functions
 from purevk.tuning import DeviceTraits
 
 
@@ -111,7 +112,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         outs += [lowering.operand(node.results[1])] if index else []
         if index is DType.int64:
             macros["HAS_INT64"] = "1"
-    parts = 1 if how.best or how.variance else _parts(lowering, walk, x.dtype)
+    parts = 1 if how.best or how.variance else _parts(lowering, walk, x.dtype, macros)
     if parts == 1:
         _emit(lowering, x, outs, walk, {**macros, **last})
         return
@@ -234,7 +235,7 @@ def _emit(
         > (
             max(4096, _dims.upper(outputs))
             if profile.needs_many_invocations
-            else traits.max_iterations
+            else _longest(traits, macros)
         )
     ):
         column = False
@@ -254,7 +255,12 @@ def _emit(
     else:
         vector = reads_vectors and walk.contiguous and gcd4(inner[1], outer_steps[0], *rest)
         work = spread(
-            traits, outputs, _dims.ceil_div(inner[1], parts), vector, passes=inner[0], short=True
+            traits,
+            outputs,
+            _dims.ceil_div(inner[1], parts),
+            vector,
+            passes=inner[0] * _each(macros, 4 if vector else 1),
+            short=True,
         )
         macros.update({**work.macros, "VEC4": int(vector)})
         local, grid = work.local, work.grid(outputs)
@@ -301,8 +307,21 @@ _PARTIAL_TYPES = {
 }
 
 
-def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
-    """Into how many parts rows are cut if there are too few to keep the device busy; else 1."""
+def _each(macros: Mapping[str, str | int], elements: int = 1) -> int:
+    """Iterations that so many elements take, read at once, with those of the functions that are
+    applied to them."""
+    floats = macros.get("ACC") in ("float", "double")
+    return 1 + elements * loops_of_functions(str(macros.get("LOAD(v)", "")), floats)
+
+
+def _longest(traits: DeviceTraits, macros: Mapping[str, str | int]) -> int:
+    """Elements that one invocation may take. A block of 64 of them has a few iterations more."""
+    return max(traits.max_iterations - MOST_JOINS, 17) * 8 // 9 // _each(macros)
+
+
+def _parts(lowering: Lowering, walk: _Walk, dtype: DType, macros: Mapping[str, str | int]) -> int:
+    """Into how many parts rows are cut if there are too few to keep the device busy, or if they are
+    longer than it walks; else 1."""
     if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
         return 1
     traits, length, outputs = (
@@ -313,7 +332,8 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     wanted = 4 * traits.processors  # workgroups
     if not walk.columns:
         part = traits.profile.reduce_part_elements
-        return max(min(wanted // outputs, length // part), 1) if outputs * 4 < wanted else 1
+        least = max(-(-length // (_longest(traits, macros) * min(256, traits.max_invocations))), 1)
+        return max(min(wanted // outputs, length // part), least) if outputs * 4 < wanted else least
     if traits.profile.has_fast_shared_memory:
         # A workgroup takes the columns of one transaction, and is as large as possible. One
         # workgroup per multiprocessor is enough.
@@ -326,7 +346,7 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType) -> int:
     if outputs * 4 >= wanted * COLUMNS:
         return 1
     parts = max(
-        min(wanted * COLUMNS // outputs, length // 256), -(-length // traits.max_iterations)
+        min(wanted * COLUMNS // outputs, length // 256), -(-length // _longest(traits, macros))
     )
     return parts if parts > 1 else 1
 

@@ -134,7 +134,7 @@ def emit_scan(
     if profile.needs_many_invocations:
         alone = not adjacent and (long <= 64 or (many >= 2**16 and long <= 4096))
     else:
-        alone = long <= traits.max_iterations and many >= 8
+        alone = long + 4 <= traits.max_iterations and many >= 8
     part = profile.scan_part_elements
     cut = not alone and not how.beats and long >= 4 * part and many < 64
     # Adjacent columns are scanned together.

@@ -73,7 +73,7 @@ def _segment(
         )
     body = (
         f"int from = max(int(START({segment})), 0), to = min(int(END({segment})), x_size_{lead}); r = {first};"
-        f" for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
+        f" LOOPS(loop(x_size_{lead})) for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
     )
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
 

@@ -8,13 +8,21 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import bind_x, by_dim, collapse, spread, spread_columns
+from purevk.lower.rows import (
+    bind_x,
+    by_dim,
+    collapse,
+    reads_alone,
+    spread,
+    spread_columns,
+)
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.softmax"
+PASSES = 2  # how often the kernel reads a row that registers do not hold
 
 
 def _softmax_kernel_shape(
@@ -47,7 +55,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     # Without shared memory one invocation takes a column. Columns must then be many, and short
     # enough for its loops.
     fit = lowering.traits.profile.has_fast_shared_memory or (
-        _dims.upper(rows) >= 32 and 2 * _dims.upper(columns) <= lowering.traits.max_iterations
+        _dims.upper(rows) >= 32 and reads_alone(lowering.traits, _dims.upper(columns), PASSES)
     )
     if adjacent and not contiguous and fit:
         vector = gcd4(
@@ -56,7 +64,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         work = spread_columns(lowering.traits, rows, columns, vector, x.dtype.itemsize)
     else:
         vector = contiguous and gcd4(columns, x.offset, out.offset, *x_strides, *out_strides)
-        work = spread(lowering.traits, rows, columns, vector, cache=True, short=True)
+        work = spread(lowering.traits, rows, columns, vector, cache=True, passes=PASSES, short=True)
     params: dict[str, Size] = {
         "x_offset": x.offset,
         "out_offset": out.offset,

@@ -38,7 +38,7 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     here = coordinates(x.type.rank, **{f"d{at}": "m"})
     body = (
         f"{acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)}); int low = 0, high = i{at};"
-        f" for (; low < high;) {{ int m = (low + high) / 2; if (V({here}) != v) low = m + 1; else"
+        f" LOOPS(loop(32)) for (; low < high;) {{ int m = (low + high) / 2; if (V({here}) != v) low = m + 1; else"
         f" high = m; }} r = i{at} - low + 1;"
     )
     runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
@@ -163,7 +163,7 @@ def _filled(
     body = "int bin = 0; bool inside = true;"
     for d in range(len(edges)):
         body += (
-            f" {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{"
+            f" LOOPS(loop(32)) {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{"
             f" int m = (low + high) / 2;"
             f" if (EDGE{d}(m) <= v) low = m + 1; else high = m; }} inside = inside && low > 0 && v"
             f" <= EDGE{d}(edge{d}_size_0 - 1);"

@@ -24,7 +24,7 @@ def _bisect(after: str, count: Size) -> str:
     """
     step = f"int m = (low + high) >> 1; if ({after}) low = m + 1; else high = m;"
     if not isinstance(count, int):
-        return f"int low = 0, high = count; for (; low < high;) {{ {step} }} r = T_R(low);"
+        return f"LOOPS(loop(32)) int low = 0, high = count; for (; low < high;) {{ {step} }} r = T_R(low);"
     # Every value takes as many steps, so no invocation waits for others, and several searches can
     # overlap.
     steps = [f"if (low < high) {{ {step} }}"] * count.bit_length()
@@ -133,7 +133,10 @@ def _isin(
             numbers={"count": tests.type.dims[0]},
         )
     at = coordinates(x.type.rank)
-    body = f"r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
+    body = (
+        f"LOOPS(loop(tests_size_0))"
+        f" r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
+    )
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
 
 

@@ -53,7 +53,7 @@ def _count_before(
     )
     flag = "true" if descending else "false"
     body = (
-        f"{acc_of(x.dtype)} v = X({mine}); int before = 0;"
+        f"{acc_of(x.dtype)} v = X({mine}); int before = 0; LOOPS(loop(x_size_{dim}))"
         f" for (int j = 0; j < x_size_{dim}; j++) if (pv_before(X({other}), j, v, i{dim}, {flag})) before++;"
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )

@@ -17,6 +17,12 @@ VENDORS = {
     0x14E4: "Broadcom",
     0x10001: "Vivante",
 }
-MOBILE = replace(DEFAULT, name="mobile", assumed_cores=4, max_invocations_per_core=1024)
+MOBILE = replace(
+    DEFAULT,
+    name="mobile",
+    assumed_cores=4,
+    max_invocations_per_core=1024,
+    iteration_seconds=200e-9,  # clocks and memory are a quarter as fast
+)
 
 register(Family(MOBILE, lambda device: device.vendor_id in VENDORS))

@@ -8,6 +8,7 @@ Numbers that this file does not give are the default's. They concern kernels wit
 which no software device runs, or were found to suit both.
 """
 
+import math
 from dataclasses import replace
 
 from purevk.tuning.families.default import DEFAULT
@@ -26,6 +27,7 @@ SOFTWARE = replace(
     has_fast_float_atomics=False,
     loads_in_flight=1,
     max_iterations=60000,  # old Mesa ends loops of its software device after 65535
+    dispatch_seconds=math.inf,
     busy_invocations=64,
     workgroup_size=64,
     max_select_workgroup=64,

@@ -1,0 +1,195 @@
+"""Rows that are longer than an invocation may walk: sums of parts in place of one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from purevk.dtypes import DType
+from purevk.ir import Node, Size, Value
+from purevk.ir import dims as _dims
+from purevk.lower.rows import most_columns
+from purevk.ops.builder import Builder
+from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.ops.promotion import wide_type
+from purevk.ops.reduce.normalization import NAME as NORM
+from purevk.ops.reduce.normalization import passes_of_norm
+from purevk.ops.reduce.reduction import NAME as REDUCE
+from purevk.ops.reduce.softmax import NAME as SOFTMAX
+from purevk.ops.reduce.softmax import PASSES
+from purevk.ops.registry import in_parts
+from purevk.tuning import DeviceTraits
+
+_MOST_PARTS = 64  # more dispatches are not worth it
+
+
+def _to(builder: Builder, value: Value, dtype: DType) -> Value:
+    return (
+        value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
+    )
+
+
+def _wide(builder: Builder, value: Value) -> Value:
+    return _to(builder, value, wide_type(value.type.dtype))
+
+
+def typed(builder: Builder, value: Value, node: Node) -> Value:
+    """A result in the dtype and with the sizes of the node's."""
+    type = node.results[0].type
+    if value.type.dtype is not type.dtype:
+        value = builder.emit("aten._to_copy.default", value, type.dtype)
+    return (
+        value
+        if value.type.dims == type.dims
+        else builder.emit("aten.view.default", value, type.dims)
+    )
+
+
+def _is_longer(size: Size, most: int) -> bool:
+    """Whether a size may be above `most`, and has a bound for which parts can be planned."""
+    return most < _dims.upper(size) < min(_dims.UNBOUNDED, _MOST_PARTS * max(most, 1))
+
+
+def _ends(size: Size, most: int) -> list[tuple[Size, Size]]:
+    """A size in parts of up to `most`: the first element of each, and the one after the last."""
+    parts = -(-_dims.upper(size) // most)
+    ends = [size * part // parts for part in range(parts + 1)]
+    return list(pairwise(ends))
+
+
+# -- rows that are reduced -----------------------------------------------------------------------
+def softmax(builder: Builder, node: Node) -> Value:
+    """`purevk.softmax` by reductions and pointwise operators."""
+    x = _wide(builder, node.tensor("x"))
+    dims = (node.int("dim") % x.type.rank,)
+    top = builder.emit(REDUCE, x, "amax", dims, True, x.type.dtype)
+    below = builder.emit("aten.sub.Tensor", x, top, 1)
+    powers = builder.emit("aten.exp.default", below)
+    total = builder.emit(REDUCE, powers, "sum", dims, True, x.type.dtype)
+    if node.bool("log"):
+        return typed(
+            builder,
+            builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1),
+            node,
+        )
+    made = builder.emit("aten.div.Tensor", powers, total)
+    if node.bool("zero_rows"):
+        made = builder.emit(
+            "aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made
+        )
+    return typed(builder, made, node)
+
+
+def normalize(
+    builder: Builder,
+    x: Value,
+    dims: Sequence[int],
+    eps: float,
+    dtype: DType,
+    rms: bool = False,
+) -> Value:
+    """Elements over their standard deviation along `dims`, or (`rms`) over the root of their mean
+    square, in `dtype`. Without `rms`, the mean is subtracted first."""
+    x = _to(builder, x, dtype)
+    if not rms:
+        x = builder.emit(
+            "aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, dtype), 1
+        )
+    mean = builder.emit(
+        REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, dtype
+    )
+    root = builder.emit("aten.sqrt.default", builder.emit("aten.add.Tensor", mean, float(eps), 1))
+    return builder.emit("aten.div.Tensor", x, root)
+
+
+def scaled(builder: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """x * weight + bias, of those that there are."""
+    made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
+    return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
+
+
+def norm(builder: Builder, node: Node) -> Value:
+    """`purevk.norm` by reductions and pointwise operators."""
+    x, rank = node.tensor("x"), node.tensor("x").type.rank
+    dims = range(rank - node.int("count"), rank)
+    dtype = wide_type(x.type.dtype)
+    made = normalize(builder, x, dims, node.float("eps"), dtype, node.bool("rms"))
+    weight, bias = node.optional_tensor("weight"), node.optional_tensor("bias")
+    return typed(builder, scaled(builder, made, weight, bias), node)
+
+
+def _long_softmax(node: Node, traits: DeviceTraits) -> bool:
+    x = node.tensor("x").type
+    return _is_longer(x.dims[node.int("dim") % x.rank], most_columns(traits, PASSES))
+
+
+def _long_norm(node: Node, traits: DeviceTraits) -> bool:
+    x, passes = node.tensor("x").type, passes_of_norm(node.bool("rms"))
+    columns = _dims.product(x.dims[x.rank - node.int("count") :])
+    return _is_longer(columns, most_columns(traits, passes))
+
+
+in_parts(SOFTMAX, softmax, _long_softmax)
+in_parts(NORM, norm, _long_norm)
+
+
+# -- sums of products ----------------------------------------------------------------------------
+def _sum(builder: Builder, node: Node, parts: Sequence[Value]) -> Value:
+    total = parts[0]
+    for part in parts[1:]:
+        total = builder.emit("aten.add.Tensor", total, part, 1)
+    return typed(builder, total, node)
+
+
+def _most_terms(traits: DeviceTraits) -> int:
+    """Terms of a matmul whose kernel takes 4 in an iteration."""
+    return 4 * (traits.max_iterations - 8)
+
+
+def _matmul(builder: Builder, node: Node) -> Value:
+    a, b, bias = node.tensor("a"), node.tensor("b"), node.optional_tensor("bias")
+    parts: list[Value] = []
+    for start, end in _ends(a.type.dims[-1], _most_terms(builder.traits)):
+        left = builder.emit("aten.slice.Tensor", a, a.type.rank - 1, start, end, 1)
+        right = builder.emit("aten.slice.Tensor", b, b.type.rank - 2, start, end, 1)
+        own = None if parts or bias is None else _wide(builder, bias)
+        parts.append(
+            builder.emit(MATMUL, _wide(builder, left), _wide(builder, right), own, None, ())
+        )
+    return _sum(builder, node, parts)
+
+
+def _most_channels(node: Node, traits: DeviceTraits) -> int:
+    """Channels of a convolution whose kernel takes 4 of them, of one tap, in an iteration."""
+    height, width = (_dims.upper(size) for size in node.tensor("weight").type.dims[:2])
+    return 4 * max((traits.max_iterations - 1 - 2 * height) // (height * width) - 2, 0)
+
+
+def _convolution(builder: Builder, node: Node) -> Value:
+    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
+    groups, (batch, channels, *sizes) = node.int("groups"), x.type.dims
+    in_groups = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *sizes))
+    parts: list[Value] = []
+    for start, end in _ends(weight.type.dims[2], _most_channels(node, builder.traits)):
+        some = builder.emit("aten.slice.Tensor", in_groups, 2, start, end, 1)
+        some = builder.emit("aten.reshape.default", some, (batch, groups * (end - start), *sizes))
+        terms = builder.emit("aten.slice.Tensor", weight, 2, start, end, 1)
+        own = None if parts or bias is None else _wide(builder, bias)
+        args = [*node.args]
+        args[:3] = _wide(builder, some), _wide(builder, terms), own
+        parts.append(builder.emit(CONVOLUTION, *args))
+    return _sum(builder, node, parts)
+
+
+def _long_matmul(node: Node, traits: DeviceTraits) -> bool:
+    return _is_longer(node.tensor("a").type.dims[-1], _most_terms(traits))
+
+
+def _long_convolution(node: Node, traits: DeviceTraits) -> bool:
+    most = _most_channels(node, traits)
+    return most > 0 and _is_longer(node.tensor("weight").type.dims[2], most)
+
+
+in_parts(MATMUL, _matmul, _long_matmul)
+in_parts(CONVOLUTION, _convolution, _long_convolution)
