@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 
 import purevk
 from purevk import knobs
+from tests.fuzz.mutations import apply, draw_changes
 from tests.harness import ROOT
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
@@ -129,6 +131,29 @@ def _check_lookup(address: str) -> None:
         assert outputs.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_allclose(outputs[name], values, 1e-5, 1e-6)
+    expected = _expected_lookup([1, 2, 3], 0.5)
+
+    def check(outputs: Any) -> None:
+        for name, values in expected.items():
+            np.testing.assert_allclose(outputs[name], values, 1e-5, 1e-6)
+
+    _check_changed(address, {"ids": [1, 2, 3], "scale": 0.5}, 150, check)
+
+
+def _check_changed(address: str, sound: Any, count: int, check: Any) -> None:
+    """Changed requests get an answer or 4xx, and sound ones beside them are answered."""
+    body = json.dumps(sound).encode()
+    bodies = []
+    for number in range(count):
+        draw = random.Random(number)
+        bodies += [apply(body, draw_changes(draw, "request", body)), body][: 1 + (number % 4 == 0)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda each: _ask(address, each), bodies))
+    for each, (code, text) in zip(bodies, answers):
+        assert code == 200 or 400 <= code < 500, (each, code, text)
+        if each == body:
+            assert code == 200
+            check(json.loads(text))
 
 
 def _ask(address: str, value: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -413,6 +438,12 @@ def test_kserve_with_named_outputs(lookup: Path, tmp_path: Path) -> None:
         ):
             code, answer = _ask(infer, wrong)
             assert code == 400 and words in answer, (wrong, code, answer)
+
+        def check_changed(answer: Any) -> None:
+            arrays = {o["name"]: np.reshape(o["data"], o["shape"]) for o in answer["outputs"]}
+            check(arrays, [[3, 4]], [2.0])
+
+        _check_changed(infer, body([[3, 4]], [2.0]), 200, check_changed)
         for headers, data in (
             ({"Inference-Header-Content-Length": "x"}, b"{}"),
             ({"Inference-Header-Content-Length": "2"}, b"{}"),
