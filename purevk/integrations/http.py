@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from purevk.errors import InputError, PurevkError
+from purevk.errors import PurevkError
+from purevk.integrations.worker import CLIENT_ERRORS
 
 MAX_BODY = 64 << 20
 """Bytes of the largest body."""
@@ -107,7 +108,7 @@ def answer(result: Mapping[str, np.ndarray] | PurevkError) -> Response:
     """The outputs of a sample as JSON, by name; or its error: 400 if the client can correct it,
     else 500. NaN and infinity are written as Python's `json` writes them."""
     if isinstance(result, PurevkError):
-        return _error(400 if isinstance(result, InputError) else 500, str(result))
+        return _error(400 if isinstance(result, CLIENT_ERRORS) else 500, str(result))
     text = json.dumps({name: values.tolist() for name, values in result.items()})
     return Response(text, media_type="application/json")
 

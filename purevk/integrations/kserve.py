@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY
 from purevk.errors import InputError
 from purevk.integrations.http import MAX_BODY, MAX_WAITING, Limits
 from purevk.integrations.values import read_values, request_dtype
-from purevk.integrations.worker import Worker
+from purevk.integrations.worker import CLIENT_ERRORS, Worker
 from purevk.program.specs import ArgumentSpec
 
 
@@ -61,7 +61,7 @@ class ProgramModel(kserve.Model):
             names = self._output_names(payload)
             arguments = self._arguments(payload)
             arrays = await asyncio.to_thread(self.worker.forward, *arguments)
-        except InputError as error:
+        except CLIENT_ERRORS as error:
             raise kserve.errors.InvalidInput(str(error)) from error
         outputs = []
         for name in filter(arrays.__contains__, names):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import InputError, PurevkError
+from purevk.errors import FallbackError, FileFormatError, InputError, PurevkError, ShapeError
 from purevk.integrations.values import (
     bfloat16_bits,
     bfloat16_values,
@@ -27,6 +27,9 @@ from purevk.program.specs import ArgumentSpec, DimSpec
 
 LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the buckets of latencies, in seconds. One more has no bound."""
+CLIENT_ERRORS = (InputError, ShapeError, FileFormatError, FallbackError)
+"""What only the inputs of a call can cause once the program has run: sizes that the program does not
+take, or elements that one of its checks or an operator on the CPU refuses."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from purevk.errors import DeviceError, InputError
+from purevk.errors import DeviceError, FallbackError, FileFormatError, InputError
 
 pytest.importorskip("starlette", reason="scripts/engines.sh runs these tests with the engines")
 from purevk.integrations import http
@@ -96,6 +96,11 @@ def test_answers() -> None:
     good = http.answer({"x": np.array([1.5, np.nan, np.inf], np.float32)})
     assert good.status_code == 200
     np.testing.assert_array_equal(json.loads(good.body)["x"], [1.5, np.nan, np.inf])
-    for error, code in ((InputError("wrong"), 400), (DeviceError("lost"), 500)):
+    for error, code in (
+        (InputError("wrong"), 400),
+        (FallbackError("an operator on the CPU refuses an element"), 400),
+        (FileFormatError("a check of the program fails"), 400),
+        (DeviceError("lost"), 500),
+    ):
         bad = http.answer(error)
         assert bad.status_code == code and json.loads(bad.body)["error"] == error.what

@@ -378,7 +378,7 @@ def test_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path, mod
     from purevk.integrations.triton import TritonPythonModel
 
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.pte").write_bytes(file.read_bytes())
+    (tmp_path / "1" / "model.pvk").write_bytes(file.read_bytes())
     triton = TritonPythonModel()
     triton.initialize(
         {
