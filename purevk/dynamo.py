@@ -419,7 +419,7 @@ class _CompiledGraph:
                 value = to_torch(value, method.graph.outputs[number].type.dtype)
             if isinstance(value, torch.Tensor):
                 traced = self.aot.results[number]
-                value = value if traced is None else value.to(traced.device)
+                value = value.to(traced.device) if isinstance(traced, torch.Tensor) else value
                 if not value.numel() or number in self.aot.unset:
                     value = torch.empty_like(value)  # code after the graph may resize it (`out=`)
             outputs[number] = value

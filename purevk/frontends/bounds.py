@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from purevk.errors import FileFormatError
-from purevk.ir import Arg, Dim, Graph, Guard, Size, Symbol, Value
+from purevk.ir import Arg, Dim, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected, expecting
 from purevk.ops.registry import Operator, find
@@ -36,8 +36,11 @@ def settled(read: Callable[[], Graph]) -> Graph:
     changes: dict[str, int] = {}
     while True:
         try:
-            with expecting(known):
-                return read()
+            with expecting(known), GuardLog() as log:
+                graph = read()
+            for guard in log.guards:  # without those of attempts with other bounds
+                _dims.note(guard)
+            return graph
         except UnsettledBounds as found:
             for name in found.bounds:
                 changes[name] = changes.get(name, 0) + 1

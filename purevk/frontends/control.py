@@ -7,7 +7,7 @@ from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
-from purevk.ir import Arg, Dim, Graph, Value, values_in
+from purevk.ir import Arg, Dim, Graph, Relation, Value, values_in
 from purevk.ops import registry
 from purevk.ops.control import output_type
 
@@ -57,7 +57,7 @@ class Region:
 
 def cond(
     importer: Importer,
-    predicate: Arg,
+    predicate: Arg | Relation,
     branches: Sequence[Walk],
     operands: Sequence[Any],
     source: str,
@@ -76,6 +76,7 @@ def cond(
         )
         regions.append(region)
     inside = [tuple(region.operands) for region in regions]
+    predicate = predicate.truth if isinstance(predicate, Relation) else predicate
     return _emit(importer, "purevk.cond", (predicate, *graphs, *inside), graphs, source)
 
 

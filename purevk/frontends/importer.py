@@ -26,6 +26,7 @@ from purevk.ir import (
     Guard,
     Label,
     Node,
+    Relation,
     Signature,
     Size,
     Symbol,
@@ -277,7 +278,9 @@ class Importer:
         """
         definition = None if host else registry.find(op)
         if definition is not None:
-            full = self.complete(definition, args, recorded)
+            full = self._with_relations(
+                definition, self.complete(definition, args, recorded), source
+            )
             try:
                 types = self._infer(definition, full, recorded, source)
                 if definition.of_user and exact:
@@ -296,6 +299,7 @@ class Importer:
                     self.check(limit.left, limit.op, limit.right, limit.message)
         else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
+            full = self._with_relations(None, full, source)
             types = [
                 self.types.unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)
             ]
@@ -340,6 +344,33 @@ class Importer:
                     ' torch.compile(module, backend="purevk") runs such a graph in eager torch',
                 ) from error
             raise
+
+    def number(self, number: Arg, type: TensorType, source: str) -> Value:
+        """A number that is known at a call, as a tensor of one element."""
+        args = ((), number, type.dtype, None, None, None)
+        made = self.emit("aten.full.default", args, [type], [False], source)[0]
+        self.numbers.add(made)
+        return made
+
+    def _with_relations(
+        self, definition: registry.Operator | None, args: tuple[Arg, ...], source: str
+    ) -> tuple[Arg, ...]:
+        """The arguments of an operator, with relations as tensors of one element, which promote as
+        truth values do, or as 1 or 0 where the operator takes no such tensor."""
+        if not any(isinstance(arg, (Relation, tuple)) for arg in args):
+            return args
+        names = ("",) * len(args) if definition is None else definition.parameters
+
+        def plain(arg: Any, name: str) -> Any:
+            if isinstance(arg, tuple):
+                return tuple(plain(item, "in a list") for item in arg)
+            if not isinstance(arg, Relation):
+                return arg
+            if name and name not in _NUMBER_OR_TENSOR:
+                return arg.truth
+            return self.number(arg.truth, TensorType(DType.bool, ()), source)
+
+        return tuple(map(plain, args, names))
 
     def _takes_number(self, definition: registry.Operator, args: tuple[Arg, ...]) -> bool:
         """Whether a number that an operator gave is an argument that cannot be a tensor."""
@@ -429,7 +460,7 @@ class Importer:
             self.name,
             tuple(self.inputs),
             tuple(self.nodes),
-            tuple(outputs),
+            _without_relations(outputs),
             {value: constant for value, constant in self.constants.items() if value in read},
             {value: first for value, first in self.states.items() if value in read},
             symbols,
@@ -455,7 +486,7 @@ class Importer:
             self.name,
             tuple(self.inputs),
             tuple(self.nodes),
-            tuple(outputs),
+            _without_relations(outputs),
             self.constants,
             self.states,
             symbols,
@@ -478,6 +509,11 @@ class Importer:
                     used |= _dims.symbols(size)
         self.bounds.settle(used)
         return graph
+
+
+def _without_relations(outputs: Sequence[Any]) -> tuple[Arg, ...]:
+    """The outputs of a graph, with relations as 1 or 0."""
+    return tuple(each.truth if isinstance(each, Relation) else each for each in outputs)
 
 
 def _check_schema(

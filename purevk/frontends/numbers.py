@@ -1,57 +1,80 @@
 """Numbers of a program: arithmetic on sizes, and numbers that operators give.
 
-A number that an operator gives is a tensor of one element in the graph (`Importer.numbers`). An
-integer in such a tensor is a symbol where its value is needed.
+A number is a Python number, a `Dim`, a `Relation` of sizes, or a tensor of one element that an
+operator gives (`Importer.numbers`). An integer in such a tensor is a symbol where its value is
+needed. Nothing here asks Python for the truth of a number that is known only at a call.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
-from purevk.ir import Arg, Dim, TensorType, Value
+from purevk.ir import Arg, Dim, Relation, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ir.relations import as_size
 
-_SIZES: dict[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "neg": operator.neg, "same": lambda value: value, "max": _dims.maximum, "min": _dims.minimum,
-    "/": operator.truediv, "**": operator.pow,
-}  # fmt: skip
-_TENSORS = {
-    "+": "aten.add.Tensor",
-    "-": "aten.sub.Tensor",
-    "*": "aten.mul.Tensor",
-    "/": "aten.div.Tensor",
-    "==": "aten.eq.Tensor",
-    "!=": "aten.ne.Tensor",
-    "<": "aten.lt.Tensor",
-    "<=": "aten.le.Tensor",
-    ">": "aten.gt.Tensor",
-    ">=": "aten.ge.Tensor",
-    "//": "aten.floor_divide.default",
-    "%": "aten.remainder.Tensor",
-    "neg": "aten.neg.default",
-    "max": "aten.maximum.default",
-    "min": "aten.minimum.default",
-    "**": "aten.pow.Tensor_Tensor",
+
+class _Operator(NamedTuple):
+    """What a step of arithmetic is: on sizes, and on tensors of one element."""
+
+    of_sizes: Callable[..., Any]
+    of_tensors: str = ""
+
+
+_OPERATORS = {
+    "+": _Operator(operator.add, "aten.add.Tensor"),
+    "-": _Operator(operator.sub, "aten.sub.Tensor"),
+    "*": _Operator(operator.mul, "aten.mul.Tensor"),
+    "//": _Operator(operator.floordiv, "aten.floor_divide.default"),
+    "%": _Operator(operator.mod, "aten.remainder.Tensor"),
+    "/": _Operator(operator.truediv, "aten.div.Tensor"),
+    "**": _Operator(_dims.power, "aten.pow.Tensor_Tensor"),
+    "<<": _Operator(lambda left, right: left * _dims.power(2, right)),
+    ">>": _Operator(lambda left, right: left // _dims.power(2, right)),
+    "neg": _Operator(operator.neg, "aten.neg.default"),
+    "abs": _Operator(lambda size: _dims.maximum(size, -size), "aten.abs.default"),
+    "same": _Operator(lambda value: value),
+    "max": _Operator(_dims.maximum, "aten.maximum.default"),
+    "min": _Operator(_dims.minimum, "aten.minimum.default"),
+    "&": _Operator(_dims.bitwise_and, "aten.logical_and.default"),
+    "|": _Operator(_dims.bitwise_or, "aten.logical_or.default"),
+    "not": _Operator(operator.not_, "aten.logical_not.default"),
+    "==": _Operator(operator.eq, "aten.eq.Tensor"),
+    "!=": _Operator(operator.ne, "aten.ne.Tensor"),
+    "<": _Operator(operator.lt, "aten.lt.Tensor"),
+    "<=": _Operator(operator.le, "aten.le.Tensor"),
+    ">": _Operator(operator.gt, "aten.gt.Tensor"),
+    ">=": _Operator(operator.ge, "aten.ge.Tensor"),
 }
 RELATIONS = ("==", "!=", "<", "<=", ">", ">=")
+_LOGIC = ("&", "|", "not")
 # The types of numbers that operators give.
 NUMBERS = {
     bool: TensorType(DType.bool, ()),
     int: TensorType(DType.int64, ()),
     float: TensorType(DType.float64, ()),
 }
+_AT_CALL = (Dim, Relation)
 
 
 def of_sizes(op: str, *args: Any) -> Any:
-    """One step of arithmetic on sizes."""
-    return _SIZES[op](*args)
+    """One step of arithmetic on sizes and truth values."""
+    if not any(isinstance(arg, _AT_CALL) for arg in args):
+        return _OPERATORS[op].of_sizes(*args)
+    if op == "not":
+        return ~args[0] if isinstance(args[0], Relation) else Relation(args[0], "==", 0)
+    sizes = [as_size(arg) for arg in args]
+    if op in RELATIONS:
+        return Relation(sizes[0], op, sizes[1])
+    if op in _LOGIC and all(isinstance(arg, (bool, Relation)) for arg in args):
+        join = _dims.minimum if op == "&" else _dims.maximum
+        return Relation(join(*sizes), "!=", 0)
+    return _OPERATORS[op].of_sizes(*sizes)
 
 
 def item(
@@ -77,38 +100,57 @@ def item(
 
 
 def arithmetic(importer: Importer, op: str, args: Sequence[Any], source: str) -> Any:
-    """One step of arithmetic on numbers: sizes, or tensors of one element."""
-    if op == "same" or not any(isinstance(arg, (Value, Dim)) for arg in args):
+    """One step of arithmetic on numbers."""
+    fractional = op == "/" or any(isinstance(arg, float) for arg in args)
+    fractional |= op == "**" and isinstance(args[1], int) and args[1] < 0
+    at_call = any(isinstance(arg, (Value, *_AT_CALL)) for arg in args)
+    if op == "same" or not at_call:
         return of_sizes(op, *args)
-    if op == "**" and isinstance(args[1], int) and args[1] >= 0 and isinstance(args[0], Dim):
-        return _dims.product([args[0]] * args[1])
-    fractional = op in ("/", "**") or any(isinstance(arg, float) for arg in args)
     if not fractional and not any(isinstance(arg, Value) for arg in args):
         return of_sizes(op, *args)
-    if op == "**" and isinstance(args[1], Dim):
+    name = _OPERATORS[op].of_tensors
+    if not name:
         raise UnsupportedProgramError(
-            f"a power of {args[1]} cannot be followed", where=f"{importer.where}, {source}"
+            f"{op} of {args[0]!r} and {args[-1]!r} cannot be followed",
+            where=f"{importer.where}, {source}",
+            why="it takes integers, and one of them is another number",
         )
-    if fractional or not isinstance(args[0], Value):
+    if fractional or op in _LOGIC or not isinstance(args[0], Value):
         args = [as_tensor(importer, arg, source) for arg in args]
-    result = importer.emit(_TENSORS[op], tuple(args), [], [], source)[0]
+    result = importer.emit(name, tuple(args), [], [], source)[0]
     importer.numbers.add(result)
     return result
 
 
-def as_tensor(importer: Importer, number: Arg, source: str) -> Value:
-    """A number as a tensor of one element. A size or a float is float64."""
+def selected(importer: Importer, condition: Any, one: Any, other: Any, source: str) -> Any:
+    """`one` if the condition holds, else `other`."""
+    if isinstance(condition, (bool, int)):
+        return one if condition else other
+    if not any(isinstance(each, (float, Value)) for each in (one, other)):
+        if isinstance(condition, Value):
+            condition = importer.element(condition, 0, 0, 1)
+        sizes = as_size(condition), as_size(one), as_size(other)
+        found = sizes[2] + sizes[0] * (sizes[1] - sizes[2])
+        truths = all(isinstance(each, (bool, Relation)) for each in (one, other))
+        return Relation(found, "!=", 0) if truths else found
+    args = [as_tensor(importer, each, source) for each in (condition, one, other)]
+    result = importer.emit("aten.where.self", tuple(args), [], [], source)[0]
+    importer.numbers.add(result)
+    return result
+
+
+def as_tensor(importer: Importer, number: Any, source: str) -> Value:
+    """A number as a tensor of one element: a truth value in bool, others in float64."""
     if isinstance(number, Value):
         return number
-    made = importer.emit(
-        "aten.full.default",
-        ((), number, DType.float64, None, None, None),
-        [NUMBERS[float]],
-        [False],
-        source,
-    )[0]
-    importer.numbers.add(made)
-    return made
+    kind = bool if isinstance(number, (bool, Relation)) else float
+    return importer.number(as_size(number), NUMBERS[kind], source)
+
+
+def whole(importer: Importer, op: str, number: Value, source: str) -> Dim | int:
+    """A float, rounded to an integer by an operator such as "aten.trunc.default"."""
+    rounded = importer.emit(op, (number,), [], [], source)[0]
+    return importer.element(importer.cast(rounded, DType.int64, source), 0, -_dims.UNBOUNDED)
 
 
 def function(importer: Importer, op: str, number: Arg, source: str) -> Value:

@@ -18,6 +18,7 @@ from purevk.ir.graph import (
     map_values,
     values_in,
 )
+from purevk.ir.relations import Relation
 from purevk.ir.signature import Parameter, Signature, StructureError, Tree
 from purevk.ir.types import Layout, TensorType, Value, contiguous_strides
 
@@ -38,6 +39,7 @@ __all__ = [
     "Node",
     "Parameter",
     "ReadLog",
+    "Relation",
     "Scalar",
     "Sealed",
     "Signature",

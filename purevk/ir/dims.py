@@ -18,11 +18,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from purevk.ir import intervals as _intervals
 from purevk.ir.expected import expected
+from purevk.ir.intervals import Range
 
 UNBOUNDED = 2**31 - 1
+_INT64 = 2**63 - 1
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -53,6 +56,14 @@ class Symbol:
     unbacked: bool = False
     open: bool = False
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and largest value. A number without a bound may have 64 bits."""
+        if self.is_size:
+            return self.lower, self.upper
+        lower = -_INT64 if self.lower == -UNBOUNDED else self.lower
+        return lower, _INT64 if self.upper == UNBOUNDED else self.upper
+
     def __hash__(self) -> int:
         return hash(self.name)  # a call looks values up by symbols
 
@@ -62,16 +73,17 @@ class Symbol:
 
 @dataclass(frozen=True)
 class _Function:
-    """An atom that is no polynomial: `//`, `%`, `min` or `max` of two sizes."""
+    """An atom that is no polynomial: a function of two sizes; see `apply`."""
 
     kind: str
     left: Size
     right: Size
 
     def __repr__(self) -> str:
-        if self.kind in ("min", "max"):
+        if self.kind.isalpha():
             return f"{self.kind}({self.left}, {self.right})"
-        left = f"({self.left})" if _is_sum(self.left) else f"{self.left}"
+        bare = _is_atom(self.left) if self.kind == "**" else not _is_sum(self.left)
+        left = f"{self.left}" if bare else f"({self.left})"
         right = f"{self.right}" if _is_atom(self.right) else f"({self.right})"
         return f"({left} {self.kind} {right})"
 
@@ -335,23 +347,14 @@ def _mod(left: Size, right: Size) -> Size:
     return left - quotient * right
 
 
-Ranges = Mapping[Symbol, "tuple[int, int]"]
+Ranges = Mapping[Symbol, Range]
 
 
 def _range_of_atom(atom: _Atom, known: Ranges) -> tuple[int, int]:
     if isinstance(atom, Symbol):
-        return known.get(atom) or (atom.lower, atom.upper)
-    (a, b), (c, d) = _range_within(atom.left, known), _range_within(atom.right, known)
-    if atom.kind == "min":
-        return min(a, c), min(b, d)
-    if atom.kind == "max":
-        return max(a, c), max(b, d)
-    if atom.kind == "%":
-        return min(c + 1, 0), min(b, d - 1) if a >= 0 and c > 0 else max(d - 1, 0)
-    # The quotient is largest and smallest at the ends of the divisor's range and next to 0.
-    divisors = [y for y in (c, d, -1, 1) if y and c <= y <= d]
-    corners = [x // y for x in (a, b) for y in divisors]
-    return (min(corners), max(corners)) if corners else (0, 0)
+        return known.get(atom) or atom.range
+    sides = _range_within(atom.left, known), _range_within(atom.right, known)
+    return _FUNCTIONS[atom.kind].range_of(*sides)
 
 
 def range_of(size: Size) -> tuple[int, int]:
@@ -418,12 +421,7 @@ def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
 
 
 def _evaluate_function(atom: _Function, env: Mapping[Symbol, int]) -> int:
-    left, right = evaluate(atom.left, env), evaluate(atom.right, env)
-    if atom.kind == "min":
-        return min(left, right)
-    if atom.kind == "max":
-        return max(left, right)
-    return left // right if atom.kind == "//" else left % right
+    return _FUNCTIONS[atom.kind].of_integers(evaluate(atom.left, env), evaluate(atom.right, env))
 
 
 def symbols(size: Size) -> set[Symbol]:
@@ -441,15 +439,15 @@ def symbols(size: Size) -> set[Symbol]:
 
 
 def _decide(left: Size, op: str, right: Size) -> bool:
-    known = _known(left, op, right)
+    known = settled(left, op, right)
     if known is not None:
         return known
     answer = _COMPARE[op](hint(left - right), 0)
-    _note(Guard(left, op, right, answer))
+    note(Guard(left, op, right, answer))
     return answer
 
 
-def _known(left: Size, op: str, right: Size) -> bool | None:
+def settled(left: Size, op: str, right: Size) -> bool | None:
     """The answer to a comparison, where the bounds settle it."""
     difference = left - right if isinstance(left, Dim) else -(right - left)
     low, high = range_of(difference)
@@ -462,7 +460,14 @@ def _known(left: Size, op: str, right: Size) -> bool | None:
     return op == "!=" if low > 0 or high < 0 or apart else None
 
 
-def _note(guard: Guard) -> None:
+def decided_symbols() -> set[Symbol]:
+    """The symbols of the guards that the innermost `GuardLog` has collected."""
+    log = _log.get()
+    return set() if log is None else set().union(*(guard.symbols for guard in log.guards))
+
+
+def note(guard: Guard) -> None:
+    """Has the innermost `GuardLog` collect a guard."""
     log = _log.get()
     if log is not None:
         log.guards[guard] = None
@@ -470,9 +475,9 @@ def _note(guard: Guard) -> None:
 
 def assume(left: Size, op: str, right: Size) -> bool:
     """Whether a comparison holds. If the bounds leave it open, it is taken to hold, with a guard."""
-    known = _known(left, op, right)
+    known = settled(left, op, right)
     if known is None:
-        _note(Guard(left, op, right, True))
+        note(Guard(left, op, right, True))
     return known is not False
 
 
@@ -499,8 +504,8 @@ def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
 
 
 def apply(kind: str, left: Size, right: Size) -> Size:
-    """`//`, `%`, `min` or `max` of two sizes."""
-    return _APPLY[kind](left, right)
+    """`//`, `%`, `min`, `max`, `**`, `&` or `|` of two sizes."""
+    return _FUNCTIONS[kind].of_sizes(left, right)
 
 
 def _differs_unless_special(difference: Dim) -> bool:
@@ -512,28 +517,6 @@ def _differs_unless_special(difference: Dim) -> bool:
         return False
     low, high = _range_within(difference, {symbol: (2, max(symbol.upper, 2)) for symbol in found})
     return low > 0 or high < 0
-
-
-def indicator(left: Size, op: str, right: Size) -> bool | Size:
-    """A comparison that no guard answers: a bool where the bounds settle it, else an expression
-    that is 1 or 0 at a call."""
-    if op in ("==", "!="):
-        low, high = indicator(left, "<=", right), indicator(left, ">=", right)
-        if False in (low, high):
-            same: bool | Size = False
-        else:
-            same = low if high is True else high if low is True else low * high
-        return same if op == "==" else invert(same)
-    if op in ("<", "<="):
-        left, right = right, left
-    difference = left - right + (op in (">=", "<="))
-    found = maximum(minimum(difference, 1), 0)
-    return found if isinstance(found, Dim) else bool(found)
-
-
-def invert(answer: bool | Size) -> bool | Size:
-    """The opposite of what `indicator` gave."""
-    return 1 - answer if isinstance(answer, Dim) else not answer
 
 
 def is_static(size: Size) -> bool:
@@ -586,9 +569,60 @@ def maximum(left: Size, right: Size) -> Size:
     return _atom("max", left, right)
 
 
-_APPLY: dict[str, Callable[[Size, Size], Size]] = {
-    "//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum,
-}  # fmt: skip
+def power(base: Size, exponent: Size) -> Size:
+    """`base ** exponent`, where the exponent is at least 0."""
+    if isinstance(exponent, int):
+        return (
+            product([base] * exponent)
+            if isinstance(base, Dim)
+            else _intervals.power(base, exponent)
+        )
+    return _atom("**", base, exponent)
+
+
+def bitwise_and(left: Size, right: Size) -> Size:
+    """`left & right`."""
+    return (
+        left & right
+        if isinstance(left, int) and isinstance(right, int)
+        else _bits("&", left, right)
+    )
+
+
+def bitwise_or(left: Size, right: Size) -> Size:
+    """`left | right`."""
+    return (
+        left | right
+        if isinstance(left, int) and isinstance(right, int)
+        else _bits("|", left, right)
+    )
+
+
+def _bits(kind: str, left: Size, right: Size) -> Size:
+    return _atom(kind, *sorted((left, right), key=repr))
+
+
+class _Kind(NamedTuple):
+    """A function of two sizes: on integers, on sizes, and its range from those of its operands."""
+
+    of_integers: Callable[[int, int], int]
+    of_sizes: Callable[[Size, Size], Size]
+    range_of: Callable[[Range, Range], Range]
+
+
+_FUNCTIONS = {
+    "//": _Kind(operator.floordiv, operator.floordiv, _intervals.of_quotient),
+    "%": _Kind(operator.mod, operator.mod, _intervals.of_remainder),
+    "min": _Kind(
+        min, minimum, lambda left, right: (min(left[0], right[0]), min(left[1], right[1]))
+    ),
+    "max": _Kind(
+        max, maximum, lambda left, right: (max(left[0], right[0]), max(left[1], right[1]))
+    ),
+    "**": _Kind(_intervals.power, power, _intervals.of_power),
+    "&": _Kind(operator.and_, bitwise_and, _intervals.of_bits),
+    "|": _Kind(operator.or_, bitwise_or, _intervals.of_bits),
+}
 
 
 def gcd_of(size: Size) -> int:

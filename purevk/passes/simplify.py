@@ -222,8 +222,9 @@ def share_cats(graph: Graph) -> Graph:
 
 def drop_unused(graph: Graph) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
-    nobody needs. A relation that only such symbols have to keep is not checked."""
-    related: set[Symbol] = set()
+    nobody needs. A relation that only such symbols have to keep is not checked. A symbol about which
+    something was decided is needed: each call checks the guard."""
+    related = _dims.decided_symbols() & set(graph.unbacked) if graph.unbacked else set()
     while True:
         after = _drop_unused(graph, related)
         kept = after.unbacked

@@ -11,8 +11,9 @@ from purevk.frontends import numbers
 from purevk.frontends.executorch import delegate_buffers
 from purevk.frontends.executorch.names import INTEGER_OPERATORS, vulkan_name
 from purevk.frontends.importer import Importer
-from purevk.ir import Arg, Dim, Label, TensorType, Value
+from purevk.ir import Arg, Dim, Label, Relation, TensorType, Value
 from purevk.ir.index_range import DELEGATE_INPUT
+from purevk.ir.relations import indicator
 from purevk.ops import registry
 from purevk.pte import values as V
 from purevk.pte import vkgraph as vk
@@ -257,9 +258,9 @@ class VulkanDelegate:
             )
             return
         if base in INTEGER_OPERATORS and not name.startswith("aten."):
-            self.env[output] = numbers.of_sizes(
-                INTEGER_OPERATORS[base], *(self._integer(number) for number in inputs)
-            )
+            given = [self._integer(number) for number in inputs]
+            found = numbers.of_sizes(INTEGER_OPERATORS[base], *given)
+            self.env[output] = indicator(*found.sides) if isinstance(found, Relation) else found
             return
         definition = registry.find(name)
         mutated = definition.mutates if definition else ()

@@ -27,8 +27,8 @@ from purevk.frontends.executorch.names import (
 from purevk.frontends.executorch.plan_arguments import kernel_inputs, kernel_outputs
 from purevk.frontends.executorch.plan_values import PlanValues
 from purevk.frontends.importer import Importer, InputSizes
-from purevk.ir import Arg, Dim, Graph, Value
-from purevk.ir import dims as _dims
+from purevk.ir import Arg, Dim, Graph, Relation, Value
+from purevk.ir.relations import indicator
 from purevk.pte import program as P
 from purevk.pte import values as V
 
@@ -327,10 +327,10 @@ class _Plan:
             self.values.env[args[0]] = self.values.arg(args[1])
         elif name in INTEGER_OPERATORS:
             op, given = INTEGER_OPERATORS[name], [self.values.arg(n) for n in args[:-1]]
-            if op in numbers.RELATIONS and not any(isinstance(number, Value) for number in given):
-                self.values.env[args[-1]] = _dims.indicator(given[0], op, given[1])
-            else:
-                self.values.env[args[-1]] = numbers.arithmetic(self.importer, op, given, source)
+            found = numbers.arithmetic(self.importer, op, given, source)
+            self.values.env[args[-1]] = (
+                indicator(*found.sides) if isinstance(found, Relation) else found
+            )
         else:
             self.values.refuse(f"executorch_prim::{name}", f"at {source}")
 

@@ -20,6 +20,7 @@ from purevk.frontends.torch.nodes import number_kind
 from purevk.frontends.torch.sizes import Sizes, round_up, symbolic_sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.ir.relations import indicator
 
 # What tracing makes of scaled_dot_product_attention, on the CPU and with CUDA.
 _ATTENTION = frozenset(
@@ -179,11 +180,8 @@ class _AotSizes(Sizes):
                 number = getattr(size, "node", None)
                 if number is not None and number.expr.is_Symbol and number.has_hint():
                     traced[number.expr] = int(number.hint)
-        guards = [
-            guard
-            for guard in conditions(self.program, self.aot._nodes)
-            if guard.free_symbols <= traced.keys()
-        ]
+        self.conditions = conditions(self.program, self.aot._nodes)
+        guards = [guard for guard in self.conditions if guard.free_symbols <= traced.keys()]
         for least in (64, 1):
             if least > self.aot.room:
                 continue
@@ -204,7 +202,7 @@ class _AotSizes(Sizes):
     def decided(self, symbol: Any, upper: int) -> bool:
         return self._tight or super().decided(symbol, upper)
 
-    def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+    def decisions(self) -> Iterator[Guard]:
         """No guards: dynamo checks its own before it calls the graph."""
         return iter(())
 
@@ -241,7 +239,7 @@ class _AotSizes(Sizes):
             self.aot.largest.setdefault(at, self.rounded(number.expr))
             symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
         else:
-            symbol = Symbol(str(number.expr), is_size=False)
+            symbol = self.integer(number.expr, str(number.expr))
         made = self.symbols[str(number.expr)] = Dim.of(symbol)
         return made
 
@@ -395,7 +393,7 @@ class _AotReader(Reader):
         """Keys and values [..., T, D] of attention. Tracing does not compare their lengths: it may
         learn one from a mask, and leave the other open. Then every call has to bring equal ones."""
         lengths = keys.type.dims[-2], values.type.dims[-2]
-        if _dims.indicator(lengths[0], "==", lengths[1]) is True:
+        if indicator(lengths[0], "==", lengths[1]) is True:
             return keys, values
         self.importer.constrain(Guard(lengths[0], "==", lengths[1], True))
         length = min(lengths, key=_dims.upper)

@@ -11,6 +11,7 @@ from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch.ratios import Ratios
 from purevk.ir import Guard, Size
 from purevk.ir import dims as _dims
+from purevk.ir.relations import indicator
 
 _RELATIONS = {
     "Equality": "==",
@@ -103,9 +104,7 @@ def _truth(condition: Any, ratios: Ratios) -> Size:
         return 1 - _dims.product([1 - part for part in parts])
     if kind not in _RELATIONS:
         raise UnsupportedProgramError(f"the condition {condition} cannot be followed")
-    found = [
-        _dims.indicator(each.left, each.op, each.right) for each in _compared(condition, ratios)
-    ]
+    found = [indicator(each.left, each.op, each.right) for each in _compared(condition, ratios)]
     return _dims.product([int(each) if isinstance(each, bool) else each for each in found])
 
 

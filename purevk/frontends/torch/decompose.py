@@ -13,7 +13,8 @@ from purevk.ops import registry
 PYTHON = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "neg", operator.floordiv: "//",
     operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
-    operator.ge: ">=", operator.truediv: "/", operator.pow: "**",
+    operator.ge: ">=", operator.truediv: "/", operator.pow: "**", operator.lshift: "<<", operator.rshift: ">>",
+    operator.and_: "&", operator.or_: "|", operator.abs: "abs", operator.not_: "not",
 }  # fmt: skip
 BATCH_NORM = "aten.batch_norm.default"
 INSTANCE_NORM = "aten.instance_norm.default"
@@ -31,6 +32,8 @@ def decompositions(program: Any = None) -> Any:
 
     from purevk.frontends.torch import fast_paths
 
+    aten = torch.ops.aten
+    wheres = (aten.where.ScalarSelf, aten.where.ScalarOther)
     table = torch.export.default_decompositions()
     for target in [*table]:
         if isinstance(target, torch._ops.OpOverload):
@@ -43,7 +46,18 @@ def decompositions(program: Any = None) -> Any:
                 del table[target]
     for target, written in fast_paths.table().items():
         table[target] = written
+    for node in [] if program is None else program.graph.nodes:
+        if node.target in wheres and any(_is_symbolic(arg) for arg in node.args):
+            table[node.target] = fast_paths.where
     return table
+
+
+def _is_symbolic(arg: Any) -> bool:
+    """Whether an argument is a number that is known only at a call."""
+    import torch
+
+    value = getattr(arg, "meta", {}).get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _updates_statistics(node: Any) -> bool:

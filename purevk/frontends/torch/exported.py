@@ -160,7 +160,7 @@ class Reader(NodeReader):
         nodes = self.program.graph.find_nodes(op="placeholder")
         users = [node for node in nodes if specs[node.name].kind.name == "USER_INPUT"]
         self.sizes.find_symbols(users)
-        for guard in self.sizes.decisions(users):
+        for guard in self.sizes.decisions():
             self.importer.constrain(guard)
         for node in users:
             self.env[node] = self._input(node)

@@ -59,6 +59,17 @@ def copy(x: _Tensor, source: _Tensor, non_blocking: bool = False) -> _Tensor:
     return source.to(x.dtype).expand(x.shape).clone()
 
 
+def where(condition: _Tensor, x: Any, y: Any) -> _Tensor:
+    """`torch.where` of a tensor and a number that is known only at a call. torch itself asks for the
+    number while it decomposes a program."""
+    tensor, number = (x, y) if isinstance(x, _Tensor) else (y, x)
+    kinds: dict[type, Any] = {torch.SymBool: True, torch.SymInt: 1, torch.SymFloat: 1.0}
+    dtype = torch.result_type(tensor, kinds.get(type(number), number))
+    tensor, number = tensor.to(dtype), torch.scalar_tensor(number, dtype=dtype)
+    both = (tensor, number) if isinstance(x, _Tensor) else (number, tensor)
+    return torch.where(condition, both[0], both[1])
+
+
 def encoder_layer(
     src: _Tensor,
     embed_dim: int,

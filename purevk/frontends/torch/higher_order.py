@@ -25,17 +25,6 @@ def is_control(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator) and str(target) in NAMES
 
 
-def decides(node: Any) -> bool:
-    """Whether only control flow uses a comparison, so that each call makes it."""
-    users = list(node.users)
-    return bool(users) and all(
-        is_control(user.target)
-        or user.op == "output"
-        or (getattr(user.target, "__name__", "") == "sym_not" and decides(user))
-        for user in users
-    )
-
-
 @contextlib.contextmanager
 def sub_graphs_may_write(program: Any) -> Iterator[None]:
     """A context in which torch decomposes programs whose branches and loops write into buffers.

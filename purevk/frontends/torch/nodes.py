@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,20 +29,29 @@ from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes, solved
 from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
 from purevk.frontends.torch.watch.samples import refuse_released
-from purevk.ir import Arg, BorrowedConstant, Bound, Constant, Dim, Label, Size, TensorType, Value
+from purevk.ir import (
+    Arg,
+    BorrowedConstant,
+    Bound,
+    Constant,
+    Dim,
+    Label,
+    Relation,
+    Size,
+    TensorType,
+    Value,
+)
 from purevk.ir import dims as _dims
+from purevk.ir.relations import as_size
 from purevk.ops import registry
 
-# Functions of numbers for which torch has one of its own, such as torch._sym_sqrt.
+# Functions of numbers, by their names without `sym_`: steps of arithmetic, operators that give whole
+# numbers, and functions for which torch has one of its own, such as torch._sym_sqrt.
+_ARITHMETIC = {"max": "max", "min": "min", "not": "not"}
+_ROUNDED = {
+    "int": "trunc", "trunc": "trunc", "ceil": "ceil", "floor": "floor", "round": "round",
+}  # fmt: skip
 _FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
-
-
-class _Relation(NamedTuple):
-    """A relation of sizes that the program asserts."""
-
-    left: Size
-    op: str
-    right: Size
 
 
 class NodeReader:
@@ -186,7 +195,8 @@ class NodeReader:
         import torch
 
         if isinstance(arg, torch.fx.Node):
-            return self.env[arg]
+            found = self.env[arg]
+            return found.settled if isinstance(found, Relation) else found
         if isinstance(arg, (list, tuple)):
             return tuple(self.arg(item) for item in arg)
         if isinstance(arg, torch.dtype):
@@ -205,15 +215,7 @@ class NodeReader:
             self.env[node] = self.env[node.args[0]][node.args[1]]
             return
         if target in PYTHON:
-            args = [self.arg(arg) for arg in node.args]
-            if PYTHON[target] in numbers.RELATIONS and any(isinstance(arg, Dim) for arg in args):
-                if self._is_asserted(node):
-                    self.env[node] = _Relation(args[0], PYTHON[target], args[1])
-                    return
-                if higher_order.decides(node) or self._selects(node):
-                    self.env[node] = _dims.indicator(args[0], PYTHON[target], args[1])
-                    return
-            self.env[node] = numbers.arithmetic(self.importer, PYTHON[target], args, node.name)
+            self.env[node] = self._arithmetic(PYTHON[target], node, node.args)
             return
         if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
             self.env[node] = higher_order.read(self, node)
@@ -223,32 +225,9 @@ class NodeReader:
             return
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
-            if name.startswith("sym_") and name[4:] in ("max", "min"):
-                join = _dims.maximum if name == "sym_max" else _dims.minimum
-                self.env[node] = join(*(self.arg(arg) for arg in node.args))
-                return
-            if name == "sym_sum":
-                self.env[node] = functools.reduce(
-                    lambda left, right: numbers.arithmetic(
-                        self.importer, "+", [left, right], node.name
-                    ),
-                    (self.arg(arg) for arg in node.args[0]),
-                )
-                return
-            if name == "sym_ite":
-                self.env[node] = self._selected(node, *(self.arg(arg) for arg in node.args))
-                return
-            if name == "sym_not":
-                self.env[node] = _dims.invert(self.arg(node.args[0]))
-                return
-            if name in ("sym_float", "sym_int", "ceil", "floor", "trunc", "round"):
-                self.env[node] = self._converted(node, name)
-                return
-            if "sym_" in name and name.rpartition("sym_")[2] in _FUNCTIONS:
-                function = f"aten.{name.rpartition('sym_')[2]}.default"
-                self.env[node] = numbers.function(
-                    self.importer, function, self.arg(node.args[0]), node.name
-                )
+            number = self._number(node, name.removeprefix("_").removeprefix("sym_"))
+            if number is not None:
+                self.env[node] = number
                 return
             if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
                 # An operator that may raise: (token, operator, arguments...) -> (token,
@@ -272,23 +251,44 @@ class NodeReader:
             )
         self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
 
-    def _converted(self, node: Any, name: str) -> Any:
-        """A number as a float, or a float as a whole number."""
-        given = self.arg(node.args[0])
-        if name == "sym_float":
-            return (
-                numbers.as_tensor(self.importer, given, node.name)
-                if isinstance(given, Dim)
-                else given
-            )
-        if isinstance(given, Dim):
-            return given
+    def _arithmetic(self, op: str, node: Any, args: Sequence[Any]) -> Any:
+        return numbers.arithmetic(self.importer, op, [self.arg(arg) for arg in args], node.name)
+
+    def _number(self, node: Any, name: str) -> Any:
+        """What a function of numbers such as `torch.sym_max` gives. None: it is another function."""
+        if name in _ARITHMETIC:
+            return self._arithmetic(_ARITHMETIC[name], node, node.args)
+        if name == "sum":
+            add = functools.partial(numbers.arithmetic, self.importer, "+", source=node.name)
+            return functools.reduce(lambda *pair: add(pair), map(self.arg, node.args[0]))
+        if name == "ite":
+            condition, one, other = map(self.arg, node.args)
+            return numbers.selected(self.importer, condition, one, other, node.name)
+        if name == "float":
+            given = as_size(self.arg(node.args[0]))
+            return numbers.as_tensor(self.importer, given, node.name)
+        if name in _ROUNDED and (len(node.args) == 1 or node.args[1] is None):
+            return self._whole(node, f"aten.{_ROUNDED[name]}.default")
+        if name in _FUNCTIONS:
+            given = as_size(self.arg(node.args[0]))
+            return numbers.function(self.importer, f"aten.{name}.default", given, node.name)
+        return None
+
+    def _whole(self, node: Any, op: str) -> Size:
+        """A number as a whole number."""
+        given = as_size(self.arg(node.args[0]))
+        if not isinstance(given, Value):
+            return given if isinstance(given, Dim) else int(given)
         expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
-        if expression is None or node.args[1:] not in ((), (None,)):
-            raise UnsupportedProgramError(
-                f"{name} cannot be run", where=f"{self.importer.where}, {node.name}"
-            )
-        return self.sizes.size(expression)
+        if expression is not None:
+            try:
+                return self.sizes.size(expression)
+            except UnsupportedProgramError:
+                pass  # the device computes it
+        found = numbers.whole(self.importer, op, given, node.name)
+        if expression is not None:
+            self.sizes.symbols[str(expression)] = found
+        return found
 
     def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
         name = out_of_place(node, target)
@@ -312,11 +312,8 @@ class NodeReader:
             found = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
             self.bind_symbol(examples, found)
             return found
-        if name == "aten._assert_scalar.default" and isinstance(args[0], _Relation):
-            relation = args[0]
-            self.importer.check(relation.left, relation.op, relation.right, str(args[1]))
-            if relation.op == "==":
-                self._use_equal(relation.left, relation.right)
+        if name == "aten._assert_scalar.default":
+            self._assert(self.env.get(given[0]), str(args[1]))
             return None
         if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
             return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
@@ -338,16 +335,26 @@ class NodeReader:
             name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)
 
+    def _assert(self, condition: Any, message: str) -> None:
+        """Has each call check a condition, also one that the stated bounds settle."""
+        if isinstance(condition, Relation):
+            self.importer.check(*condition.sides, message)
+            if condition.op == "==":
+                self._use_equal(condition.left, condition.right)
+
     def _use_equal(self, left: Size, right: Size) -> None:
         """Writes a size that follows from data by others from here on, as the program asserts: the
         parts of a split add up to the whole."""
         found = solved(left, right, tuple(self.importer.symbols))
         if found is None:
             return
-        for names in (self.env, self.sizes.symbols):
+        both: tuple[dict[Any, Any], ...] = (self.env, self.sizes.symbols)
+        for names in both:
             for name, value in names.items():
                 if isinstance(value, Dim):
                     names[name] = _dims.substitute(value, found)
+                elif isinstance(value, Relation):
+                    names[name] = value.substituted(found)
 
     def known(self, number: Any, found: Size | None = None) -> Size:
         """An integer of torch in the graph. `found` is what a new symbol of torch stands for."""
@@ -476,29 +483,6 @@ class NodeReader:
             return self.sizes.size(size.node.expr)
         except UnsupportedProgramError:
             return Bound(self.sizes.range(size.node.expr)[1])
-
-    def _is_asserted(self, node: Any) -> bool:
-        """Whether a condition is only asserted."""
-        return all(
-            getattr(user.target, "__name__", "") == "_assert_scalar.default" for user in node.users
-        )
-
-    def _selects(self, node: Any) -> bool:
-        """Whether a condition only selects numbers."""
-        return all(getattr(user.target, "__name__", "") == "sym_ite" for user in node.users)
-
-    def _selected(self, node: Any, condition: Any, one: Any, other: Any) -> Any:
-        """`torch.sym_ite` of integers."""
-        if isinstance(condition, bool):
-            return one if condition else other
-        if not all(isinstance(each, (int, Dim)) for each in (condition, one, other)):
-            raise UnsupportedProgramError(
-                f"{node.name} selects numbers that are no sizes",
-                where=f"{self.importer.where}, {path_of(node)}",
-                why="its condition, or one of its numbers, is a float or a tensor",
-                next="use torch.where",
-            )
-        return other + condition * (one - other)
 
     def schema_args(
         self, target: Any, given: Sequence[Any], named: Mapping[str, Any]

@@ -13,6 +13,7 @@ from typing import Any
 from purevk.frontends.importer import Importer
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.ir.relations import indicator
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
 SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
@@ -61,7 +62,7 @@ def _follows_from_data(position: Any) -> bool:
 
 def _counted(position: Size, size: Size) -> Size:
     """A position that may count from the end, as one that counts from the start."""
-    return position + size * _dims.indicator(position, "<", 0)
+    return position + size * indicator(position, "<", 0)
 
 
 def _within(position: Size, size: Size) -> Size:

@@ -16,6 +16,7 @@ from purevk.errors import UnsupportedProgramError
 from purevk.ir import Dim, Guard, Size
 from purevk.ir import dims as _dims
 from purevk.ir.factors import scaled
+from purevk.ir.relations import indicator
 
 # Below this limit, rounding a fraction a/b to a double gives no integer, and no middle between two
 # integers, unless the fraction is one.
@@ -72,9 +73,10 @@ class Ratios:
         if kind == "RoundToInt":
             upper, twice = 2 * above + below, 2 * below
             number, rest = upper // twice, upper % twice
-            return number - _dims.indicator(rest, "==", 0) * (number % 2)  # halves round to even
-        if kind == "TruncToInt":
-            self._limit(Guard(above, ">=", 0, True))
+            return number - indicator(rest, "==", 0) * (number % 2)  # halves round to even
+        if kind == "TruncToInt" and _dims.range_of(above)[0] < 0:
+            negative = indicator(above, "<", 0)
+            return above // below + negative * indicator(above % below, "!=", 0)
         return above // below
 
     def _scaled(self, expression: Any) -> Size | None:
@@ -153,9 +155,10 @@ class Ratios:
         return Ratio(above, below, few and whole)
 
     def _limit(self, guard: Guard) -> None:
-        if guard.symbols:
+        holds = _dims.settled(guard.left, guard.op, guard.right)
+        if holds is None:
             self.limits.append(guard)
-        elif not guard.holds({}):
+        elif not holds:
             raise _unknown(guard)
 
 

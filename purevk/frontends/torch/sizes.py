@@ -32,6 +32,7 @@ class Sizes:
         symbols: what each symbol of torch is, by its name.
         sources: the symbols of the inputs' sizes, by input and dim.
         derived: sizes of inputs that equal an expression over other sizes, by input and dim.
+        conditions: on the sizes, under which the program was traced, in sympy.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Sizes:
         self.symbols: dict[str, Size] = {}
         self.sources: dict[tuple[int, int], Symbol] = {}
         self.derived: dict[tuple[int, int], Size] = {}
+        self.conditions: list[Any] | None = None
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -76,6 +78,8 @@ class Sizes:
         """
         import torch
 
+        if self.conditions is None:
+            self.conditions = conditions(self.program, users)
         compound: list[tuple[int, int, Any]] = []
         for position, node in enumerate(users):
             example = None if node is None else node.meta.get("val")
@@ -127,9 +131,9 @@ class Sizes:
             if traced > 0:
                 self.importer.constrain(Guard(self.size(each), ">=", traced, True))
 
-    def decisions(self, users: Sequence[Any]) -> Iterator[Guard]:
+    def decisions(self) -> Iterator[Guard]:
         """What torch decided from sizes of the example inputs, as guards over the symbols."""
-        for condition in conditions(self.program, users):
+        for condition in self.conditions or ():
             try:
                 yield from relations(condition, self.size)
             except UnsupportedProgramError:
@@ -178,7 +182,7 @@ class Sizes:
         lower, upper = self.range(expression)
         label = name or str(expression)
         if not is_size:
-            symbol = Symbol(label, is_size=False)
+            symbol = self.integer(expression, label)
         else:
             # Without a bound, memory is planned for the example's size, rounded up. A larger call
             # is lowered again.
@@ -211,6 +215,17 @@ class Sizes:
             if bounds is not None and bounds.lower.is_Integer:
                 return max(int(bounds.lower), 2 if self.bounded else 0)
         return 0
+
+    def integer(self, expression: Any, label: str) -> Symbol:
+        """The symbol of an integer of a call that is no size. torch states 0 as its lower bound if it
+        knows none."""
+        lower = self.range(expression)[0] or -_dims.UNBOUNDED
+        if lower < 0 and any(
+            condition.free_symbols == {expression} and condition.subs(expression, -1) == False  # noqa: E712
+            for condition in self.conditions or ()
+        ):
+            lower = 0
+        return Symbol(label, lower=lower, is_size=False)
 
     def rounded(self, symbol: Any) -> int:
         """What memory is planned for, for a size without a bound."""
@@ -263,9 +278,17 @@ class Sizes:
                 )
             return self.symbols[str(expression)]
         if is_rounded(expression):
+            if str(expression) in self.symbols:
+                return self.symbols[str(expression)]
             ratios = Ratios(self.size)
             found = ratios.rounded(expression)
             for guard in ratios.limits:
+                if not all(symbol.is_size and not symbol.unbacked for symbol in guard.symbols):
+                    raise UnsupportedProgramError(
+                        f"size {expression} cannot be followed",
+                        where=self.importer.where,
+                        why=f"integers give the same only for {guard}, which follows from data",
+                    )
                 self.importer.constrain(guard)
             return found
         args = [self.size(arg) for arg in expression.args]

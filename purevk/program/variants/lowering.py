@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from purevk.errors import PurevkError, located
+from purevk.errors import GraphError, PurevkError, located
 from purevk.ir import Graph, GuardLog, ReadLog
 from purevk.ir.expected import Expected, expecting
 from purevk.schedule.plan import Lowered
@@ -50,8 +50,23 @@ def lower_graph(
             start = time.perf_counter()
             plan = make_plan(graph, traits)
             done("lower", start)
+    _check_decisions(graph, log)
     indices = ranges_of_inputs(imported)
     return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
+
+
+def _check_decisions(graph: Graph, log: GuardLog) -> None:
+    """Raises `GraphError` if something was decided about a number that follows from data, and no call
+    can check it."""
+    known = {symbol for inner in graph.nested() for symbol in inner.symbols}
+    for guard in log.guards:
+        if any(symbol.unbacked and symbol not in known for symbol in guard.symbols):
+            raise GraphError(
+                "a decision about a data-dependent number cannot be checked",
+                where=graph.name,
+                why=f"{guard} was taken to hold, and no call computes it",
+                next="report it, with the module; bound the number with torch._check in the model",
+            )
 
 
 @contextlib.contextmanager
