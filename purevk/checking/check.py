@@ -15,6 +15,7 @@ from purevk.dtypes import DType
 from purevk.graph.context import Context
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value
+from purevk.mapped import own
 
 # Of results of a whole program, as a multiple of the tolerance of one operator in the narrowest dtype
 # of the program: errors add up, and fused kernels round less often. By bytes of an element.
@@ -35,7 +36,7 @@ def states_of(graph: Graph, store: DeviceStore) -> dict[Value, bytes]:
             if value in store.ranges:
                 found[value] = store.read(value, max(size, 4))[:size]
             elif value not in found:
-                found[value] = bytes(size) if first is None else bytes(first.data[:size])
+                found[value] = bytes(size) if first is None else bytes(own(first.data[:size]))
     return found
 
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
 from purevk.ir import Graph, GuardLog
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
+from purevk.mapped import address_of, own, pieces
 from purevk.pte.source import FileLike, Source
 from purevk.whole_file import replace_file
 
@@ -104,24 +103,23 @@ class _Writer:
         return here + -here % ALIGNMENT
 
     def _tensor(self, data: memoryview) -> int:
-        key = (_address(data), len(data))
+        key = (address_of(data), len(data))
         if key not in self._known or not len(data):
             self._known[key] = len(self.tensors)
             self._held.append(data)
-            self.tensors.append([self._align(), len(data), checksum(data)])
-            self.stream.write(data)
+            start, check = self._align(), 0
+            for piece in pieces(data):
+                check = zlib.crc32(piece, check)
+                self.stream.write(piece)
+            self.tensors.append([start, len(data), check])
         return self._known[key]
-
-
-def _address(data: memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
 
 def checksum(data: memoryview) -> int:
     """The CRC-32 of bytes, in steps that let other threads run."""
     value = 0
-    for start in range(0, len(data), _ZLIB_STEP):
-        value = zlib.crc32(data[start : start + _ZLIB_STEP], value)
+    for piece in pieces(data):
+        value = zlib.crc32(piece, value)
     return value
 
 
@@ -133,11 +131,14 @@ class SavedProgram:
         name: of the program.
         producer: the program that wrote the file.
         source: the file.
+        structure: (first byte, bytes) of the header and the description.
         methods: their names.
     """
 
     def __init__(self, source: Source, content: Mapping[str, Any]) -> None:
         self.source = source
+        start, length = _HEADER.unpack_from(source.view)[4:6]
+        self.structure = [(0, _HEADER.size + _CHECK.size), (start, length)]
         self.name, self.producer = str(content["name"]), str(content["producer"])
         self._tensors = [
             (int(start), int(size), int(check)) for start, size, check in content["tensors"]
@@ -147,12 +148,6 @@ class SavedProgram:
         self.methods = tuple(map(str, content["methods"]))
         self._data: dict[str, Any] = dict(content["methods"])  # of those that nobody asked for
         self._methods: dict[str, ReadGraph] = {}  # those that were asked for
-
-    @property
-    def structure(self) -> list[tuple[int, int]]:
-        """(first byte, bytes) of the header and the description."""
-        start, length = _HEADER.unpack_from(self.source.view)[4:6]
-        return [(0, _HEADER.size + _CHECK.size), (start, length)]
 
     @property
     def tensor_ranges(self) -> list[tuple[int, int]]:
@@ -245,7 +240,7 @@ def read_program(file: FileLike, check: bool = True) -> SavedProgram:
 
 def _read(source: Source) -> SavedProgram:
     size = _HEADER.size + _CHECK.size
-    head = bytes(source.view[:size])
+    head = bytes(own(source.view[:size]))
     if head[: len(MAGIC)] != MAGIC:
         raise FileFormatError(
             "this is no saved program",
@@ -267,7 +262,7 @@ def _read(source: Source) -> SavedProgram:
         raise _damaged(source, "the header does not have its checksum")
     if total != source.size:
         raise _damaged(source, f"{source.size} bytes are there, {total} were written")
-    text = source.slice(start, length, "the description of the program")
+    text = own(source.slice(start, length, "the description of the program"))
     if zlib.crc32(text) != check:
         raise _damaged(source, "the description of the program does not have its checksum")
     try:

@@ -24,6 +24,7 @@ from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.host import SEED
+from purevk.mapped import is_mapped
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]
@@ -102,6 +103,7 @@ class Executable:
             if node.op == SEED
         }
         self._forms: dict[Value, _HostForm] = {}
+        self._constants: dict[Value, np.ndarray] = {}  # of files, that the host reads
         self._unbacked = UnbackedSymbols(plan)
 
     def _prepare(self, progress: Progress | None, may_compile: bool) -> None:
@@ -444,7 +446,12 @@ class Executable:
             return array
         graph = self.plan.assignment.graph
         if value in graph.constants:
-            array = graph.constants[value].array(value.type)
+            array = self._constants.get(value)
+            if array is None:
+                constant = graph.constants[value]
+                array = constant.array(value.type)
+                if is_mapped(constant.data):  # the memory of a module may change
+                    self._constants[value] = array
         else:
             storage = self.plan.assignment.storages.get(value, value)
             sizes, dtype, numel, nbytes = self._forms.get(value) or self._form(value, env)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-import numpy as np
-
 from purevk import api
 from purevk.graph.shared import Contents
+from purevk.mapped import read_into
 from purevk.memory_planner import ALIGNMENT
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
@@ -66,16 +65,19 @@ class Staging:
         buffer, count = self._buffer, min(_THREADS, os.cpu_count() or 1, len(data) // _PART)
         assert buffer is not None
         if count < 2:
-            buffer.write(at, data)
+            read_into(buffer.view(at, len(data)), data)
+            buffer.flush()
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, "purevk-staging")
-        target = np.frombuffer(buffer.view(at, len(data)), np.uint8)
-        source = np.frombuffer(data, np.uint8)
+        target = buffer.view(at, len(data))
         ends = [len(data) * number // count for number in range(count + 1)]
         spans = [slice(first, last) for first, last in itertools.pairwise(ends)]
-        copy = lambda span: np.copyto(target[span], source[span])  # noqa: E731
-        try:  # numpy lets other threads run while it copies
+
+        def copy(span: slice) -> None:
+            read_into(target[span], data[span])
+
+        try:
             list(self._pool.map(copy, spans))
         except RuntimeError:  # the interpreter is about to end, and starts no more threads
             list(map(copy, spans))
@@ -299,7 +301,8 @@ def _write(span: BufferRange, data: memoryview | None) -> None:
     if data is None:
         span.buffer.write(span.offset, bytes(span.nbytes))
     elif len(data):
-        span.buffer.write(span.offset, data)
+        read_into(span.buffer.view(span.offset, len(data)), data)
+        span.buffer.flush()
 
 
 # A buffer range, its content (None: zeros), and the first byte and number of bytes of a piece.

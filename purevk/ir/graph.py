@@ -20,6 +20,7 @@ from purevk.ir.arguments import Arg, Arguments
 from purevk.ir.dims import Dim, Guard, Symbol
 from purevk.ir.signature import Signature
 from purevk.ir.types import TensorType, Value
+from purevk.mapped import address_of, own
 
 
 class Sealed:
@@ -149,8 +150,8 @@ class Constant:
     known: bool = True
 
     def array(self, type: TensorType) -> np.ndarray:
-        """The bytes as a numpy array (bfloat16 as uint16), without a copy. What is decided by
-        elements depends on them: the innermost `ReadLog` notes it.
+        """The bytes as a read-only numpy array (bfloat16 as uint16); of a mapped file, a copy. What is
+        decided by elements depends on them: the innermost `ReadLog` notes it.
 
         Raises:
             UnsupportedProgramError: they are not there.
@@ -167,7 +168,7 @@ class Constant:
         log = _reads.get()
         if log is not None:
             log.data.append(self.data)
-        return self.data
+        return own(self.data)
 
     @property
     def nbytes(self) -> int:
@@ -176,7 +177,7 @@ class Constant:
     @property
     def memory(self) -> Hashable:
         """What tells the bytes from those of other constants, as long as this one lives."""
-        return int(np.frombuffer(self.data, np.uint8).ctypes.data) if len(self.data) else 0
+        return address_of(self.data)
 
     @classmethod
     def of(cls, array: np.ndarray) -> Constant:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from purevk.dtypes import DType
 from purevk.ir import Constant, Graph, Label, Size, Value, map_leaves
 from purevk.ir.types import TensorType
@@ -89,11 +87,6 @@ class Leaves:
         for key, value in list(self._values.items()):
             if isinstance(key, ConstantKey) and value not in used:
                 del self._values[key], self._keys[value], self._held[key]
-
-
-def address_of(data: memoryview) -> int:
-    """Where bytes are in the memory of this process; 0 for none."""
-    return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
 
 def _state_key(method: str, value: Value, labels: Mapping[Value, Label]) -> StateKey:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purevk.errors import FileFormatError
+from purevk.mapped import own
 from purevk.pte.flatbuffer import Many, One, Reader, Schema, Text, i8, i32, numbers, u8, u32, u64
 from purevk.pte.source import FileLike, Source
 
@@ -83,7 +84,7 @@ def read_data_file(file: FileLike) -> DataFile:
 
 
 def _read(source: Source) -> DataFile:
-    head = source.view[: _HEADER_AT + _HEADER.size]
+    head = own(source.view[: _HEADER_AT + _HEADER.size])
     if bytes(head[4:8]) != b"FT01" or len(head) < _HEADER_AT + _HEADER.size:
         raise FileFormatError(
             "this is not a .ptd file",
@@ -102,7 +103,7 @@ def _read(source: Source) -> DataFile:
         )
     table = source.slice(0, table_offset + table_size, "the table of contents")
     source.slice(base, data_size, "the data")
-    root = Reader(table, source.name).root(_ROOT, b"FT01")
+    root = Reader(own(table), source.name).root(_ROOT, b"FT01")
     if root["version"] > _NEWEST_VERSION:
         root.fail(
             f"version {root['version']}",

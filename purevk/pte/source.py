@@ -1,13 +1,14 @@
-"""The bytes of one file: a read-only map of it, or bytes that the caller holds."""
+"""The bytes of one file: a read-only map of it, or bytes that the caller holds. `purevk.mapped` reads
+those of a map."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from typing import Union
 
 from purevk.errors import FileFormatError, PurevkError
+from purevk.mapped import MappedFile, map_file
 
 FileLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview]
 
@@ -45,7 +46,7 @@ class Source:
     """
 
     def __init__(self, file: FileLike, kind: str) -> None:
-        self._map: mmap.mmap | None = None
+        self._map: MappedFile | None = None
         if isinstance(file, (bytes, bytearray, memoryview)):
             self.name = f"<{kind} bytes>"
             view = memoryview(file).toreadonly()
@@ -57,7 +58,7 @@ class Source:
             self.name = os.fspath(file)
             with open(self.name, "rb") as stream:
                 if os.fstat(stream.fileno()).st_size:
-                    self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._map = map_file(stream.fileno(), self.name)
             self._view = memoryview(self._map) if self._map is not None else memoryview(b"")
         self.size = len(self._view)
         if not self.size:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
+from purevk.mapped import own
 from purevk.pte import flatbuffer as fb
 from purevk.pte.flatbuffer import (
     Many,
@@ -208,8 +209,9 @@ class VkGraph:
 def graph_ranges(blob: memoryview) -> list[tuple[int, int]]:
     """(first byte, bytes) of a blob's header and its graph; of a blob that is no Vulkan graph, or a
     damaged one, all bytes."""
-    if len(blob) >= _HEADER.size and bytes(blob[4:8]) == b"VH00":
-        _, length, start, size, _, _ = _HEADER.unpack_from(blob)
+    head = own(blob[: _HEADER.size])
+    if len(blob) >= _HEADER.size and bytes(head[4:8]) == b"VH00":
+        _, length, start, size, _, _ = _HEADER.unpack_from(head)
         if length >= _HEADER.size and start + size <= len(blob):
             return [(0, _HEADER.size), (start, size)]
     return [(0, len(blob))]
@@ -221,15 +223,16 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
     Raises:
         FileFormatError: it is no such blob, is cut short, or an index in it is out of range.
     """
-    if len(blob) < _HEADER.size or bytes(blob[4:8]) != b"VH00":
+    head = own(blob[: _HEADER.size])
+    if len(blob) < _HEADER.size or bytes(head[4:8]) != b"VH00":
         raise FileFormatError(
             "this is not the blob of a Vulkan delegate",
             where=where,
-            why=f"bytes 4 to 8 of {len(blob)} are {bytes(blob[4:8])!r}; b'VH00' and at least {_HEADER.size} bytes are "
+            why=f"bytes 4 to 8 of {len(blob)} are {bytes(head[4:8])!r}; b'VH00' and at least {_HEADER.size} bytes are "
             "accepted",
             next="export the model with ExecuTorch 0.7 or later",
         )
-    _, length, start, size, bytes_start, bytes_size = _HEADER.unpack_from(blob)
+    _, length, start, size, bytes_start, bytes_size = _HEADER.unpack_from(head)
     if length < _HEADER.size or start + size > len(blob) or bytes_start + bytes_size > len(blob):
         raise FileFormatError(
             "the header of the Vulkan blob is damaged",
@@ -239,7 +242,7 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
             next="the file is damaged or was cut short: copy or export it again",
         )
     region = blob[bytes_start : bytes_start + bytes_size] if bytes_size else blob[bytes_start:]
-    root = Reader(blob[start : start + size], where).root(_GRAPH, b"VK00")
+    root = Reader(own(blob[start : start + size]), where).root(_GRAPH, b"VK00")
     unions = [row.union("value") for row in root["values"]]
     values = tuple(_VALUES[row.schema](row) for row in unions)
     constants = tuple(_constant(row, len(region)) for row in root["constants"])

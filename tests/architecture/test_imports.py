@@ -17,13 +17,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
-EVERYONE = {"errors", "knobs", "dtypes", "plain_text", "whole_file"}
+EVERYONE = {"errors", "knobs", "dtypes", "mapped", "plain_text", "whole_file"}
 BELOW = {
     "errors": set(),
     "knobs": set(),
     "dtypes": set(),
     "plain_text": set(),
     "whole_file": set(),
+    "mapped": set(),
     "progress": set(),
     "pte": set(),
     "ir": set(),

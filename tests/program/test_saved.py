@@ -97,9 +97,12 @@ def test_tensors_are_mapped_and_not_copied(linear: Path) -> None:
         whole = np.frombuffer(program.source.view, np.uint8)
         assert graph.constants
         for value, constant in graph.constants.items():
+            data = np.frombuffer(constant.data, np.uint8)
+            assert np.shares_memory(data, whole) and data.ctypes.data % 64 == 0
+            # What reads elements gets a copy, which does not change with the file.
             array = constant.array(value.type)
-            assert np.shares_memory(array, whole) and array.ctypes.data % 64 == 0
-        del whole, array, constant, graph
+            assert not np.shares_memory(array, whole) and array.tobytes() == data.tobytes()
+        del whole, array, data, constant, graph
 
 
 def test_dynamic_sizes_from_one_file(tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ except purevk.PurevkError as error:
 def test_the_file_is_known_by_what_it_holds(
     linear: Path, linear_input: np.ndarray, linear_output: np.ndarray
 ) -> None:
-    renamed = linear.with_suffix(".pte")
+    renamed = linear.with_suffix(".model")  # no suffix of a format
     os.replace(linear, renamed)
     for file in (renamed, renamed.read_bytes()):
         with purevk.load(file) as program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import mmap
 import pickle
 import subprocess
 import sys
@@ -265,7 +266,7 @@ def test_data_file_of_another_model() -> None:
 def test_data_is_mapped_not_copied() -> None:
     program = read("linear_relu")
     data = program.vulkan_constant(graph_of(program), 0)
-    assert data.readonly and type(data.obj).__name__ == "mmap"
+    assert data.readonly and isinstance(data.obj, mmap.mmap)
 
 
 def test_close_keeps_slices_and_frees_the_map() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from purevk.mapped import pieces
+
 
 def digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
     """The SHA-256 of the bytes of files without some ranges, which are sorted."""
@@ -12,9 +14,11 @@ def digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, in
     for file, ranges in zip(files, skipped, strict=True):
         at = 0
         for first, size in ranges:
-            made.update(file[at:first])
+            for piece in pieces(file[at:first]):
+                made.update(piece)
             at = max(at, first + size)
-        made.update(file[at:])
+        for piece in pieces(file[at:]):
+            made.update(piece)
         made.update(len(file).to_bytes(8, "little"))
     return made.hexdigest()
 

@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.dtypes import DType
+from purevk.errors import FileFormatError
 from purevk.graph.context import Context
 from purevk.ir import Constant, TensorType, Value
 from purevk.ir.expected import Expected
+from purevk.mapped import address_of, own
 from purevk.program.kept.code import CODE, code_now
 from purevk.program.kept.comparison import digest, without
 from purevk.program.kept.pickles import UNREADABLE, Head, NotKept, Reader, Span, Writer
-from purevk.program.leaves import ConstantKey, Leaves, StateKey, address_of
+from purevk.program.leaves import ConstantKey, Leaves, StateKey
 from purevk.schedule.plan import Lowered
 from purevk.tuning import Choices
 
@@ -121,14 +123,15 @@ class Keeper:
                 # What is decided by fragments follows from the device, if they may be asked for.
                 "fragments": hasattr(self.context.traits.fragment_order, "settled"),
                 "files": [
-                    (len(file), hashlib.sha256(file[:_HEAD]).hexdigest()) for file in self.files
+                    (len(file), hashlib.sha256(own(file[:_HEAD])).hexdigest())
+                    for file in self.files
                 ],
                 "method": method,
                 "sizes": plain(sizes),
                 "expected": plain(expected or {}),
                 "shares_weights": shares_weights,
             }
-        except TypeError as error:
+        except (TypeError, FileFormatError) as error:  # a file may have been cut short
             _log.debug("%s: its plan is not kept: %s", method, error)
             return None
         return json.dumps(asked, sort_keys=True)

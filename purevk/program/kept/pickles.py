@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from purevk.ir import Arg, Node, Sealed, Value
-from purevk.program.leaves import address_of
+from purevk.mapped import address_of
 
 MOST_BYTES = 8 << 20
 """Bytes of tensors that are not in the file, in an entry."""

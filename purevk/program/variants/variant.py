@@ -27,6 +27,7 @@ from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, Graph, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected
+from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
 from purevk.program.kept.keeper import Keeper
 from purevk.program.variants.coverage import wider_sizes
@@ -279,6 +280,8 @@ class Variant:
         try:
             return self._prepare(wanted)
         except (FileFormatError, GraphError) as error:
+            if error.what == CUT_SHORT:
+                raise
             # The file was sound within its bounds: it is these sizes that do not go together.
             raise InputError(
                 f"the method does not take inputs of these sizes: {describe_given(self.graph, arrays)}",
