@@ -6,6 +6,7 @@ accepted) and what to do *next*. Errors can be pickled, so they pass through a p
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from purevk.plain_text import printable
@@ -25,17 +26,25 @@ class PurevkError(Exception):
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        self.what, self.where, self.why, self.next = what, where, why, next
-        lines = [what]
+        self.what, self.where, self.why, self.next = map(_shortened, (what, where, why, next))
+        lines = [self.what]
         lines += [
             f"  {label}: {text}"
-            for label, text in (("where", where), ("why", why), ("next", next))
+            for label, text in (("where", self.where), ("why", self.why), ("next", self.next))
             if text
         ]
         super().__init__(printable("\n".join(lines)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.why, self.next)
+
+
+_LONG_WORD = re.compile(r"\S{2000,}")  # such as a variable of 100,000 characters; no path
+
+
+def _shortened(text: str) -> str:
+    """A text whose words can be read."""
+    return _LONG_WORD.sub(lambda word: f"{word[0][:100]}... ({len(word[0])} characters)", text)
 
 
 def located(error: PurevkError, source: str, line: str) -> PurevkError:
@@ -61,7 +70,8 @@ class FileFormatError(PurevkError, ValueError):
 
 class OutputError(PurevkError, OSError):
     """A path that the user named for an output is refused: a socket, a link to nothing, a link in a
-    folder that others may write, or a pipe from which nobody reads."""
+    folder that others may write, or a pipe from which nobody reads. Or no temporary folder can be
+    made."""
 
 
 class UnsupportedProgramError(PurevkError):

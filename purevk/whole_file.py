@@ -353,6 +353,27 @@ def others_may_write(path: str | os.PathLike[str]) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder for temporary files, which goes at the end.
+
+    Raises:
+        OutputError: there is no place for one.
+    """
+    import tempfile
+
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise OutputError(
+            "there is no folder for temporary files",
+            why=str(error),
+            next="name one that this user may write: TMPDIR",
+        ) from None
+    with folder as path:
+        yield Path(path)
+
+
 def make_private(folder: str | os.PathLike[str]) -> None:
     """Makes a folder, and those above it, for this user alone, whatever the umask. One that is there
     stays as it is.
@@ -360,11 +381,17 @@ def make_private(folder: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    parent = os.path.dirname(os.fspath(folder))
-    if parent and not os.path.isdir(parent):
-        make_private(parent)
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        if not os.path.isdir(folder):
-            raise
+    missing = [os.fspath(folder)]
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        os.mkdir(missing[0], 0o700)
+        return
+    while (parent := os.path.dirname(missing[-1])) not in ("", missing[-1]):
+        if os.path.isdir(parent):
+            break
+        missing.append(parent)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise

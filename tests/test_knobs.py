@@ -110,3 +110,15 @@ except purevk.PurevkError as error:
 def test_a_wrong_variable_raises_at_load_also_if_only_slow_calls_read_it() -> None:
     found = python(LOAD, DATA / "linear_relu.pte", PUREVK_TIMEOUT="2 min")
     assert found == "PUREVK_TIMEOUT='2 min' cannot be read"
+
+
+@pytest.mark.parametrize("text", ["x", "9", "/a", "1,"])
+def test_texts_of_100_000_characters(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read, or raises an error that can be read."""
+    for knob in knobs.ALL:
+        with monkeypatch.context() as patch:
+            patch.setenv(knob.name, text * (100_000 // len(text)))
+            try:
+                knobs.check()
+            except PurevkError as error:
+                assert len(str(error)) < 3000 and knob.name in str(error)

@@ -8,7 +8,6 @@ import math
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from purevk.cli.stopwatch import Stopwatch
 from purevk.errors import PurevkError
 from purevk.progress import Progress, Steps
 from purevk.schedule.plan import count_steps
+from purevk.whole_file import temporary_folder
 
 _WARM_CALLS = 3
 _CHILD_SECONDS = 1800
@@ -136,11 +136,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def _loads(args: argparse.Namespace, steps: Steps) -> tuple[dict[str, Any], dict[str, Any]]:
     """Loads the model in two new processes, with an empty cache and with the cache that the first
     one left."""
-    with tempfile.TemporaryDirectory(prefix="purevk-bench-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("purevk-bench-") as folder:
         steps("cold start, in a process of its own")
-        cold = _load_once(args, Path(folder))
+        cold = _load_once(args, folder)
         steps("warm start, in a process of its own")
-        return cold, _load_once(args, Path(folder))
+        return cold, _load_once(args, folder)
 
 
 def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.program.arguments import describe_inputs
+from purevk.whole_file import open_regular
 
 _INT_TOP = (
     2  # exclusive, of random integers: fits masks, token types and any table that is looked into
@@ -73,10 +74,10 @@ def _expand(spec: str) -> list[Any]:
 
 def _read(path: str, pattern: str) -> list[np.ndarray]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return [loaded]
-        with loaded:
+        with open_regular(path) as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return [loaded]
             names = [name for name in loaded.files if fnmatch.fnmatchcase(name, pattern)]
             if not names:
                 raise InputError(
@@ -85,7 +86,7 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
                     why=f"the file has {', '.join(loaded.files) or 'none'}",
                 )
             return [loaded[name] for name in names]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

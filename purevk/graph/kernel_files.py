@@ -64,7 +64,7 @@ def overridden(
         ShaderCompilerError: the GLSL does not compile, or there is no compiler.
     """
     folder = Path(knobs.OVERRIDE())
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # pathlib raises for a name that is too long
         raise InputError(
             f"{knobs.OVERRIDE.name} names no folder",
             where=str(folder),

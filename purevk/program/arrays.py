@@ -147,7 +147,10 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             else array
         )
     if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
-        kind = int(given.__dlpack_device__()[0])
+        try:
+            kind = int(given.__dlpack_device__()[0])
+        except Exception as error:  # code of others
+            raise _no_array(error, name, where) from error
         if kind not in _HOST_MEMORY:
             raise InputError(
                 f"{name} is in the memory of another device",
@@ -159,6 +162,8 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             return np.from_dlpack(given)
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype that numpy has not: the object may give an array in another way
+        except Exception as error:  # a capsule that cannot be true, or code of others
+            raise _no_array(error, name, where) from error
     if any(
         hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
     ):
@@ -173,18 +178,15 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             " the buffer protocol",
             next="convert it: numpy.asarray(x) or torch.as_tensor(x)",
         ) from None
+    except (ValueError, NotImplementedError, BufferError) as error:  # a format that numpy has not
+        raise _no_array(error, name, where) from error
 
 
 def _asarray(given: Any, name: str, where: str) -> np.ndarray:
     try:
         array = np.asarray(given)
     except Exception as error:  # `__array__` runs code of others
-        raise InputError(
-            f"{name} cannot be made an array: {type(error).__name__}",
-            where=where,
-            why=str(error).partition("\n")[0],
-            next="pass a numpy array or a torch tensor",
-        ) from error
+        raise _no_array(error, name, where) from error
     if array.dtype.kind == "O":
         raise InputError(
             f"{name} is {type(given).__name__} of Python objects",
@@ -193,6 +195,16 @@ def _asarray(given: Any, name: str, where: str) -> np.ndarray:
             next="pass a numpy array or a torch tensor",
         )
     return array
+
+
+def _no_array(error: Exception, name: str, where: str) -> InputError:
+    """The error for an object that says it gives an array away, and does not."""
+    return InputError(
+        f"{name} cannot be made an array: {type(error).__name__}",
+        where=where,
+        why=str(error).partition("\n")[0],
+        next="pass a numpy array or a torch tensor",
+    )
 
 
 def overlap(one: Any, two: Any) -> bool:

@@ -6,9 +6,7 @@ import importlib
 import inspect
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from purevk.api import check_fork
@@ -18,6 +16,7 @@ from purevk.graph.devices import choose_context
 from purevk.program.loading import check_devices, load
 from purevk.program.options import Bounds, Compile
 from purevk.program.program import Program
+from purevk.whole_file import temporary_folder
 
 if TYPE_CHECKING:
     from purevk.program.devices.replicas import Replicas
@@ -212,8 +211,8 @@ def _on_several(
     from purevk import __version__
     from purevk.frontends.saved import write_program
 
-    with tempfile.TemporaryDirectory(prefix="purevk-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / f"{label}.pvk"
+    with temporary_folder("purevk-") as folder:
+        path = folder / f"{label}.pvk"
         methods = {name: getattr(each, "for_file", each) for name, each in sources.items()}
         write_program(path, label, methods, f"purevk {__version__}")
         return load(path, device=[*devices], split=split, check=False, **options)

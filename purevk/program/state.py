@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -12,12 +12,13 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, InputError
 from purevk.ir import Value
-from purevk.whole_file import replace_file
+from purevk.whole_file import open_regular, replace_file
 
 if TYPE_CHECKING:
     from purevk.program.program import Program
 
 
+_HEADER_BYTES = 1 << 12  # of an array in a file
 # A state of a program: the number of the program, and the value.
 _Place: TypeAlias = "tuple[int, Value]"
 
@@ -158,15 +159,24 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             FileFormatError: it is no such file, or damaged.
             InputError: the names, dtypes or sizes in it are not those of the states.
         """
-        arrays = self._arrays_of(path)
-        if set(arrays) != set(self):
+        self.update(self._arrays_of(path))
+
+    def _check_members(self, path: str | os.PathLike[str], sizes: Mapping[str, int]) -> None:
+        """Raises InputError for a file with arrays of other names, or of more bytes than the states."""
+        places = self._places()
+        why = ""
+        if set(sizes) != set(places):
+            why = f"it has the states {sorted(sizes)}; the program has {sorted(places)}"
+        for name, size in sizes.items():
+            if not why and size > (most := places[name][0][1].type.nbytes) + _HEADER_BYTES:
+                why = f"state {name!r} has {size} bytes there; the program's has {most}"
+        if why:
             raise InputError(
                 f"{os.fspath(path)} is not of this program",
                 where=self._owner.name,
-                why=f"it has the states {sorted(arrays)}; the program has {sorted(self)}",
+                why=why,
                 next="load what save_state of the same program wrote",
             )
-        self.update(arrays)
 
     def _arrays_of(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """The arrays of an .npz file."""
@@ -179,11 +189,20 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             *(NotImplementedError, RuntimeError, MemoryError),
         )
         try:
-            file = np.load(path, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("it holds one array, as numpy.save writes it")
-            with file:
-                return {name: file[name] for name in file.files}
+            with open_regular(path) as stream:
+                if stream.read(6) == b"\x93NUMPY":
+                    raise ValueError("it holds one array, as numpy.save writes it")
+                stream.seek(0)
+                with zipfile.ZipFile(stream) as file:
+                    members = file.infolist()
+                self._check_members(
+                    path, {each.filename.removesuffix(".npy"): each.file_size for each in members}
+                )
+                stream.seek(0)
+                with np.load(stream, allow_pickle=False) as arrays:
+                    return {name: arrays[name] for name in arrays.files}
+        except InputError:
+            raise
         except damaged as error:
             raise FileFormatError(
                 f"{os.fspath(path)} is damaged, or no file of states",

@@ -22,8 +22,10 @@ from purevk import pte
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.torch.nodes import line_of
+from purevk.mapped import own
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
+from purevk.pte.source import check_regular
 from purevk.report.etdump import Place, places_of
 
 _MOST = 4  # lines of a delegate that are listed
@@ -101,6 +103,7 @@ def read_etrecord(path: Path, method: str) -> EtRecord:
             why="an ETRecord has tensors of torch",
             next="pip install torch",
         ) from error
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
@@ -347,6 +350,7 @@ def _read(
 
 def _content(dtype: DType, data: memoryview) -> bytes | None:
     """A digest of what a tensor holds. None: too little to tell it from others, such as zeros."""
+    data = own(data)
     first = bytes(data[: dtype.itemsize])
     if not (dtype.is_float or dtype in (DType.int8, DType.uint8)):
         return None  # indices and masks, which graphs make themselves too

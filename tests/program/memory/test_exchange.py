@@ -4,15 +4,18 @@ caller."""
 from __future__ import annotations
 
 import array
+import ctypes
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import purevk
+from purevk.dtypes import DType
 from purevk.errors import InputError
+from purevk.program.arrays import as_array
 from tests.harness import DATA
 
 torch = pytest.importorskip("torch")
@@ -88,6 +91,80 @@ def test_inputs_of_every_protocol(linear_input: np.ndarray, linear_output: np.nd
         assert "device type is 2" in error.value.why
         with pytest.raises(InputError, match="has dtype >f4"):
             program.forward(linear_input.astype(">f4"))
+
+
+class _Tensor(ctypes.Structure):
+    """`DLTensor`, and the end of `DLManagedTensor`."""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Lying:
+    """DLPack that cannot be true: fields of the tensor, the name of the capsule, or no capsule."""
+
+    def __init__(
+        self, capsule: Any = None, device: Any = (1, 0), name: bytes = b"dltensor", **fields: Any
+    ):
+        self.memory = (ctypes.c_float * 10)()
+        self.shape = (ctypes.c_int64 * 70)(*fields.pop("sizes", (2, 5)))
+        self.device, self.name, self.capsule = device, name, capsule
+        values = {"device_type": 1, "ndim": 2, "code": 2, "bits": 32, "lanes": 1, **fields}
+        self.tensor = _Tensor(
+            ctypes.addressof(self.memory), shape=ctypes.addressof(self.shape), **values
+        )
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.capsule is not None:
+            return self.capsule
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        )
+        return new(ctypes.addressof(self.tensor), self.name, None)
+
+    def __dlpack_device__(self) -> Any:
+        return self.device
+
+
+LIES: list[dict[str, Any]] = [
+    {"capsule": 5},
+    {"capsule": "text"},
+    {"name": b"used_dltensor"},
+    {"name": b"other"},
+    {"ndim": -1},
+    {"ndim": 70},
+    {"sizes": (-2, 5)},
+    {"sizes": (1 << 62, 1 << 62)},
+    {"bits": 7},
+    {"code": 77},
+    {"lanes": 2},
+    {"device_type": 2},
+    {"device": ()},
+    {"device": None},
+    {"device": ("cpu", 0)},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_dlpack_that_lies(lie: dict[str, Any]) -> None:
+    given = Lying(**lie)
+    with pytest.raises(InputError) as caught:
+        as_array(given, DType.float32, "input 0", "a test")
+    assert "input 0" in caught.value.what
 
 
 def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
