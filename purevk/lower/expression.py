@@ -128,7 +128,7 @@ _TermStep: TypeAlias = tuple[str, tuple[Term, ...], DType]
 
 def times_zero(dtype: DType) -> str:
     """GLSL for $0 * 0. Compilers take the product for 0, also where $0 is infinite or NaN."""
-    return f"(pv_isnan($0) || pv_isinf($0) ? PV_NAN : pv_copysign({literal(0, dtype)}, $0))"
+    return f"(pv_isnan($0) || pv_isinf($0) ? PV_NAN : pv_copysign({_OPAQUE_ZEROS[dtype is DType.float64]}, $0))"
 
 
 def _declaration(dtype: DType) -> str:
@@ -140,7 +140,16 @@ def _code_size(glsl: str, dtype: DType) -> int:
     return code_size(glsl, dtype is DType.float64)
 
 
-_ZEROS = ("(0.0)", "(0.0lf)")  # steps that are the number 0
+# Compilers compute with constants as if 0.0 and -0.0 were one number: of a choice between -1.0 and 0.0
+# they make the negative of another one, of 0.0 - x they make -x, of x + 0.0 x. So bits of zeros depend
+# on a number that only a dispatch knows; workgroups are fewer than 2^31.
+_NO_BITS = "gl_NumWorkGroups[0] >> 31"
+_OPAQUE_ZEROS = (f"uintBitsToFloat({_NO_BITS})", f"packDouble2x32(uvec2(0u, {_NO_BITS}))")
+_MINUS_ZEROS = tuple(text.replace(_NO_BITS, f"0x80000000u | {_NO_BITS}") for text in _OPAQUE_ZEROS)
+# Zeros that are chosen or added. Others, of comparisons and bounds, stay constants.
+_RESULT_ZERO = re.compile(
+    r"(?<=[?:+-] )\(0\.0(lf)?\)(?! [<>=!])|(?<![?:+-] )\(0\.0(lf)?\)(?= [+-] )"
+)
 # Steps that give 0 if all of their operands are 0.
 _KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", "pv_round_float16($0)", "pv_round_bfloat16($0)")
 
@@ -177,6 +186,8 @@ class ExpressionBuilder:
 
     def step(self, glsl: str, operands: Sequence[Term], dtype: DType, name: str = "") -> Term:
         """Appends a step; `name` is the operator that it computes."""
+        if "(0.0" in glsl:
+            glsl = _with_opaque_zeros(glsl)
         zeros = [operand in self._zeros for operand in operands]
         if any(zeros) and dtype.is_float:
             if all(zeros) and glsl in _KEEPS_ZERO:
@@ -187,7 +198,7 @@ class ExpressionBuilder:
         found = self._steps.get(step)
         if found is None:
             found = self._steps[step] = Term("step", len(self._steps))
-            if glsl in _ZEROS:
+            if glsl in _OPAQUE_ZEROS:
                 self._zeros.add(found)
             self._names.append(name)
             self._code_size += _code_size(glsl, dtype)
@@ -266,12 +277,11 @@ def is_zero(number: float, dtype: DType) -> bool:
     return abs(number) <= (0.0 if dtype is DType.float64 else 2.0**-150)
 
 
-# Compilers take -0.0 for 0.0 where they choose between constants. So its bits depend on a number that
-# only a dispatch knows; workgroups are fewer than 2^31.
-_MINUS_ZERO = (
-    "uintBitsToFloat(0x80000000u | gl_NumWorkGroups[0] >> 31)",
-    "packDouble2x32(uvec2(0u, 0x80000000u | gl_NumWorkGroups[0] >> 31))",
-)
+def _with_opaque_zeros(glsl: str) -> str:
+    """The text of a step whose zeros keep their sign in the result."""
+    if glsl in ("(0.0)", "(0.0lf)"):
+        return _OPAQUE_ZEROS[glsl == "(0.0lf)"]
+    return _RESULT_ZERO.sub(lambda match: _OPAQUE_ZEROS["lf" in match[0]], glsl)
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
@@ -299,7 +309,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
         return f"double({infinity})" if wide else infinity
     if is_zero(number, dtype):
         if math.copysign(1.0, number) < 0:
-            return _MINUS_ZERO[wide]
+            return _MINUS_ZEROS[wide]
         number = 0.0
     text = repr(number)
     if "e" not in text and "." not in text:
@@ -333,6 +343,9 @@ def convert(name: str, source: DType, target: DType) -> str:
         return f"({name} ? {literal(1, target)} : {literal(0, target)})"
     if target.is_float:
         return name if source.acc == target.acc else f"{target.acc}({name})"
+    if source.is_float:
+        # Drivers make n of int(float(n)).
+        name = f"pv_computed({name})"
     text = name if source.acc == target.acc else f"{target.acc}({name})"
     if target is DType.int64 and source.acc == "int":
         text = f"pv_int64({name})"

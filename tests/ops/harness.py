@@ -65,6 +65,7 @@ class Case:
     atol: float | None = None
     name: str = ""
     host: bool = False  # whether nodes may run on the CPU
+    zeros: bool = False  # whether zeros must have the sign of torch's
     expected: Any = None
 
     def __str__(self) -> str:
@@ -300,6 +301,10 @@ def compare(case: Case, results: Sequence[Any], wanted: Sequence[Any]) -> str:
             assert_close(have, want, rtol=case.rtol, atol=case.atol)
         except AssertionError as error:
             return f"{number}: {error}"
+        if case.zeros and want.is_floating_point():
+            wrong = (have == 0) & (want == 0) & (have.signbit() != want.signbit())
+            if wrong.any():
+                return f"{number}: zeros have the wrong sign at {wrong.nonzero().tolist()[:4]}"
     return ""
 
 
@@ -309,6 +314,15 @@ def build(cases: Sequence[Case]) -> Graph:
     for case in cases:
         outputs += record(recorder, case)
     return recorder.importer.finish(outputs)
+
+
+def results_of(cases: Sequence[Case]) -> list[torch.Tensor]:
+    """The results of cases with one each, all of them in one program."""
+    graph = build(cases)
+    with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+        assert not host_nodes(program), host_nodes(program)
+        made = program.forward(*[tensor for case in cases for tensor in inputs_of(case)])
+    return list(made) if isinstance(made, tuple) else [made]
 
 
 def run_cases(cases: Sequence[Case]) -> list[str]:
@@ -356,6 +370,14 @@ def check(*cases: Case | Sequence[Case]) -> None:
     assert flat, "no case"
     found = failures(flat)
     assert not found, f"{len(found)} of {len(flat)} cases:\n" + "\n".join(found)
+
+
+@functools.lru_cache
+def keeps_subnormal_numbers() -> bool:
+    """Whether the device computes with numbers below the normal ones. Others take them for 0."""
+    x = torch.tensor([1e-40])
+    with program_of(lambda x: x * 0.5, (x,)) as program:
+        return bool(program.forward(x) == x * 0.5)
 
 
 def program_of(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> Program:

@@ -307,7 +307,7 @@ unary(
     "(x * x)",
     compute=lambda x, **_: result_type((x if isinstance(x, TensorType) else x.type, 2)),
 )
-unary("aten.relu.default", "pv_max(x, ACC(0))")
+unary("aten.relu.default", _only_float("pv_relu(x)", "pv_max(x, ACC(0))"))
 unary("aten.relu6.default", "pv_clamp(x, ACC(0), ACC(6))")
 unary(
     "aten.hardtanh.default",

@@ -25,11 +25,7 @@ for _name, (_glsl, *_names) in {
 
 
 def _logit(eps: float | None, **_: object) -> str:
-    return (
-        "pv_log(x / (ACC(1) - x))"
-        if eps is None
-        else "pv_logit(pv_clamp(x, ACC(eps), ACC(1) - ACC(eps)))"
-    )
+    return "pv_logit(x)" if eps is None else "pv_logit(pv_clamp(x, ACC(eps), ACC(1) - ACC(eps)))"
 
 
 unary(
@@ -191,6 +187,7 @@ binary(
     "aten.fmin.default",
     _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : min(x, y))", "pv_min(x, y)"),
 )
+
 binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor")
 binary("aten.clamp_max.default", "pv_min(x, y)", "aten.clamp_max.Tensor")
 binary("aten.max.other", "pv_max(x, y)")
