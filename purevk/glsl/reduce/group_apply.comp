@@ -64,7 +64,7 @@ WRITEONLY_BUFFER(OUT_BINDING, out, T_OUT)
 #endif
 EXTRA_BUFFERS
 
-shared float means[GROUPS_HERE];
+shared vec2 means[GROUPS_HERE];  // and what is left of them when they are rounded to a float
 shared float rstds[GROUPS_HERE];
 
 float weight_of(int channel) {
@@ -85,15 +85,15 @@ float bias_of(int channel) {
 
 #if NHWC
 // Of the channels of an invocation.
-V mean, scale, shift;
+V mean, rest, scale, shift;
 #endif
 
 void finish(int i, V v) {
 #if NHWC
-    STORE(AT(i), ((v - mean) * scale + shift), (IMAGE * area + i), CHANNEL)
+    STORE(AT(i), (((v - mean) - rest) * scale + shift), (IMAGE * area + i), CHANNEL)
 #else
     int own = i * EACH / area, channel = FIRST_GROUP * inner + own;
-    V made = (v - means[0]) * (rstds[0] * weight_of(channel)) + bias_of(channel);
+    V made = ((v - means[0].x) - means[0].y) * (rstds[0] * weight_of(channel)) + bias_of(channel);
     STORE(AT(i), made, (IMAGE * (groups * inner) + channel), (i * EACH - own * area))
 #endif
 }
@@ -119,7 +119,9 @@ void main() {
         }
         float variance = subgroupAdd(deviation) / (float(COUNT) * float(WEIGHT));
         if (gl_SubgroupInvocationID == 0u) {
-            means[g] = middle;
+            float pivot = pivot_of((FIRST_GROUP + g) * inner);
+            precise float rounded = pivot + middle, left = (pivot - rounded) + middle;
+            means[g] = vec2(rounded, left);
             rstds[g] = 1.0 / sqrt(variance + intBitsToFloat(eps_bits));
         }
     }
@@ -129,12 +131,14 @@ void main() {
 #if NHWC && VEC4
     UNROLL for (int k = 0; k < EACH; k++) {
         int g = (ID % LANES * EACH + k) / inner;
-        mean[k] = means[g];
+        mean[k] = means[g].x;
+        rest[k] = means[g].y;
         scale[k] = rstds[g] * weight_of(CHANNEL + k);
         shift[k] = bias_of(CHANNEL + k);
     }
 #elif NHWC
-    mean = means[ID % LANES / inner];
+    mean = means[ID % LANES / inner].x;
+    rest = means[ID % LANES / inner].y;
     scale = rstds[ID % LANES / inner] * weight_of(CHANNEL);
     shift = bias_of(CHANNEL);
 #endif

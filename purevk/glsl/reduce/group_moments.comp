@@ -21,16 +21,26 @@ LOOPS(loop(ceil(GROUPS_HERE * subgroup_size, LOCAL), 2 * loop(ceil(STRIDE * inne
 LOOPS(loop(ceil(GROUPS_HERE * subgroup_size, LOCAL), 2 * loop(ceil(STRIDE, subgroup_size))))
 #endif
 
+// Those of the channels of an invocation.
+#if NHWC && VEC4
+vec4 pivots() { return vec4(pivot_of(CHANNEL), pivot_of(CHANNEL + 1), pivot_of(CHANNEL + 2), pivot_of(CHANNEL + 3)); }
+#elif NHWC
+float pivots() { return pivot_of(CHANNEL); }
+#else
+float pivots() { return pivot_of(0); }
+#endif
+
 void main() {
     int offset = ID / LANES, first = start_of(SLICE), last = first + size_of(SLICE);
     V mean = V(0.0), square = V(0.0);
     float n = 0.0;
+    V pivot = V(pivots());
     int i = offset < STRIDE ? first + offset : last;
     // The moments of some elements at a time are joined with those before (Chan, Golub and LeVeque,
     // "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
     for (; i + (AHEAD - 1) * STRIDE < last; i += AHEAD * STRIDE) {
         V some[AHEAD];
-        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * STRIDE));
+        UNROLL for (int k = 0; k < AHEAD; k++) some[k] = READ(x_offset + AT(i + k * STRIDE)) - pivot;
         V sum = some[0];
         UNROLL for (int k = 1; k < AHEAD; k++) sum += some[k];
         V middle = sum / float(AHEAD), apart = middle - mean;
@@ -41,7 +51,7 @@ void main() {
         n += float(AHEAD);
     }
     for (; i < last; i += STRIDE) {
-        V v = READ(x_offset + AT(i)), apart = v - mean;
+        V v = READ(x_offset + AT(i)) - pivot, apart = v - mean;
         n += 1.0;
         mean += apart / n;
         square += apart * (v - mean);

@@ -305,6 +305,16 @@ V load(int base, int col) {
 #endif
 }
 
+// The row's first element. What is summed is the distance from it, so that the sum keeps the digits of
+// numbers that are far from 0.
+float pivot_of(int base) {
+#if VEC4
+    return FROM_X(READ4_X(base).x);
+#else
+    return FROM_X(READ_X(base));
+#endif
+}
+
 // A normalized element times its weight, plus its bias.
 V scaled(V v, int row, int col) {
     int c = channel(row, col);
@@ -315,6 +325,13 @@ V scaled(V v, int row, int col) {
     v += READ_W(buf_bias, bias_offset + c);
 #endif
     return v;
+}
+
+// What is left of a mean when it is rounded to a float; `mean` is the distance from the pivot.
+PER_ROW mean_rest(PER_ROW pivot, PER_ROW mean) {
+    precise PER_ROW rounded = pivot + mean;
+    precise PER_ROW rest = (pivot - rounded) + mean;
+    return rest;
 }
 
 // What is stored of a normalized element. `base`, `mean` and `rstd` are those of its row.
@@ -404,28 +421,37 @@ float rstd_of(float squares) { return 1.0 / sqrt(squares / float(columns) + intB
 // what the last row has.
 void normalize(int task) {
     V kept[TOGETHER][CACHE];
+    PER_ROW pivot = PER_ROW(0.0);
     UNROLL for (int r = 0; r < TOGETHER; r++) {
         int base = base_of_x(NEAREST(ROW_OF(task, r)));
+#if !RMS
+        OF_ROW(pivot, r) = pivot_of(base);
+#endif
         UNROLL for (int k = 0; k < CACHE; k++) {
             int col = EACH * (LANE + k * LANES);
-            kept[r][k] = V(0.0);
+            kept[r][k] = V(OF_ROW(pivot, r));
             if (col < columns) kept[r][k] = load(base, col);
         }
     }
     PER_ROW mean = PER_ROW(0.0);
 #if !RMS
+    PER_ROW rest = PER_ROW(0.0);
     UNROLL for (int r = 0; r < TOGETHER; r++) {
         V sum = V(0.0);
-        UNROLL for (int k = 0; k < CACHE; k++) sum += kept[r][k];
+        UNROLL for (int k = 0; k < CACHE; k++) sum += kept[r][k] - OF_ROW(pivot, r);
         OF_ROW(mean, r) = SUM(sum);
     }
     mean = sum_all(mean) / float(columns);
+    rest = mean_rest(pivot, mean);
+    mean += pivot;
 #endif
     PER_ROW squares = PER_ROW(0.0);
     UNROLL for (int r = 0; r < TOGETHER; r++) {
         V sum = V(0.0);
         UNROLL for (int k = 0; k < CACHE; k++) {
-            kept[r][k] -= OF_ROW(mean, r);
+#if !RMS
+            kept[r][k] = (kept[r][k] - OF_ROW(mean, r)) - OF_ROW(rest, r);
+#endif
             if (EACH * (LANE + k * LANES) < columns) sum += kept[r][k] * kept[r][k];
         }
         OF_ROW(squares, r) = SUM(sum);
@@ -479,17 +505,25 @@ void normalize(int task) {
         REST_OF_ROW(DO)        \
     }
 #endif
-#define ADD(v, col) sum += v;
-#define ADD_SQUARE(v, col) sum += (v - mean) * (v - mean);
-#define STORE(v, col) store(finished((v - mean) * rstd, row, col, base, mean, rstd), row, col);
+#if RMS
+#define APART(v) (v)
+#else
+#define APART(v) ((v - mean) - rest)
+#endif
+#define ADD(v, col) sum += v - pivot;
+#define ADD_SQUARE(v, col) sum += APART(v) * APART(v);
+#define STORE(v, col) store(finished(APART(v) * rstd, row, col, base, mean, rstd), row, col);
 
 void normalize(int row) {
     int base = base_of_x(row);
     float mean = 0.0;
     V sum = V(0.0);
 #if !RMS
+    float pivot = pivot_of(base);
     WHOLE_ROW(ADD)
     mean = sum_all(SUM(sum)) / float(columns);
+    float rest = mean_rest(pivot, mean);
+    mean += pivot;
     sum = V(0.0);
 #endif
     WHOLE_ROW(ADD_SQUARE)

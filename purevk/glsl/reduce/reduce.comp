@@ -209,7 +209,14 @@ State take(State s, ACC v, int r) {
 State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), subgroupShuffleXor(s.i, d)); }
 #endif
 #elif VARIANCE
-// How many elements, their mean, and the sum of their squared distances from it.
+// The first element of each row. It is subtracted from all elements, so that sums keep the digits of
+// numbers that are far from 0.
+#if COLUMN && VEC4
+vec4 pivot;
+#else
+float pivot;
+#endif
+// How many elements, their mean less the pivot, and the sum of their squared distances from the mean.
 struct State {
     float n, mean, squares;
 };
@@ -311,6 +318,15 @@ States each_joined(States s, States t) { return States(join(s.a, t.a), join(s.b,
 
 DEFINE_JOIN(States, join_all, each_joined)
 
+// An element as it is reduced; with COLUMN and VEC4, that of output `lane`.
+#if VARIANCE && COLUMN && VEC4
+#define ELEMENT(v, lane) (FROM_X(v) - pivot.lane)
+#elif VARIANCE
+#define ELEMENT(v, lane) (FROM_X(v) - pivot)
+#else
+#define ELEMENT(v, lane) FROM_X(v)
+#endif
+
 int outer_base(int i) {
     int at = x_offset;
 #if OUTER_DIMS > 1
@@ -381,24 +397,24 @@ States scan(int base, int from, int to) {
 #endif
                 ACC e[BATCH];
 #if VEC4 && COLUMN
-                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].x);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = ELEMENT(v[k].x, x);
                 s.a = take_batch(s.a, e, before + r);
-                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].y);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = ELEMENT(v[k].y, y);
                 s.b = take_batch(s.b, e, before + r);
-                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].z);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = ELEMENT(v[k].z, z);
                 s.c = take_batch(s.c, e, before + r);
-                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(v[k].w);
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = ELEMENT(v[k].w, w);
                 s.d = take_batch(s.d, e, before + r);
 #else
 #if VEC4
                 UNROLL for (int k = 0; k < AHEAD; k++) {
-                    e[4 * k] = FROM_X(v[k].x);
-                    e[4 * k + 1] = FROM_X(v[k].y);
-                    e[4 * k + 2] = FROM_X(v[k].z);
-                    e[4 * k + 3] = FROM_X(v[k].w);
+                    e[4 * k] = ELEMENT(v[k].x, x);
+                    e[4 * k + 1] = ELEMENT(v[k].y, y);
+                    e[4 * k + 2] = ELEMENT(v[k].z, z);
+                    e[4 * k + 3] = ELEMENT(v[k].w, w);
                 }
 #else
-                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = FROM_X(READ_X(address(start, r + k * LANES)));
+                UNROLL for (int k = 0; k < AHEAD; k++) e[k] = ELEMENT(READ_X(address(start, r + k * LANES)), x);
 #endif
                 s = take_batch(s, e, before + r);
 #endif
@@ -409,14 +425,14 @@ States scan(int base, int from, int to) {
 #if VEC4
                 X4 v = READ4_X(address(start, r));
 #if COLUMN
-                s = States(take(s.a, FROM_X(v.x), i), take(s.b, FROM_X(v.y), i), take(s.c, FROM_X(v.z), i),
-                           take(s.d, FROM_X(v.w), i));
+                s = States(take(s.a, ELEMENT(v.x, x), i), take(s.b, ELEMENT(v.y, y), i), take(s.c, ELEMENT(v.z, z), i),
+                           take(s.d, ELEMENT(v.w, w), i));
 #else
-                s = take(take(s, FROM_X(v.x), i), FROM_X(v.y), i + 1);
-                s = take(take(s, FROM_X(v.z), i + 2), FROM_X(v.w), i + 3);
+                s = take(take(s, ELEMENT(v.x, x), i), ELEMENT(v.y, y), i + 1);
+                s = take(take(s, ELEMENT(v.z, z), i + 2), ELEMENT(v.w, w), i + 3);
 #endif
 #else
-                s = take(s, FROM_X(READ_X(address(start, r))), i);
+                s = take(s, ELEMENT(READ_X(address(start, r)), x), i);
 #endif
             }
             total = each_joined(total, s);
@@ -491,6 +507,14 @@ void main() {
         int base = outer_base(row), from = min(length, which * part), to = min(length, from + part);
 #else
         int base = outer_base(i), from = 0, to = length;
+#endif
+#if VARIANCE && VEC4 && COLUMN
+        X4 first = READ4_X(base);
+        pivot = vec4(FROM_X(first.x), FROM_X(first.y), FROM_X(first.z), FROM_X(first.w));
+#elif VARIANCE && VEC4
+        pivot = FROM_X(READ4_X(base).x);
+#elif VARIANCE
+        pivot = FROM_X(READ_X(base));
 #endif
         States s = join_all(scan(base, from, to));
         if (LANE == 0 && task < tasks) {

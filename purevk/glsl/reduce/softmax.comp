@@ -26,6 +26,8 @@
 //   CACHE       n > 0: a row is read once, and kept in registers, n elements (vec4s if VEC4) per
 //               invocation. Columns are at most n * invocations of a row (* 4 if VEC4).
 //               0: rows of any length, read twice
+//   EXP         the exponential function of results; default pv_exp. GLSL's own, which sums take, is 0
+//               from -87.3 down on some devices, and loses digits of small numbers
 //   AHEAD       if CACHE 0: elements (vec4s if VEC4) that an invocation reads before it uses the
 //               first of them; default 1
 #include "core/rows.glslh"
@@ -66,6 +68,9 @@
 #endif
 #ifndef COLUMN
 #define COLUMN 0
+#endif
+#ifndef EXP
+#define EXP pv_exp
 #endif
 #ifndef AHEAD
 #define AHEAD 1
@@ -212,7 +217,7 @@ DEFINE_JOIN(Pair, join_all, join)
 #if LOG
 #define RESULT(v) ((v) - s - last)
 #else
-#define RESULT(v) (exp((v) - s) * last)
+#define RESULT(v) (EXP((v) - s) * last)
 #endif
 
 // An invocation's elements of a row.
@@ -262,7 +267,7 @@ void main() {
 #if LOG
             sum += exp(kept[k] - s);
 #else
-            kept[k] = exp(kept[k] - s);
+            kept[k] = EXP(kept[k] - s);
             sum += kept[k];
 #endif
         }

@@ -53,6 +53,17 @@ def _scaled(builder: Builder, x: Value, scale: Value, shift: Value) -> Value:
     return builder.emit("aten._to_copy.default", made, x.type.dtype)
 
 
+def _normalized(
+    builder: Builder, x: Value, mean: Value, scale: Value, bias: Value | None = None
+) -> Value:
+    """Not x * scale + shift, which cancel where the mean is far from 0."""
+    made = builder.emit("aten.sub.Tensor", x, mean, 1)
+    made = builder.emit("aten.mul.Tensor", made, scale)
+    if bias is not None:
+        made = builder.emit("aten.add.Tensor", made, bias, 1)
+    return builder.emit("aten._to_copy.default", made, x.type.dtype)
+
+
 def _rstd(builder: Builder, variance: Value, eps: float) -> Value:
     return builder.emit(
         "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
@@ -173,17 +184,14 @@ def _normalize_groups(
     if weight is not None:
         wide = _as(builder, weight, rstd.type.dtype, by_group)
         scale = builder.emit("aten.mul.Tensor", scale, wide)
-    shift = builder.emit("aten.neg.default", builder.emit("aten.mul.Tensor", flat[0], scale))
+    factors = [flat[0], scale]
     if bias is not None:
-        wide = _as(builder, bias, rstd.type.dtype, by_group)
-        shift = builder.emit("aten.add.Tensor", shift, wide, 1)
-    scale, shift = (
-        builder.emit("aten.expand.default", value, (batch, groups, channels // groups))
-        for value in (scale, shift)
-    )
+        factors.append(_as(builder, bias, rstd.type.dtype, by_group))
     sizes = (batch, channels, *([1] * len(rest)))
-    scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
-    made = _scaled(builder, x, scale, shift)
+    for number, value in enumerate(factors):
+        wide = builder.emit("aten.expand.default", value, (batch, groups, channels // groups))
+        factors[number] = builder.emit("aten.view.default", wide, sizes)
+    made = _normalized(builder, x, *factors)
     mean, rstd = (_as(builder, each, x.type.dtype, (batch, groups)) for each in (mean, rstd))
     return made, mean, rstd
 
@@ -258,8 +266,11 @@ def _normalize_batch(
             builder.emit("aten.view.default", value, channels)
             for value in _moments(builder, x, _others(x.type))
         )
-        scale, shift = batch_norm_factors(builder, weight, bias, mine, theirs, eps)
-        made = _scaled(builder, x, _of_channels(builder, scale, x), _of_channels(builder, shift, x))
+        scale = _rstd(builder, theirs, eps)
+        if weight is not None:
+            scale = builder.emit("aten.mul.Tensor", scale, weight)
+        factors = [mine, scale, *([bias] if bias is not None else [])]
+        made = _normalized(builder, x, *(_of_channels(builder, value, x) for value in factors))
         running: tuple[Value, ...] = ()
         if mean is not None and variance is not None:
             count = _dims.product(size for d, size in enumerate(x.type.dims) if d != 1)
