@@ -31,5 +31,5 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
     if source is DType.bfloat16:
         macros["FROM_X(v)"] = "uintBitsToFloat(uint(v) << 16)"
     if target is DType.bfloat16:
-        macros["TO_OUT(v)"] = "uint16_t(pv_bfloat16_bits(v))"
+        macros["TO_OUT(v)"] = "uint16_t(pv_bfloat16_bits(float(v)))"
     return macros

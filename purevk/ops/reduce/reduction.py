@@ -456,7 +456,9 @@ def _expand_reduction(
         return builder.emit(
             "aten.view.default", _expand_reduction(builder, x, kind, (0,), False, dtype), ()
         )
-    if kind in ("mean", "sum", "prod") and dtype.is_float != x.type.dtype.is_float:
+    if kind in ("mean", "sum", "prod") and (
+        dtype.is_float != x.type.dtype.is_float or dtype is DType.bool
+    ):
         x = builder.emit("aten._to_copy.default", x, dtype)
     return builder.emit(NAME, x, kind, dims, keepdim, dtype)
 
