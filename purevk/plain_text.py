@@ -47,7 +47,9 @@ def json_text(data: Any, indent: int | None = 2) -> str:
     return text.translate(_json_escapes)
 
 
-class _PrintableRecords(logging.Filter):
+class PrintableRecords(logging.Filter):
+    """Makes what a logger logs `printable`, tracebacks included."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), ()
         if record.exc_info:
@@ -56,4 +58,4 @@ class _PrintableRecords(logging.Filter):
 
 
 for _name in LOGGERS:
-    logging.getLogger(_name).addFilter(_PrintableRecords())
+    logging.getLogger(_name).addFilter(PrintableRecords())

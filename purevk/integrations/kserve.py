@@ -9,6 +9,7 @@ import grpc
 import kserve
 import numpy as np
 from kserve import model_server
+from kserve.logging import logger, trace_logger
 from kserve.protocol.dataplane import DataPlane
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as services
 from kserve.protocol.grpc.interceptors import ExceptionToStatusInterceptor
@@ -22,6 +23,7 @@ from purevk.errors import InputError
 from purevk.integrations.http import MAX_BODY, MAX_WAITING, Limits
 from purevk.integrations.values import read_values, request_dtype
 from purevk.integrations.worker import CLIENT_ERRORS, Worker
+from purevk.plain_text import PrintableRecords
 from purevk.program.specs import ArgumentSpec
 
 
@@ -160,6 +162,8 @@ class Server(kserve.ModelServer):
         self.host, self.max_body, self.max_waiting = host, max_body, max_waiting
         self.dataplane = _DataPlane(model_registry=self.registered_models)
         self.model_repository_extension = _FixedModels(model_registry=self.registered_models)
+        for log in (logger, trace_logger):  # they name models as clients do
+            log.addFilter(PrintableRecords())
         model_server.app.add_middleware(Limits, max_body=max_body, max_waiting=max_waiting)
 
     async def _serve(self) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import pickle
 import random
 import subprocess
 import sys
+import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 import purevk
-from purevk import knobs, progress
+from purevk import errors, knobs, progress
 from purevk.cli import commands
 from purevk.plain_text import LOGGERS, json_text, printable
 from tests.fuzz.mutations import description, with_description
@@ -200,6 +202,19 @@ def test_logs_and_warnings() -> None:
         warnings.simplefilter("always")
         knobs.warn(HOSTILE)
     _assert_safe(str(caught[0].message))
+
+
+def test_each_error() -> None:
+    """Its text is safe, its attributes are as they were, here and in another process."""
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    classes = [each for each in classes if issubclass(each, purevk.PurevkError)]
+    assert len(classes) > 15
+    for each in classes:
+        error = each(HOSTILE, where=HOSTILE, why=HOSTILE, next=HOSTILE)
+        for copy in (error, pickle.loads(pickle.dumps(error))):
+            _assert_safe(str(copy))
+            _assert_safe("".join(traceback.format_exception(copy)))
+            assert type(copy) is each and copy.what == copy.where == copy.why == HOSTILE
 
 
 def test_all_loggers_are_safe() -> None:

@@ -455,6 +455,10 @@ def test_kserve_with_named_outputs(lookup: Path, tmp_path: Path) -> None:
                 infer, data, {**headers, "Content-Type": "application/octet-stream"}
             )
             assert 400 <= code < 500, (headers, data, code, answer)
+        unknown = f"{address}/v2/models/%1b%5b2J%c2%9b/infer"
+        assert _ask(unknown, body([[1]], [1]))[0] == 404
+        log = (tmp_path / "log").read_text()
+        assert "\\x1b[2J" in log and not {"\x1b", "\x9b"} & set(log)
         for name in ("load", "unload"):
             assert _ask(f"{address}/v2/repository/models/model/{name}", b"")[0] == 400
         code, answer = _ask(infer, b" " * ((64 << 20) + 1))
