@@ -113,53 +113,76 @@ def replace_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def output_target(path: str | os.PathLike[str]) -> tuple[Path, os.stat_result | None]:
-    """What is written for a path of the user: the file at the end of its links, and its status; None
-    if it is not there yet. What a process has open, such as /dev/stdout, is a device or a pipe.
+    """What is written for a path of the user: the file at the end of all links in it, and its status;
+    None if it is not there yet. What a process has open, such as /dev/stdout, is a device or a pipe.
 
     Raises:
         OutputError: as for `replace_file`.
-        OSError: it is a folder, or a folder of it cannot be searched.
+        OSError: it is a folder, or a folder of it is not there.
     """
-    path = here = Path(path)
-    for _ in range(_MOST_LINKS):
-        try:
-            status = os.lstat(here)
-        except FileNotFoundError:
-            if here == path:
-                return path, None
-            raise OutputError(
-                "this is a link to a file that is not there",
-                where=os.fspath(path),
-                why=f"there is no {here}",
-                next="remove the link, or make its target",
-            ) from None
-        if not stat.S_ISLNK(status.st_mode):
-            break
-        folder = os.path.realpath(here.parent)
-        if folder.startswith("/proc/"):  # what a process has open: its name may lead to nothing
-            here = Path(folder) / here.name
-            status = _as_stream(os.stat(here))
-            break
-        if why := others_may_write(here.parent):
-            raise OutputError(
-                "this is a link in a folder that other users may write",
-                where=os.fspath(path),
-                why=f"{here.parent}: {why}; any file of yours could be written through it",
-                next=f"name the file itself: {os.path.realpath(path)}",
-            )
-        here = here.parent / os.readlink(here)
-    else:
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-    if stat.S_ISDIR(status.st_mode):
+    path = Path(path)
+    target, status = _followed(path)
+    if status is None and os.path.islink(path):
+        raise OutputError(
+            "this is a link to a file that is not there",
+            where=os.fspath(path),
+            why=f"there is no {target}",
+            next="remove the link, or make its target",
+        )
+    if status is not None and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if stat.S_ISSOCK(status.st_mode):
+    if status is not None and stat.S_ISSOCK(status.st_mode):
         raise OutputError(
             "this is a socket, and no file",
             where=os.fspath(path),
             why="a file, a device or a pipe can be written",
             next="name a file",
         )
-    return here, status
+    return target, status
+
+
+def _followed(path: Path) -> tuple[Path, os.stat_result | None]:
+    """The file at the end of all links in a path, and its status; None if it is not there."""
+    if os.name == "nt":  # only administrators make links
+        return path, os.stat(path) if os.path.exists(path) else None
+    here, links = "/", 0
+    names = _names(os.path.join(os.getcwd(), path))
+    while names:
+        name = names.pop()
+        step = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+        try:
+            status = os.lstat(step)
+        except FileNotFoundError:
+            if names:
+                raise FileNotFoundError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)
+                ) from None
+            return Path(step) if links else path, None
+        if not stat.S_ISLNK(status.st_mode):
+            here = step
+            continue
+        if not names and step.startswith("/proc/"):  # its name may lead to nothing
+            return Path(step), _as_stream(os.stat(step))
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+        if why := others_may_write(here):
+            raise OutputError(
+                "this is a link in a folder that other users may write",
+                where=os.fspath(path),
+                why=f"the link is {step}, and of the folder {here}: {why}; any file of yours could be"
+                " written through it",
+                next=f"name the file itself: {os.path.realpath(path)}",
+            )
+        target = os.readlink(step)
+        here = "/" if os.path.isabs(target) else here
+        names += _names(target)
+    return Path(here) if links else path, os.lstat(here)
+
+
+def _names(path: str) -> list[str]:
+    """The names in a path, the last one first."""
+    return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
 def _as_stream(status: os.stat_result) -> os.stat_result:
@@ -205,6 +228,14 @@ def _open_in_place(target: Path, status: os.stat_result | None) -> int:
     if status is None or (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
         os.close(descriptor)
         raise OSError(errno.ESTALE, "the file was replaced meanwhile", os.fspath(target))
+    if now.st_nlink > 1 and (why := others_may_write(target.parent)):
+        os.close(descriptor)
+        raise OutputError(
+            "this file has other names too, and its folder can be written by other users",
+            where=os.fspath(target),
+            why=f"{why}; any file of yours could be written through it",
+            next="name another file",
+        )
     return descriptor
 
 

@@ -38,9 +38,12 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs the kinds of file
 
 ROOT = not hasattr(os, "geteuid") or os.geteuid() == 0
 # What may stand at the end of a path, by what becomes of it.
-REPLACED = ["absent", "regular", "link", "chain"]
+REPLACED = ["absent", "regular", "link", "chain", "linked folder"]
 STREAMS = ["fifo", "link to fifo", *(["device", "link to device"] if ROOT else [])]
-REFUSED = ["folder", "socket", "dangling", "loop", "shared link", "shared link to device"]
+REFUSED = [
+    *("folder", "socket", "dangling", "loop"),
+    *("shared link", "shared link to device", "shared folder", "shared folder in a link"),
+]
 
 
 class Node:
@@ -128,6 +131,28 @@ class Node:
 
     def _shared_link_to_device(self) -> None:
         self._shared_link(Path("/dev/null"))
+
+    def _linked_folder(self) -> None:
+        (self.path.parent / "real").mkdir()
+        self.target = self.path.parent / "real" / "target.x"
+        self._file()
+        (self.path.parent / "folder").symlink_to("real")
+        self.path = self.path.parent / "folder" / "target.x"
+
+    def _shared_folder(self) -> None:
+        """A link to a folder, in a folder for everybody."""
+        self._linked_folder()
+        shared = self.target.parent.parent / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        (shared / "folder").symlink_to(self.target.parent)
+        self.path = shared / "folder" / "target.x"
+
+    def _shared_folder_in_a_link(self) -> None:
+        self._shared_folder()
+        link = self.target.parent.parent / "link"
+        link.symlink_to("shared/folder/target.x")
+        self.path = link
 
     def written(self) -> bytes | None:
         """What was written; None: it cannot be told."""
@@ -340,6 +365,28 @@ def test_the_target_of_plain_names(tmp_path: Path) -> None:
         output_target("there/new")
     with pytest.raises(FileNotFoundError), replace_file("absent/new"):
         pass
+
+
+def test_a_file_with_another_name_in_a_shared_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not written in place: the other name may be a file that its user wants to keep."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "own").write_bytes(b"keep")
+    os.link(tmp_path / "own", shared / "out")
+    shared.chmod(0o777)
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fchmod", refuse)
+        with pytest.raises(OutputError, match="other names"), replace_file(shared / "out") as file:
+            file.write(b"new")
+    with replace_file(shared / "out") as file:
+        file.write(b"new")
+    assert (tmp_path / "own").read_bytes() == b"keep" and (shared / "out").read_bytes() == b"new"
 
 
 def test_errors_say_what_to_do() -> None:
