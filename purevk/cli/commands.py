@@ -353,7 +353,7 @@ COMMANDS = (
         "runs a method once and shows its outputs",
         _add_run,
         epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
-        "  purevk run encoder.pte --input random:30522 --input ones --size s0=17",
+        "  purevk run encoder.pvk --input random:30522 --input ones --size s0=17",
     ),
     Command(
         "bench",
@@ -362,7 +362,7 @@ COMMANDS = (
         description="Measures loading in two new processes, with an empty and with a filled cache. Then times calls\n"
         "in this process, one by one.",
         epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
-        "  purevk bench encoder.pte --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
+        "  purevk bench encoder.pvk --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
         check=_check_bench,
     ),
     Command(
@@ -372,7 +372,7 @@ COMMANDS = (
         description="Times every dispatch of a call, each alone, and compares it with the limits of the device.",
         epilog="examples:\n  purevk profile model.pte\n  purevk profile model.pte --trace trace.json\n"
         "  purevk profile model.pte --etdump model.etdump\n"
-        "  purevk profile encoder.pte --size s0=17 --by dispatch",
+        "  purevk profile encoder.pvk --size s0=17 --by dispatch",
     ),
     Command(
         "report",
@@ -381,7 +381,7 @@ COMMANDS = (
         description="Writes one HTML page, which needs no network: the graph by modules, where each node runs and"
         " why,\nkernels with their GLSL and SPIR-V, times, memory over a call, and guards in words.",
         epilog="examples:\n  purevk report model.pte\n  purevk report model.pte -o model.html --no-times\n"
-        "  purevk report encoder.pte --size s0=17\n  purevk report model.pte --no-device",
+        "  purevk report encoder.pvk --size s0=17\n  purevk report model.pte --no-device",
     ),
     Command(
         "tune",
@@ -390,7 +390,7 @@ COMMANDS = (
         description="Measures kernels and tiles for the matmuls, convolutions and attention of a model on the"
         " device.\nThe fastest are kept in the cache. Every program with the same sizes on this device runs them"
         " from then on.",
-        epilog="examples:\n  purevk tune model.pte\n  purevk tune encoder.pte --size s0=17 --candidates 32",
+        epilog="examples:\n  purevk tune model.pte\n  purevk tune encoder.pvk --size s0=17 --candidates 32",
     ),
     Command(
         "bisect",

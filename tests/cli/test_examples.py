@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         program.save(folder / "model.pvk")
     inputs = torch.ones(9, dtype=torch.int64), torch.ones(9)
     with purevk.compile(_Encoder(), inputs, [{0: size}, {0: size}]) as program:
-        program.save(folder / "encoder.pte")  # the content tells the kind of a file
+        program.save(folder / "encoder.pvk")
     (folder / "other-cache").mkdir()
     Cache(None).export_bundle(folder / "kernels.zip", [])
     return folder

@@ -92,7 +92,7 @@ def test_the_examples_of_the_help(
     examples = [line.split()[1:] for line in command.epilog.splitlines()[1:]]
     assert len(examples) == 4
     for words in examples:
-        if "encoder.pte" not in words:
+        if "encoder.pvk" not in words:
             ran = cli(*words)
             assert ran.code == 0, ran.err
     assert {path.name for path in tmp_path.iterdir()} == {"model.pte", "report.html", "model.html"}
