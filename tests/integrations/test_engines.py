@@ -256,7 +256,9 @@ def test_ray_serve(cluster: Any, model: Any, file: Path, lookup: Path) -> None:
 LITSERVE = """
 import sys
 import litserve
+from purevk.integrations import litserve as recipe
 from purevk.integrations.litserve import ProgramAPI
+recipe._gate.limit = int(sys.argv[4])
 api = ProgramAPI(sys.argv[1], max_batch_size=int(sys.argv[3]), batch_timeout=0.01)
 server = litserve.LitServer(api, accelerator="cpu")
 server.run(host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False)
@@ -264,12 +266,12 @@ server.run(host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False)
 
 
 @contextlib.contextmanager
-def _litserve(file: Path, log: Path, size: int) -> Iterator[str]:
+def _litserve(file: Path, log: Path, size: int, limit: int = 256) -> Iterator[str]:
     """The address of a server, which SIGTERM ends with all its processes."""
     port = _free_port()
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-c", LITSERVE, str(file), str(port), str(size)],
+            [sys.executable, "-c", LITSERVE, str(file), str(port), str(size), str(limit)],
             env=knobs.child_environment({"PYTHONPATH": str(ROOT)}),
             stdout=out,
             stderr=out,
@@ -306,6 +308,18 @@ def test_litserve(model: Any, file: Path, lookup: Path, tmp_path: Path, size: in
         _check_lookup(address)
         code, text = _ask(address, b" " * ((64 << 20) + 1))
         assert code == 413 and b"more than" in text
+
+
+def test_litserve_refuses_requests_above_its_limit(lookup: Path, tmp_path: Path) -> None:
+    pytest.importorskip("litserve")
+    body = {"ids": [1, 2], "scale": 1}
+    with _litserve(lookup, tmp_path / "log", 4, limit=2) as address, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: _ask(address, body), range(40)))
+        assert {code for code, _ in answers} == {200, 503}
+        assert all(b"try again later" in text for code, text in answers if code == 503)
+        assert _ask(address, body)[0] == 200
+        health = address.replace("/predict", "/health")
+        assert _ask(health)[0] == 200
 
 
 KSERVE = """
