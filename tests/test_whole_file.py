@@ -29,10 +29,10 @@ from purevk.frontends.saved import write_program
 from purevk.graph import kernel_files
 from purevk.ir import Graph
 from purevk.passes import pipeline
-from purevk.program.state import StateMapping
 from purevk.whole_file import output_target, replace_file
 from tests.cache.harness import key_of, spirv_of
 from tests.harness import DATA
+from tests.states import States
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs the kinds of files of POSIX")
 
@@ -248,19 +248,9 @@ def _output(path: Path) -> None:
         file.write(b"page")
 
 
-class _States(StateMapping):
-    """States of a program that has none, and needs no device."""
-
-    def __init__(self) -> None:
-        self._owner = argparse.Namespace(held=contextlib.nullcontext)
-
-    def _places(self) -> dict:
-        return {}
-
-
 WRITERS = {
     "Program.save": _save,
-    "save_state": lambda path: _States().save(path),
+    "save_state": lambda path: States().save(path),
     "bundle": _export,
     "cache export": _cache_export,
     "-o": _output,

@@ -213,7 +213,8 @@ def _refuse_shared(folder: Path) -> None:
             where=str(folder),
             why=f"{why}; the device and its driver run what is in it",
             next=f"name a folder of this user's own ({knobs.CACHE_DIR.name}), or use none"
-            f" ({knobs.CACHE.name}=0). If you trust what is in it: chmod go-w {shlex.quote(str(folder))}",
+            f" ({knobs.CACHE.name}=0). If you trust what is in it, make it your own: chown, and chmod"
+            f" go-w {shlex.quote(str(folder))}",
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from purevk.shaders.cache_entry import CacheKey, unpack
 from purevk.shaders.source import CompileJob
 from tests.fuzz.requests import REQUEST, ask, read
 from tests.harness import DATA
+from tests.states import States
 
 # Errors that no file may cause.
 OF_PUREVK = (
@@ -51,8 +52,8 @@ class Seed(NamedTuple):
     """A sound file.
 
     Attributes:
-        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry" or "request"
-            (see `requests.py`).
+        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state" or
+            "request" (see `requests.py`).
         beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
     """
 
@@ -64,8 +65,8 @@ class Seed(NamedTuple):
 
 @cache
 def seeds(extra: str = "") -> tuple[Seed, ...]:
-    """The committed .pte files, the same as .pvk files, their external tensors, a bundle and an entry
-    of the cache.
+    """The committed .pte files, the same as .pvk files, their external tensors, a bundle, an entry of
+    the cache, and a file of states.
 
     Args:
         extra: a folder with more .pte and .pvk files.
@@ -98,6 +99,9 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
         found.append(Seed("bundle", "bundle", (Path(folder) / "bundle").read_bytes()))
         entry = min(path for path in (Path(folder) / "cache").rglob("*") if path.is_file())
         found.append(Seed("entry", "entry", entry.read_bytes()))
+        with open(Path(folder) / "state", "wb") as stream:
+            np.savez_compressed(stream, total=np.arange(3, dtype=np.float32), cache=np.zeros(500))
+        found.append(Seed("state", "state", (Path(folder) / "state").read_bytes()))
     programs = [seed.data for seed in found if seed.kind == "pvk"]
     return (*found, *(Seed("request", "request", REQUEST, each) for each in programs[:1]))
 
@@ -119,6 +123,9 @@ def parse(seed: Seed, data: bytes) -> None:
         read(data)
     elif seed.kind == "bundle":
         _read_bundle(data)
+    elif seed.kind == "state":
+        with _as_file(data) as path:
+            States(total=("float32", (3,)), cache=("float64", (500,))).load(path)
     elif seed.kind == "entry":
         unpack(_key(0).digest(), data)
     elif seed.kind == "ptd":
@@ -133,14 +140,26 @@ def parse(seed: Seed, data: bytes) -> None:
 
 
 def _read_bundle(data: bytes) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
+    with _as_file(data) as path:
         found = Cache(None)
-        found.attach_bundle(file.name, trust=True)
+        found.attach_bundle(path, trust=True)
         for number in range(3):
             held = found.get_spirv(_key(number))
             assert held is None or held == _SPIRV, "a changed entry was taken"
+        whole = Cache(None)
+        try:
+            whole.import_bundle(path, trust=True)
+        except PurevkError:
+            assert all(whole.get_spirv(_key(number)) is None for number in range(3))
+            raise
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        yield file.name
 
 
 def _plan(file: Any) -> None:

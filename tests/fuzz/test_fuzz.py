@@ -26,7 +26,7 @@ def outcomes(first: int, count: int, runs: bool) -> Counter[str]:
 
 def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
-    assert set(kinds) == {"pte", "ptd", "pvk", "bundle", "entry", "request"}
+    assert set(kinds) == {"pte", "ptd", "pvk", "bundle", "entry", "state", "request"}
     for seed in seeds():
         assert check(parse, seed, seed.data) == "read", seed.name
 

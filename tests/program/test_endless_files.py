@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import resource
 import time
@@ -14,27 +12,15 @@ import numpy as np
 import pytest
 
 from purevk.cli.inputs import _read
-from purevk.dtypes import DType
 from purevk.errors import PurevkError
 from purevk.frontends.files import open_file
-from purevk.ir import TensorType, Value
-from purevk.program.state import StateMapping
 from tests.harness import DATA
+from tests.states import States
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="needs FIFOs of POSIX"),
     pytest.mark.timeout(60),
 ]
-
-
-class States(StateMapping):
-    """The states of a program that is on no device."""
-
-    def __init__(self) -> None:
-        self._owner = argparse.Namespace(held=contextlib.nullcontext, name="program")
-
-    def _places(self) -> dict:
-        return {"total": [(0, Value("total", TensorType(DType.float32, (3,))))]}
 
 
 def _etrecord(path: Path) -> None:
@@ -47,7 +33,7 @@ def _etrecord(path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "program": open_file,
     "data": lambda path: open_file(DATA / "linear_relu.pte", [path]),
-    "state": lambda path: States().load(path),
+    "state": lambda path: States(total=("float32", (3,))).load(path),
     "input.npy": lambda path: _read(str(path), "*"),
     "ETRecord": _etrecord,
 }
@@ -95,5 +81,5 @@ def test_arrays_that_grow_when_they_are_unpacked(tmp_path: Path) -> None:
         for _ in range(64):
             member.write(bytes(1 << 20))
     with pytest.raises(PurevkError, match="not of this program") as caught:
-        States().load(path)
+        States(total=("float32", (3,))).load(path)
     assert "bytes there" in caught.value.why
