@@ -256,20 +256,20 @@ class Cache:
 
     # -- plans of lowered methods
 
-    def get_plan(self, question: str) -> bytes | None:
-        """The plan kept for a question, as `put_plan` was given it; None if there is none."""
-        entry = self._entries.read("plan", text_hash(question))
+    def get_plan(self, key: str) -> bytes | None:
+        """The plan of a key, as `put_plan` was given it; None if there is none."""
+        entry = self._entries.read("plan", text_hash(key))
         return None if entry is None else entry[1]
 
-    def put_plan(self, question: str, payload: bytes, device_key: str, name: str) -> None:
-        """Keeps a plan. `question` has all that it depends on; the rest is for lists."""
-        digest = text_hash(question)
-        meta = {"question": question, "device": device_key, "name": name}
+    def put_plan(self, key: str, payload: bytes, device_key: str, name: str) -> None:
+        """Writes a plan. `key` has all that it depends on; the rest is for lists."""
+        digest = text_hash(key)
+        meta = {"key": key, "device": device_key, "name": name}
         self._entries.write("plan", digest, pack(digest, payload, meta))
 
-    def drop_plan(self, question: str) -> None:
+    def drop_plan(self, key: str) -> None:
         """Forgets a plan that cannot be read."""
-        self._entries.drop_damaged("plan", text_hash(question))
+        self._entries.drop_damaged("plan", text_hash(key))
 
     # -- bundles
 

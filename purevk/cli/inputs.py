@@ -85,7 +85,10 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
                     where=path,
                     why=f"the file has {', '.join(loaded.files) or 'none'}",
                 )
-            return [loaded[name] for name in names]
+            arrays = [loaded[name] for name in names]
+            if not all(isinstance(array, np.ndarray) for array in arrays):
+                raise ValueError("a member of the file is no .npy file")
+            return arrays
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise

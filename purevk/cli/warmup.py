@@ -23,8 +23,8 @@ from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.fragments import trial_of
 from purevk.graph.tuned import entry_name
 from purevk.lower.lowering import KernelSpec
-from purevk.program.kept.keeper import Keeper
 from purevk.program.leaves import Leaves
+from purevk.program.plan_cache.cache import PlanCache
 from purevk.program.variants.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
 from purevk.report import lowered
 from purevk.schedule.plan import Lowered
@@ -163,14 +163,14 @@ class _Method:
 def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any) -> _Method:
     """Lowers a method for its exported bounds, and for the sizes that this does not serve."""
     leaves = Leaves()
-    keeper = Keeper.of(context, FileSource(program, name), leaves)
+    cache = PlanCache.of(context, FileSource(program, name), leaves)
 
     def lower(sizes: InputSizes | None = None) -> Lowered:
         made = lowered.lower(program, name, context.traits, sizes, leaves)
-        if keeper is not None:
-            question = keeper.question(name, sizes, None, len(program.methods) > 1)
-            if question is not None:
-                keeper.keep(question, made)
+        if cache is not None:
+            key = cache.key(name, sizes, None, len(program.methods) > 1)
+            if key is not None:
+                cache.put(key, made)
         return made
 
     first = lower()

@@ -199,8 +199,11 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                     path, {each.filename.removesuffix(".npy"): each.file_size for each in members}
                 )
                 stream.seek(0)
-                with np.load(stream, allow_pickle=False) as arrays:
-                    return {name: arrays[name] for name in arrays.files}
+                with np.load(stream, allow_pickle=False) as opened:
+                    arrays = {name: opened[name] for name in opened.files}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise ValueError("a member of the file is no .npy file")
+            return arrays
         except InputError:
             raise
         except damaged as error:

@@ -55,9 +55,9 @@ def entry_problem(kind: str, digest: str, meta: Mapping[str, Any], payload: byte
             return "the device is not that of its name"
         return "" if pipeline_header_fits(payload, None, None, None) else "no pipeline cache"
     if kind == "plan":
-        question = meta.get("question")
-        is_its_own = isinstance(question, str) and text_hash(question) == digest
-        return "" if is_its_own else "the question is not that of its name"
+        key = meta.get("key", meta.get("question"))  # older versions called it so
+        is_its_own = isinstance(key, str) and text_hash(key) == digest
+        return "" if is_its_own else "the key is not that of its name"
     if text_hash(json.dumps([device, name])) != digest:
         return "the device is not that of its name"
     try:

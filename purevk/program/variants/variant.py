@@ -29,7 +29,7 @@ from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected
 from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
-from purevk.program.kept.keeper import Keeper
+from purevk.program.plan_cache.cache import PlanCache
 from purevk.program.variants.coverage import wider_sizes
 from purevk.program.variants.lowering import lower_graph, uncollected, with_line
 from purevk.program.variants.ranges import refused_sizes
@@ -76,7 +76,7 @@ class Variant:
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
     ) -> Specialization:
         program = self.program
-        lowered = self._kept(sizes, expected)
+        lowered = self._cached_or_lowered(sizes, expected)
         try:
             executable = Executable(
                 program.context,
@@ -109,28 +109,28 @@ class Variant:
             program.release_unused()
         return made
 
-    def _kept(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Lowered:
+    def _cached_or_lowered(
+        self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
+    ) -> Lowered:
         """The method, lowered: as the cache has it, or anew."""
         program = self.program
-        keeper = Keeper.of(program.context, self.source, program.leaves)
+        cache = PlanCache.of(program.context, self.source, program.leaves)
         start = time.perf_counter()
-        question = (
-            None
-            if keeper is None
-            else keeper.question(self.name, sizes, expected, program.shares_weights)
+        key = (
+            None if cache is None else cache.key(self.name, sizes, expected, program.shares_weights)
         )
-        if keeper is None or question is None:
+        if cache is None or key is None:
             return self._lowered(sizes, expected)
-        found = keeper.find(question)
+        lowered = cache.get(key)
         program.add_seconds("plan", start)
-        if found is None:
-            found = self._lowered(sizes, expected)
+        if lowered is None:
+            lowered = self._lowered(sizes, expected)
             start = time.perf_counter()
-            keeper.keep(question, found)
+            cache.put(key, lowered)
             program.add_seconds("plan", start)
         elif program.bounds == "strict":
-            self._refuse_guesses(found.imported)
-        return found
+            self._refuse_guesses(lowered.imported)
+        return lowered
 
     def _lowered(self, sizes: Sizes | None, expected: Mapping[str, Expected] | None) -> Lowered:
         """The method, lowered anew."""

@@ -5,6 +5,7 @@ archive itself: of pickles only tensors, and torch gets a program that `check.py
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -20,6 +21,7 @@ from typing import Any
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
 from purevk.frontends.importer import InputSizes
 from purevk.ir import Graph
+from purevk.mapped import own, pieces
 from purevk.pte.source import FileLike, Source
 
 _SAVE_AGAIN = "save it again with torch.export.save, with the torch that is installed here"
@@ -138,7 +140,10 @@ def _members(file: FileLike, source: Source) -> dict[str, memoryview]:
         header = source.slice(info.header_offset, 30, f"the header of {info.filename!r}")
         start = info.header_offset + 30 + sum(struct.unpack_from("<HH", header, 26))
         found[name] = source.slice(start, info.file_size, repr(info.filename))
-        if zlib.crc32(found[name]) != info.CRC:
+        if (
+            functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(found[name]), 0)
+            != info.CRC
+        ):
             raise ValueError(f"{info.filename!r} has another checksum")
     return found
 
@@ -154,7 +159,7 @@ def _read(kind: str, data: memoryview) -> Any:
     """A record of torch, from JSON."""
     from torch._export.serde import schema
 
-    return _torch()._dict_to_dataclass(getattr(schema, kind), json.loads(bytes(data)))
+    return _torch()._dict_to_dataclass(getattr(schema, kind), json.loads(bytes(own(data))))
 
 
 def _tensors(members: Mapping[str, memoryview], kind: str) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def _tensor(entry: Any, data: memoryview, shared: dict[str, Any]) -> Any:
         if not len(data) and math.prod(sizes):
             raise ValueError(f"a tensor of sizes {list(sizes)} has no bytes")
         storage = (
-            torch.frombuffer(bytearray(data), dtype=dtype)
+            torch.frombuffer(bytearray(own(data)), dtype=dtype)
             if len(data)
             else torch.empty(0, dtype=dtype)
         )
@@ -215,4 +220,4 @@ def _unpickled(data: memoryview) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(io.BytesIO(data), weights_only=True)
+        return torch.load(io.BytesIO(own(data)), weights_only=True)

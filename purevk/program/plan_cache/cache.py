@@ -1,21 +1,19 @@
-"""Plans of lowered methods, kept in the on-disk cache: a later load of the same file runs no pass and
-lowers nothing.
+"""Plans of lowered methods in the on-disk cache: a later load of the same file runs no pass and lowers
+nothing.
 
-An entry answers a question, which has all that lowering depends on besides the file: purevk's own
-code, the device, what was measured on it, the environment variables, the sizes. The file is compared
-by its bytes. Those of weights are left out, unless a decision was taken from their elements
-(`ReadLog` notes these), or graphs are read from these bytes too. So no entry needs a file's name or
-date, and a model that was trained further keeps its plan.
+The key of a plan has all that lowering depends on besides the file: purevk's own code, the device,
+what was measured on it, the environment variables, the sizes. The file is compared by its bytes.
+Those of weights are left out, unless a decision was taken from their elements (`ReadLog` notes
+these), or graphs are read from these bytes too. So no entry needs a file's name or date, and a model
+that was trained further keeps its plan.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import logging
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,13 +22,14 @@ from purevk import knobs
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.graph.context import Context
-from purevk.ir import Constant, TensorType, Value
+from purevk.ir import Constant, Size, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.mapped import address_of, own
-from purevk.program.kept.code import CODE, code_now
-from purevk.program.kept.comparison import digest, without
-from purevk.program.kept.pickles import UNREADABLE, Head, NotKept, Reader, Span, Writer
 from purevk.program.leaves import ConstantKey, Leaves, StateKey
+from purevk.program.plan_cache.code import CODE, code_now
+from purevk.program.plan_cache.comparison import digest, without
+from purevk.program.plan_cache.records import DAMAGED, NotCacheable, Reader, Span, Writer
+from purevk.program.plan_cache.schema import Unreadable
 from purevk.schedule.plan import Lowered
 from purevk.tuning import Choices
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from purevk.frontends.files import FilePart
     from purevk.frontends.importer import InputSizes
 
-FORMAT = 1
+FORMAT = 2
 _MOST_COMPARED = 32 << 20  # bytes of files; comparing more takes longer than lowering
 _HEAD = 4096  # first bytes of a file, which tell apart most files of one size
 _log = logging.getLogger("purevk")
@@ -64,8 +63,8 @@ _WITHOUT_EFFECT = (
 )
 
 
-class Keeper:
-    """Finds and keeps the plans of the methods of one file, on one device.
+class PlanCache:
+    """The plans of the methods of one file, on one device.
 
     Args:
         context: the device.
@@ -88,9 +87,9 @@ class Keeper:
         self._digests = digests
 
     @staticmethod
-    def of(context: Context, source: Any, leaves: Leaves) -> Keeper | None:
-        """What keeps the plans of a source of graphs; None if they are not kept: it is no file, the
-        cache is in memory alone, or what decides about the plans is not known to the cache."""
+    def of(context: Context, source: Any, leaves: Leaves) -> PlanCache | None:
+        """The cache for the plans of a source of graphs. None if they are not cached: it is no file,
+        the cache is only in memory, or what decides about the plans is not known to the cache."""
         parts = getattr(source, "parts", None)
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
@@ -99,21 +98,21 @@ class Keeper:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:
             return None
-        return Keeper(context, parts, leaves, source.digests, source.label)
+        return PlanCache(context, parts, leaves, source.digests, source.label)
 
-    def question(
+    def key(
         self,
         method: str,
         sizes: InputSizes | None,
         expected: Mapping[str, Expected] | None,
         shares_weights: bool,
     ) -> str | None:
-        """The question that an entry answers, as JSON; None if what it depends on cannot be told."""
+        """The key of a plan, as JSON; None if what it depends on cannot be told."""
         variables = knobs.set_here()
         for knob in _WITHOUT_EFFECT:
             variables.pop(knob.name, None)
         try:
-            asked = {
+            parts = {
                 "format": FORMAT,
                 "code": CODE,
                 "device": self.context.kernels.device_key,
@@ -132,82 +131,93 @@ class Keeper:
                 "shares_weights": shares_weights,
             }
         except (TypeError, FileFormatError) as error:  # a file may have been cut short
-            _log.debug("%s: its plan is not kept: %s", method, error)
+            _log.debug("%s: its plan is not cached: %s", method, error)
             return None
-        return json.dumps(asked, sort_keys=True)
+        return json.dumps(parts, sort_keys=True)
 
-    def find(self, question: str) -> Lowered | None:
-        """The plan that was kept for a question, if the files have the bytes that it was made from."""
+    def get(self, key: str) -> Lowered | None:
+        """The plan of a key, if the files have the bytes that it was made from."""
         cache = self.context.cache
-        payload = cache.get_plan(question)
+        payload = cache.get_plan(key)
         if payload is None:
             return None
         try:
-            stream = io.BytesIO(payload)
-            head = Reader(stream, self.bytes_of).load()
-            if self._digest(head.skipped) != head.digest:
+            reader = Reader(payload, self.files, self._leaf)
+            skipped = _ranges(reader.head["skipped"])
+            if self._digest(skipped) != reader.head["digest"]:
                 return None
-            leaves = [self._leaf(each) for each in head.leaves]
-            lowered = Reader(stream, self.bytes_of, leaves).load()
-        except UNREADABLE as error:
-            _log.debug("a kept plan cannot be read: %r", error)
-            cache.drop_plan(question)
+            lowered = reader.root()
+        except DAMAGED as error:
+            _log.debug("a plan in the cache cannot be read: %r", error)
+            cache.drop_plan(key)
             return None
         if not isinstance(lowered, Lowered):
-            cache.drop_plan(question)
+            cache.drop_plan(key)
             return None
         _load_operators(lowered)
         return lowered
 
-    def keep(self, question: str, lowered: Lowered) -> bool:
-        """Keeps a plan; whether it could."""
+    def put(self, key: str, lowered: Lowered) -> bool:
+        """Writes a plan into the cache; whether it could."""
         if not getattr(self.context.traits.fragment_order, "settled", True):
             return False  # it may be known the next time
         if not self.context.cache.persistent or code_now() != CODE:
             return False  # purevk was changed on disk, and some of it may be imported already
         try:
             payload = self._pack(lowered)
-            self._try(payload)
-        except (NotKept, *UNREADABLE, pickle.PicklingError) as error:
-            _log.debug("%s: its plan is not kept: %s", self.label, error)
+            Reader(
+                payload,
+                self.files,
+                lambda name, dtype, dims, *_: Value(name, TensorType(dtype, dims)),
+            ).root()
+        except (NotCacheable, *DAMAGED) as error:
+            _log.debug("%s: its plan is not cached: %s", self.label, error)
             return False
         kernels = self.context.kernels
-        self.context.cache.put_plan(question, payload, kernels.device_key, self.label)
+        self.context.cache.put_plan(key, payload, kernels.device_key, self.label)
         return True
 
     # -- writing ---------------------------------------------------------------------------------
     def _pack(self, lowered: Lowered) -> bytes:
-        leaves: dict[Value, int] = {}
+        leaves: dict[Value, tuple[Any, ...]] = {}
         for inner in lowered.imported.nested():
             for value in (*inner.constants, *inner.states):
-                leaves.setdefault(value, len(leaves))
-        body = io.BytesIO()
-        writer = Writer(body, self.span_of, leaves)
-        writer.dump(dataclasses.replace(lowered, read=()))
-        described = [self._described(value, writer) for value in leaves]
-        spans = [self.span_of(data) for data in lowered.read if len(data)]
+                if value not in leaves:
+                    leaves[value] = self._described(value, inner.constants.get(value))
+        writer = Writer(self._span_of, leaves)
+
+        def head() -> dict[str, Any]:
+            skipped = self._skipped(lowered, writer.ranges)
+            return {"digest": self._digest(skipped), "skipped": skipped}
+
+        return writer.payload(dataclasses.replace(lowered, read=()), head)
+
+    def _skipped(self, lowered: Lowered, ranges: Sequence[Span]) -> list[list[tuple[int, int]]]:
+        """What a plan does not depend on, in each file: (first byte, bytes), sorted.
+
+        Args:
+            ranges: the tensors of the plan that are in the files.
+        """
+        spans = [self._span_of(data) for data in lowered.read if len(data)]
         skipped = []
         for number, part in enumerate(self.parts):
-            own = [(first, size) for file, first, size in writer.ranges if file == number]
+            own = [(first, size) for file, first, size in ranges if file == number]
             read = [span[1:] for span in spans if span is not None and span[0] == number]
             skipped.append(without([*own, *part.tensors], [*read, *part.structure]))
         left_out = sum(size for ranges in skipped for _, size in ranges)
         compared = sum(map(len, self.files)) - left_out
         if compared > _MOST_COMPARED:
-            raise NotKept(f"{compared} bytes of the file would have to be compared")
-        head = io.BytesIO()
-        Writer(head, self.span_of, {}).dump(Head(self._digest(skipped), skipped, described))
-        return head.getvalue() + body.getvalue()
+            raise NotCacheable(f"{compared} bytes of the file would have to be compared")
+        return skipped
 
-    def _described(self, value: Value, writer: Writer) -> tuple[Any, ...]:
-        key = self.leaves.key(value)
-        if isinstance(key, StateKey):
-            return value.name, key.dtype, key.dims, key.name
-        if isinstance(key, ConstantKey) and isinstance(key.address, int):
-            span = writer.spans.get((key.address, key.nbytes))
-            if span is not None:
-                return value.name, key.dtype, key.dims, None, span
-        raise NotKept(f"where {value.name} comes from is not known")
+    def _described(self, value: Value, constant: Constant | None) -> tuple[Any, ...]:
+        """The fields of a leaf, see `Writer`."""
+        leaf = self.leaves.key(value)
+        if isinstance(leaf, StateKey):
+            return value.name, leaf.dtype, leaf.dims, leaf.name, None
+        if isinstance(leaf, ConstantKey) and constant is not None:
+            return value.name, leaf.dtype, leaf.dims, None, constant.data
+        raise NotCacheable(f"where {value.name} comes from is not known")
 
     def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
         """Of all bytes of the files but the skipped ones."""
@@ -216,8 +226,8 @@ class Keeper:
             self._digests[key] = digest(self.files, skipped)
         return self._digests[key]
 
-    def span_of(self, data: memoryview) -> Span | None:
-        """Which file has bytes, and where: its number, the first byte and how many."""
+    def _span_of(self, data: memoryview) -> Span | None:
+        """Which file has bytes, and where."""
         address = address_of(data)
         for number, file in enumerate(self.files):
             first = address - address_of(file)
@@ -225,27 +235,33 @@ class Keeper:
                 return number, first, len(data)
         return None
 
-    def _try(self, payload: bytes) -> None:
-        """Reads an entry, before it is kept."""
-        stream = io.BytesIO(payload)
-        head = Reader(stream, self.bytes_of).load()
-        Reader(stream, self.bytes_of, [Value("leaf", None)] * len(head.leaves)).load()  # type: ignore[arg-type]
-
     # -- reading ---------------------------------------------------------------------------------
-    def _leaf(self, described: tuple[Any, ...]) -> Value:
-        name, dtype, dims, state, *span = described
+    def _leaf(
+        self,
+        name: str,
+        dtype: DType,
+        dims: tuple[Size, ...],
+        state: str | tuple[str, str] | None,
+        data: memoryview | None,
+    ) -> Value:
         if state is not None:
             return self.leaves.state(name, StateKey(state, dtype, dims))
-        constant = Constant(self.bytes_of(span[0]))
-        return self.leaves.constant(name, TensorType(dtype, dims), constant)
+        if data is None:
+            raise Unreadable(f"the constant {name} has no bytes")
+        return self.leaves.constant(name, TensorType(dtype, dims), Constant(data))
 
-    def bytes_of(self, span: Span | bytes) -> memoryview:
-        """The bytes that an entry names."""
-        if isinstance(span, bytes):
-            return memoryview(span)
-        number, first, size = span
-        found: memoryview = self.files[number][first : first + size]
-        return found
+
+def _ranges(skipped: Any) -> list[list[tuple[int, int]]]:
+    """The skipped bytes of each file, from JSON."""
+    found = [[(first, size) for first, size in ranges] for ranges in skipped]
+    if any(
+        type(number) is not int or number < 0
+        for ranges in found
+        for each in ranges
+        for number in each
+    ):
+        raise Unreadable("skipped bytes are pairs of numbers")
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -1,13 +1,14 @@
-"""Plans that the cache keeps: they are those that lowering makes, and none serves a file, a device or
+"""Plans in the cache: they are those that lowering makes, and none serves a file, a device or
 settings that it was not made for."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
+import json
 import os
-import pickle
+import random
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,19 +23,22 @@ import purevk
 from purevk import api
 from purevk.cache import Cache
 from purevk.cli import main
+from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.files import FilePart, FileSource, open_file
 from purevk.graph.context import Context
+from purevk.ir import TensorType, Value
 from purevk.ir.printer import to_text
 from purevk.ops import executors, extension, registry
-from purevk.program.kept import code, comparison, pickles
-from purevk.program.kept import keeper as keeper_module
-from purevk.program.kept.keeper import Keeper
 from purevk.program.leaves import Leaves
+from purevk.program.plan_cache import cache as cache_module
+from purevk.program.plan_cache import code, comparison, records
+from purevk.program.plan_cache.cache import PlanCache
 from purevk.report import lowered
 from purevk.schedule.plan import Lowered
 from purevk.tuning import Choices
 from tests.ops.harness import context as shared_context
+from tests.pickles import pickles
 from tests.program.harness import FILES, RELEASES, data_files, samples_of
 
 pytestmark = pytest.mark.device
@@ -65,8 +69,8 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
 class Opened:
     """A method of a file, lowered, and what keeps its plan."""
 
-    keeper: Keeper
-    question: str
+    plans: PlanCache
+    key: str
     lowered: Lowered
 
 
@@ -75,11 +79,11 @@ def lower(context: Context, path: Path, data: Sequence[Path] = (), method: str =
     method = method or program.methods[0]
     leaves = Leaves()
     made = lowered.lower(program, method, context.traits, None, leaves)
-    keeper = Keeper.of(context, FileSource(program, method), leaves)
-    assert keeper is not None
-    question = keeper.question(method, None, None, False)
-    assert question is not None
-    return Opened(keeper, question, made)
+    plans = PlanCache.of(context, FileSource(program, method), leaves)
+    assert plans is not None
+    key = plans.key(method, None, None, False)
+    assert key is not None
+    return Opened(plans, key, made)
 
 
 def text(made: Lowered) -> list[str]:
@@ -155,13 +159,13 @@ def test_a_kept_plan_is_what_lowering_makes(file: str, context: Context, tmp_pat
         methods = program.methods
     for method in methods:
         made = lower(context, path, data, method)
-        assert made.keeper.keep(made.question, made.lowered)
-        found = made.keeper.find(made.question)
+        assert made.plans.put(made.key, made.lowered)
+        found = made.plans.get(made.key)
         assert found is not None
         assert text(found) == text(made.lowered)
         assert content(found) == content(made.lowered)
         paths = []
-        for number, (before, skipped) in enumerate(zip(made.keeper.files, head_of(made).skipped)):
+        for number, (before, skipped) in enumerate(zip(made.plans.files, head_of(made)["skipped"])):
             other = bytearray(before)
             for first, size in skipped:
                 other[first : first + size] = rng.bytes(size)
@@ -169,14 +173,14 @@ def test_a_kept_plan_is_what_lowering_makes(file: str, context: Context, tmp_pat
             paths[-1].write_bytes(other)
         again = lower(context, paths[0], paths[1:], method)
         assert text(again.lowered) == text(made.lowered)
-        served = again.keeper.find(made.question)
+        served = again.plans.get(made.key)
         assert served is not None and content(served) == content(again.lowered)
 
 
 def head_of(made: Opened) -> Any:
-    payload = made.keeper.context.cache.get_plan(made.question)
+    payload = made.plans.context.cache.get_plan(made.key)
     assert payload is not None
-    return pickles.Reader(io.BytesIO(payload), made.keeper.bytes_of).load()
+    return records.Reader(payload).head
 
 
 def test_some_plans_depend_on_elements(context: Context) -> None:
@@ -231,31 +235,31 @@ def test_other_elements_that_decided_something_are_lowered_anew(
         if lower(context, RELEASES / f"{file}.pte", data_files(file)).lowered.read
     )
     made = lower(context, RELEASES / f"{file}.pte", data_files(file))
-    assert made.keeper.keep(made.question, made.lowered)
-    span = made.keeper.span_of(made.lowered.read[0])
+    assert made.plans.put(made.key, made.lowered)
+    span = made.plans._span_of(made.lowered.read[0])
     assert span is not None and span[0] == 0
-    changed = bytearray(made.keeper.files[0])
+    changed = bytearray(made.plans.files[0])
     changed[span[1]] ^= 1
     path = tmp_path / "changed.pte"
     path.write_bytes(changed)
     other = open_file(path, data_files(file), check=False)
-    keeper = Keeper.of(context, FileSource(other, "forward"), Leaves())
-    assert keeper is not None and keeper.find(made.question) is None
-    assert made.keeper.find(made.question) is not None  # the entry is still there for its own file
+    plans = PlanCache.of(context, FileSource(other, "forward"), Leaves())
+    assert plans is not None and plans.get(made.key) is None
+    assert made.plans.get(made.key) is not None  # the entry is still there for its own file
 
 
 def test_any_other_byte_is_compared(context: Context, tmp_path: Path) -> None:
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
-    assert made.keeper.keep(made.question, made.lowered)
-    skipped = head_of(made).skipped[0]
-    before = bytes(made.keeper.files[0])
+    assert made.plans.put(made.key, made.lowered)
+    skipped = head_of(made)["skipped"][0]
+    before = bytes(made.plans.files[0])
     left_out = {at for first, size in skipped for at in range(first, first + size)}
     assert left_out  # the weights
     for at in range(0, len(before), 97):
         after = bytearray(before)
         after[at] ^= 0xFF
-        keeper = Keeper(context, [FilePart(memoryview(bytes(after)), [], [])], Leaves(), {})
-        assert (keeper.find(made.question) is not None) == (at in left_out)
+        plans = PlanCache(context, [FilePart(memoryview(bytes(after)), [], [])], Leaves(), {})
+        assert (plans.get(made.key) is not None) == (at in left_out)
 
 
 def test_settings_that_lowering_depends_on_have_plans_of_their_own(
@@ -289,7 +293,7 @@ def test_settings_that_lowering_depends_on_have_plans_of_their_own(
         )
         assert "lower" in phases()
     assert "lower" not in phases()
-    monkeypatch.setattr(keeper_module, "CODE", "another version")
+    monkeypatch.setattr(cache_module, "CODE", "another version")
     assert "lower" in phases()
 
 
@@ -343,8 +347,8 @@ def test_tensors_of_other_methods_are_not_compared(context: Context, tmp_path: P
     with purevk.compile(methods, context=context) as program:
         program.save(path)
     made = lower(context, path, method="encode")
-    assert made.keeper.keep(made.question, made.lowered)
-    left_out = sum(size for _, size in head_of(made).skipped[0])
+    assert made.plans.put(made.key, made.lowered)
+    left_out = sum(size for _, size in head_of(made)["skipped"][0])
     assert left_out == 2 * 4 << 23 and path.stat().st_size - left_out < 1 << 16
 
 
@@ -402,8 +406,8 @@ def test_code_that_changes_meanwhile_keeps_nothing(
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
     with monkeypatch.context() as patch:
         patch.setattr(code, "code", lambda: "another")
-        assert not made.keeper.keep(made.question, made.lowered)
-    assert made.keeper.keep(made.question, made.lowered)
+        assert not made.plans.put(made.key, made.lowered)
+    assert made.plans.put(made.key, made.lowered)
 
 
 @pytest.mark.parametrize("kind", ["pte", "pte with a blob", "ptd", "pvk"])
@@ -416,21 +420,21 @@ def test_what_graphs_are_read_from_is_compared(kind: str, context: Context, tmp_
             path = tmp_path / "mlp.pvk"
             program.save(path)
     made = lower(context, path, data)
-    keeper = made.keeper
-    keeper.parts = [part._replace(tensors=[(0, len(part.view))]) for part in keeper.parts]
-    assert keeper.keep(made.question, made.lowered)
-    number = len(keeper.parts) - 1 if kind == "ptd" else 0
+    plans = made.plans
+    plans.parts = [part._replace(tensors=[(0, len(part.view))]) for part in plans.parts]
+    assert plans.put(made.key, made.lowered)
+    number = len(plans.parts) - 1 if kind == "ptd" else 0
     assert data or kind != "ptd"
-    structure = keeper.parts[number].structure
+    structure = plans.parts[number].structure
     assert structure and sum(size for _, size in structure) > 100
     compared = {at for first, size in structure for at in range(first, first + size)}
     for at in sorted(compared)[:: max(len(compared) // 50, 1)]:
-        parts = list(keeper.parts)
+        parts = list(plans.parts)
         after = bytearray(parts[number].view)
         after[at] ^= 0xFF
         parts[number] = parts[number]._replace(view=memoryview(bytes(after)))
-        assert Keeper(context, parts, Leaves(), {}).find(made.question) is None
-    assert Keeper(context, keeper.parts, Leaves(), {}).find(made.question) is not None
+        assert PlanCache(context, parts, Leaves(), {}).get(made.key) is None
+    assert PlanCache(context, plans.parts, Leaves(), {}).get(made.key) is not None
 
 
 def test_registered_operators_turn_plans_off(context: Context) -> None:
@@ -561,33 +565,162 @@ def test_operators_on_the_cpu(topk_on_the_cpu: Path, context: Context) -> None:
     assert_equal(results[0], results[1])
 
 
-class Hostile:
-    """What a pickle of anybody could do."""
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("hostile",)
-
-
-def test_entries_run_no_code(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_run_no_code(context: Context, tmp_path: Path) -> None:
+    """In place of an entry's payload, and of each of its parts."""
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
-    monkeypatch.chdir(tmp_path)
-    for payload in (
-        pickle.dumps(Hostile()),
-        b"cpurevk.program.kept.pickles\nos.system\n(S'mkdir hostile'\ntR.",
-        b"cpurevk.ir.graph\nmap_leaves\n.",
-        b"\x80\x04\x8c\x0fpurevk.ir.graph\x8c\x14functools._CacheInfo\x93.",
-        b"cpurevk.ir.graph\nLayout\n.",  # of another module
-        b"cpurevk.irrelevant\nGraph\n.",
-        b"cpurevk.ops.extension\nregister_kernel\n.",
-        b"",
-        b"\x80\x05",
-    ):
-        context.cache.put_plan(made.question, payload, "device", "forward")
-        assert made.keeper.find(made.question) is None
-        assert context.cache.get_plan(made.question) is None  # it is dropped
-    assert not (tmp_path / "hostile").exists()
+    mark = str(tmp_path / "ran")
+    assert made.plans.put(made.key, made.lowered)
+    whole = context.cache.get_plan(made.key)
+    assert whole is not None
+    size, count = struct.unpack_from("<II", whole)
+    for payload in pickles(mark):
+        for changed in (
+            payload,
+            struct.pack("<II", len(payload), 0) + payload,
+            whole[: 8 + size] + payload,
+            whole[: 8 + size + 4 * count] + payload,
+        ):
+            context.cache.put_plan(made.key, changed, "device", "forward")
+            found = made.plans.get(made.key)
+            assert found is None or text(found) == text(made.lowered)
+            assert not Path(mark).exists()
+    for payload in (b"", b"\0" * 8, b"\xff" * 64, whole[:-1] if count else b"", whole[: 8 + size]):
+        context.cache.put_plan(made.key, payload, "device", "forward")
+        if made.plans.get(made.key) is None:
+            assert context.cache.get_plan(made.key) is None  # it is dropped
+
+
+NAMES = [
+    "os:system", "builtins:exec", "subprocess:Popen", "purevk.ops.extension:register_kernel",
+    "purevk.ops.registry:Operator", "purevk.ir.graph:map_leaves", "purevk.ir.graph:Layout",
+    "purevk.irrelevant:Graph", "purevk.ir.graph:np", "purevk.ir..os:system", "purevk.cache:Cache",
+    "purevk.ops.executors:Executor", "purevk.lower.lowering:Lowering", "purevk.ir.types:Value", "tuple 3",
+    "tuple -1", "tuple 0", "tuple x", "dict", "node", "leaf", "span", "bytes", "attribute", "dim", "dtype", "",
+]  # fmt: skip
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1 << 40,
+    1.5,
+    "x",
+    "",
+    "float32",
+    [],
+    [1],
+    {},
+    2.0,
+    "mul",
+]
+
+
+def changed(payload: bytes, draw: random.Random) -> bytes:
+    """A payload with a change of bytes, of its header, or of a number of its tables."""
+    size, count = struct.unpack_from("<II", payload)
+    header, rest = json.loads(payload[8 : 8 + size]), bytearray(payload[8 + size :])
+    how = draw.randrange(8)
+    if how == 0:
+        made = bytearray(payload)
+        for _ in range(draw.choice((1, 1, 4))):
+            made[draw.randrange(len(made))] = draw.randrange(256)
+        return bytes(made)
+    if how == 1:
+        return payload[: draw.randrange(len(payload))]
+    if how == 2:
+        header["scalars"][draw.randrange(len(header["scalars"]))] = draw.choice(VALUES)
+    elif how == 3:
+        draw.choice(header["groups"])[0] = draw.choice(NAMES)
+    elif how == 4:
+        draw.choice(header["groups"])[1] = draw.choice(VALUES)
+    elif how == 5:
+        draw.shuffle(header["groups"])
+    else:
+        for _ in range(draw.choice((1, 1, 5))):
+            at = draw.randrange(count)
+            other = draw.choice((draw.randrange(count), draw.randrange(1 << 32)))
+            number = bytes(rest[4 * other : 4 * other + 4]) or struct.pack("<I", other)
+            rest[4 * at : 4 * at + 4] = number
+    described = json.dumps(header).encode()
+    return struct.pack("<II", len(described), count) + described + bytes(rest)
+
+
+@pytest.mark.parametrize(
+    "file", ["1.2.0/mlp_dynamic", "1.2.0/convnet_half", "1.5.1/kv_cache_dynamic"]
+)
+def test_changed_payloads_are_misses_or_plans(file: str, context: Context) -> None:
+    """Whatever is changed, reading raises nothing but what counts as damaged, and what it makes has
+    the types that are declared: it can be written and read again."""
+    made = lower(context, RELEASES / f"{file}.pte", data_files(file))
+    assert made.plans.put(made.key, made.lowered)
+    payload = context.cache.get_plan(made.key)
+    assert payload is not None
+    draw = random.Random(7)
+    misses = 0
+    for _ in range(300):
+        try:
+            other = changed(payload, draw)
+            found = records.Reader(other, made.plans.files, shared_leaf).root()
+            for node in found.graph.nodes if isinstance(found, Lowered) else ():
+                assert isinstance(node.args, tuple)
+        except records.DAMAGED:
+            misses += 1
+            continue
+        again = records.Writer(made.plans._span_of).payload(found, None)
+        records.Reader(again, made.plans.files).root()
+    assert 100 < misses < 300
+    for _ in range(20):
+        context.cache.put_plan(made.key, changed(payload, draw), "device", "forward")
+        assert isinstance(made.plans.get(made.key), Lowered | None)
+
+
+def shared_leaf(name: str, dtype: Any, dims: Any, *_: Any) -> Value:
+    return Value(name, TensorType(dtype, dims))
+
+
+def test_fields_of_other_types_are_no_plans(context: Context) -> None:
+    """For each field of each class of a plan: a value that its type does not have."""
+    made = lower(context, RELEASES / "1.5.1/kv_cache_dynamic.pte")
+    objects: dict[type, Any] = {}
+    stack: list[Any] = [made.lowered]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, (tuple, frozenset)):
+            stack += each
+        elif isinstance(each, dict):
+            stack += [*each, *each.values()]
+        elif dataclasses.is_dataclass(each) and type(each) not in objects:
+            objects[type(each)] = each
+            stack += vars(each).values()
+    checked = 0
+    for kind, each in objects.items():
+        for field in dataclasses.fields(kind):
+            declared = str(field.type)
+            if any(word in declared for word in ("Any", "Arg", "DType")):
+                continue  # some of the values below are right there
+            before = vars(each)[field.name]
+            for wrong in (DType.bool, (DType.bool,), ((1, "x"),), {"x": DType.bool}):
+                vars(each)[field.name] = wrong
+                try:
+                    with pytest.raises((records.NotCacheable, *records.DAMAGED)):
+                        records.Reader(records.Writer().payload(each, None)).root()
+                finally:
+                    vars(each)[field.name] = before
+                checked += 1
+    assert checked > 200
+
+
+def test_one_object_stays_one(context: Context) -> None:
+    """Values, nodes and graphs, which are compared by identity; equal types become one."""
+    made = lower(context, RELEASES / "1.2.0/convnet.pte").lowered
+    payload = records.Writer().payload(made, None)
+    read = records.Reader(payload).root()
+    value = read.graph.nodes[0].results[0]
+    assert any(value is each for node in read.graph.nodes[1:] for each in node.inputs)
+    assert read.plan.graph.nodes[0] in read.plan.nodes_of or read.plan.graph.nodes
+    types = [each.type for node in read.graph.nodes for each in node.results]
+    assert len({id(each) for each in types}) == len(set(types))
 
 
 def test_damaged_entries_are_misses(context: Context) -> None:
@@ -608,8 +741,8 @@ def test_what_cannot_be_read_is_not_kept(context: Context) -> None:
     made = lower(context, RELEASES / "1.2.0/mlp.pte")
     first = made.lowered.plan.once[0] if made.lowered.plan.once else made.lowered.plan.dispatches[0]
     object.__setattr__(first, "label", np.float32)  # a class that is no part of a plan
-    assert not made.keeper.keep(made.question, made.lowered)
-    assert context.cache.get_plan(made.question) is None
+    assert not made.plans.put(made.key, made.lowered)
+    assert context.cache.get_plan(made.key) is None
 
 
 SCRIPT = """
