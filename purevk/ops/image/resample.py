@@ -169,7 +169,9 @@ def _smooth(rank: int, scales: Sequence[str], kind: str, ratios: Sequence[int]) 
         f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
         " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R row = T_R(0);"
         f" for (int k3 = a3; k3 < b3; k3++) row += X(i0, i1, k2, k3) * {weight[3]};"
-        f" float w = {weight[2]}; total2 += w; r += row * w; }} r = r / (total2 * total3);"
+        f" float w = {weight[2]}; total2 += w; r += row * w; }} float total = total2 * total3;"
+        # Given scales may put an element of the result beyond the image.
+        " r = total == 0.0 ? T_R(0) : T_R(r / total);"
     )
 
 
@@ -315,8 +317,15 @@ def _grid(
         # The last dim of the grid has the coordinate of the last dim first.
         source = f"pv_unnormalize(GRID({pixel}, {rank - 1 - d}), x_size_{d}, {flag})"
         if mode != 2:
-            source = f"pv_bring_back({source}, x_size_{d}, {padding}, {flag})"
+            out.append(f"float s{d} = {source};")
+            source = f"pv_bring_back(s{d}, x_size_{d}, {padding}, {flag})"
         out.append(f"float p{d} = {source};")
+    # A result is NaN where a coordinate is none, or infinite, as the weights are; but the nearest
+    # element has no weight, and coordinates that are clamped are no longer NaN.
+    names = [f"{'p' if mode == 2 else 's'}{d}" for d in dims]
+    lost = " || ".join(f"pv_isnan({name}) || pv_isinf({name})" for name in names)
+    if mode == 0 and padding == 0:
+        out.append(f"if ({lost}) {{ {' '.join(f'p{d} = PV_NAN;' for d in dims)} }}")
     locate = " ".join(out)
     if mode == 1:
         out += [f"int q{d} = int(roundEven(p{d}));" for d in dims]
@@ -325,7 +334,8 @@ def _grid(
         out.append(f"r = T_R(0); if ({inside}) r = X({at});")
     elif mode == 0:
         out += [
-            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});" for d in dims
+            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = pv_isnan(f{d}) ? 0 : int(f{d});"
+            for d in dims
         ]
         steps = " ".join(
             f"int u{d} = corner >> {n} & 1, q{d} = a{d} + u{d};" for n, d in enumerate(dims)
@@ -338,6 +348,7 @@ def _grid(
             f" ({inside}) r += X({at}) * ({weight}); }}"
         )
     else:
+        out.append(f"bool lost = {lost};")
         out += [
             f"p{d} = clamp(p{d}, -1e8, 1e8); float f{d} = floor(p{d}); vec4 w{d} = pv_cubic_weights(p{d} - f{d});"
             for d in dims
@@ -349,7 +360,7 @@ def _grid(
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         out.append(
             "LOOPS(loop(4, loop(4))) r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
-            f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }}"
+            f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }} if (lost) r = T_R(PV_NAN);"
         )
     body, flops = " ".join(out), 2 ** (count + 2)
     if mode == 0 and count == 2:

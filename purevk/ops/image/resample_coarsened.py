@@ -309,7 +309,9 @@ def _around() -> str:
     each is inside the image, and its weight."""
     out = []
     for d in (2, 3):
-        out.append(f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d});")
+        out.append(
+            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = pv_isnan(f{d}) ? 0 : int(f{d});"
+        )
         for step in (0, 1):
             at = f"a{d} + {step}"
             out.append(

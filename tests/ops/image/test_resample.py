@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -254,3 +255,36 @@ def test_a_factor_that_no_fraction_follows():
     exported = torch.export.export(module, (x,), dynamic_shapes=({2: side},))
     with pytest.raises(UnsupportedProgramError, match="times 0.7 cannot be followed"):
         purevk.compile(exported)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grids_with_nan_and_infinity(mode: str, dtype: torch.dtype) -> None:
+    at = torch.tensor([math.nan, math.inf, -math.inf, 0.0, 0.3, -0.9, 1.0, -1.2, 5.0], dtype=dtype)
+    grid = torch.stack(torch.meshgrid(at, at, indexing="ij"), -1)[None]
+    x = tensor(1, 2, 5, 4, dtype=dtype)
+    check(
+        [
+            Case(
+                F.grid_sample,
+                (x, grid),
+                {"mode": mode, "padding_mode": padding, "align_corners": aligned},
+            )
+            for padding in ("zeros", "border", "reflection")
+            for aligned in (False, True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("scales", [(0.3, 0.4), (1.7, 0.9), (2.0, 3.0)])
+def test_antialiased_results_beyond_the_image(scales: tuple[float, float]) -> None:
+    """Scales that do not belong to the sizes: what covers no element of the image is 0."""
+    x = tensor(1, 2, 5, 7)
+    cases = [
+        Case(resize, (x, size, False, *scales))
+        for resize in (aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default)
+        for size in ([9, 13], [3, 2], [12, 3])
+    ]
+    for case in cases:
+        case.expected = torch.nan_to_num(case.fn(*case.args))  # torch reads beyond the image there
+    check(cases)
