@@ -12,7 +12,7 @@ from purevk.lower.rows import most_columns
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.ops.promotion import wide_type
+from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.normalization import passes_of_norm
 from purevk.ops.reduce.reduction import NAME as REDUCE
@@ -61,7 +61,8 @@ def _ends(size: Size, most: int) -> list[tuple[Size, Size]]:
 # -- rows that are reduced -----------------------------------------------------------------------
 def softmax(builder: Builder, node: Node) -> Value:
     """`purevk.softmax` by reductions and pointwise operators."""
-    x = _wide(builder, node.tensor("x"))
+    x = node.tensor("x")
+    x = _to(builder, x, wide_type(promote_types(x.type.dtype, node.result.type.dtype)))
     dims = (node.int("dim") % x.type.rank,)
     top = builder.emit(REDUCE, x, "amax", dims, True, x.type.dtype)
     below = builder.emit("aten.sub.Tensor", x, top, 1)
