@@ -340,7 +340,8 @@ def convert(name: str, source: DType, target: DType) -> str:
         return name if source is DType.bool else f"({name} != {literal(0, source)})"
     if source is DType.bool:
         # ?: of constants, not a conversion of an int (see pv_int64 in math.glslh).
-        return f"({name} ? {literal(1, target)} : {literal(0, target)})"
+        text = f"({name} ? {literal(1, target)} : {literal(0, target)})"
+        return f"pv_computed{text}" if target.is_float else text
     if target.is_float:
         return name if source.acc == target.acc else f"{target.acc}({name})"
     if source.is_float:
