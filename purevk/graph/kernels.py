@@ -23,7 +23,7 @@ from purevk.errors import (
 from purevk.graph.kernel_files import dump, dump_spirv, overridden
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
-from purevk.shaders.source import CompileJob, find_include_beside
+from purevk.shaders.source import UNOPTIMIZED, CompileJob, find_include_beside
 from purevk.shaders.templates import find_template
 from purevk.tuning import DeviceTraits
 
@@ -102,6 +102,7 @@ class KernelStore:
             macros=dict(spec.macros),
             include=GLSL_FOLDER,
             target_env=self.target_env,
+            optimize=UNOPTIMIZED not in dict(spec.macros),
         )
 
     def key(self, spec: KernelSpec) -> CacheKey:

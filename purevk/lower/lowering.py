@@ -16,7 +16,8 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.loops import check_declared, iterations
 from purevk.shaders.code_size import loops_of_functions
-from purevk.shaders.interface import KernelInterface
+from purevk.shaders.interface import KernelInterface, TemplateInterface
+from purevk.shaders.source import UNOPTIMIZED
 from purevk.shaders.templates import find_template, template_interface
 from purevk.tuning import DeviceTraits
 
@@ -284,8 +285,7 @@ class Lowering:
         interface = template_interface(template)
         interface.check_macros(text, further)
         text |= further
-        takes = interface.kernel(text)
-        takes.check(
+        interface.kernel(text).check(
             params, constants, specialize, {name: mode for name, (_, mode) in buffers.items()}
         )
         values = {
@@ -299,6 +299,7 @@ class Lowering:
                 if "(" in each
             ),
         }
+        takes = self._without_large_code(interface, text, values)
         if find_template(template) is None:
             check_declared(template, text.values())
         self._check_loops(takes, values)
@@ -365,6 +366,28 @@ class Lowering:
                 external,
             )
         )
+
+    def _without_large_code(
+        self,
+        interface: TemplateInterface,
+        text: dict[str, str],
+        values: Mapping[str, Size],
+    ) -> KernelInterface:
+        """What a kernel takes. If compilers would take seconds for what it unrolls, loops stay loops
+        (macro ROLLED, added to `text`), or else the optimizer for SPIR-V leaves it as it is."""
+        for level in range(3):
+            takes = interface.kernel(text)
+            if not takes.unrolled:
+                return takes
+            known = {name: _dims.upper(size) for name, size in values.items()}
+            code = iterations(takes.template, takes.unrolled, {**known, "functions": 0})
+            if _dims.upper(code) <= self.traits.profile.max_unrolled_code or level == 2:
+                return takes
+            if "ROLLED" not in interface.macros:
+                text[UNOPTIMIZED] = "1"
+                return takes
+            text["ROLLED"] = str(level + 1)
+        return takes
 
     def _check_loops(self, takes: KernelInterface, values: Mapping[str, Size]) -> int:
         """Raises if a device would end the loops of a dispatch before they are done: it says

@@ -28,6 +28,11 @@ rounded up, log2 (rounded up), and loop:
 
 Several declarations add up. Loops that UNROLL stands before are not loops in the end, and do not
 count.
+
+    UNROLLED_CODE(KH * KW * PX)           how many products UNROLL makes of those in a loop, about
+
+What is above `max_unrolled_code` of the profile gets the macro ROLLED, 1 or 2, if the template has
+it: then so many loops, the outer ones first, stay loops.
 """
 
 import re
@@ -47,9 +52,9 @@ _ACCESS = {
     "TEXEL_BUFFER": "r",
     "UTEXEL_BUFFER": "r",
 }
-_LOOPS = re.compile(r"\bLOOPS[ \t]*(?=\()")
+_LOOPS = re.compile(r"\b(LOOPS|UNROLLED_CODE)[ \t]*(?=\()")
 _HINT = re.compile(
-    "PARAM|_CONSTANT|local_size_x_id|BUFFER|LOOPS"
+    "PARAM|_CONSTANT|local_size_x_id|BUFFER|LOOPS|UNROLLED_CODE"
 )  # one of these is in each declaration
 
 
@@ -77,9 +82,10 @@ class BufferDeclaration(NamedTuple):
 
 
 class LoopDeclaration(NamedTuple):
-    """`iterations`: an expression of those that loops have."""
+    """`iterations`: an expression of those that loops have, or (`unrolled`) had."""
 
     iterations: str
+    unrolled: bool
 
 
 Declaration = ConstantDeclaration | BufferDeclaration | LoopDeclaration
@@ -106,7 +112,10 @@ def declarations(text: str) -> tuple[Declaration, ...]:
         for m in _BUFFER.finditer(text)
         if m[1] in _ACCESS
     ]
-    found += [LoopDeclaration(_in_brackets(text, m.end())) for m in _LOOPS.finditer(text)]
+    found += [
+        LoopDeclaration(_in_brackets(text, m.end()), m[1] == "UNROLLED_CODE")
+        for m in _LOOPS.finditer(text)
+    ]
     return tuple(found)
 
 

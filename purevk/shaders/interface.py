@@ -68,6 +68,7 @@ class KernelInterface(NamedTuple):
         push_only: names among `params` that are never specialization constants.
         buffers: buffers by name, in the order of their bindings, which are 0, 1, ....
         loops: iterations of the loops of an invocation, to be added up.
+        unrolled: the same of loops that are unrolled.
     """
 
     template: str
@@ -76,6 +77,7 @@ class KernelInterface(NamedTuple):
     push_only: frozenset[str]
     buffers: Mapping[str, BufferSlot]
     loops: tuple[Tree, ...] = ()
+    unrolled: tuple[Tree, ...] = ()
 
     def check(
         self,
@@ -253,7 +255,7 @@ class _Evaluation:
         self.constants: dict[str, int] = {}
         self.push_only: set[str] = set()
         self.buffers: dict[str, BufferSlot] = {}
-        self.loops: list[str] = []
+        self.loops: list[LoopDeclaration] = []
 
     def kernel(self) -> KernelInterface:
         self._include(self.template.name)
@@ -273,10 +275,16 @@ class _Evaluation:
             self.constants,
             frozenset(self.push_only),
             dict(ordered),
-            tuple(
-                Expression(self.template.name, text, self.defined, free=True).tree()
-                for text in self.loops
-            ),
+            self._trees(False),
+            self._trees(True),
+        )
+
+    def _trees(self, unrolled: bool) -> tuple[Tree, ...]:
+        """The declarations of loops, or of unrolled loops."""
+        return tuple(
+            Expression(self.template.name, each.iterations, self.defined, free=True).tree()
+            for each in self.loops
+            if each.unrolled == unrolled
         )
 
     def _include(self, file: str) -> None:
@@ -302,7 +310,7 @@ class _Evaluation:
 
     def _declare(self, declaration: Declaration) -> None:
         if isinstance(declaration, LoopDeclaration):
-            self.loops.append(declaration.iterations)
+            self.loops.append(declaration)
             return
         name = declaration.name
         if isinstance(declaration, BufferDeclaration):

@@ -21,6 +21,10 @@ Include = Union[IncludeFunction, str, "os.PathLike[str]", None]
 """Where `#include` looks: a folder, or a function from the name written to (name shown in messages, text).
 None is the folder of purevk's own templates."""
 
+UNOPTIMIZED = "PUREVK_UNOPTIMIZED"
+"""A macro with which a kernel is compiled without the optimizer for SPIR-V: for what unrolls to so
+much code that this takes longer than the driver does."""
+
 _REPEATED = "#pragma purevk repeated"
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE

@@ -36,6 +36,8 @@ class DeviceProfile:
         has_fast_float_atomics: an atomic addition of floats is faster than a loop of
             compare-and-exchange.
 
+        max_unrolled_code: products that the loops of a kernel may be unrolled to. More take seconds to
+            compile.
         loads_in_flight: loads that an invocation issues before it waits for the first of them.
         max_iterations: iterations of loops that one invocation may take before the device ends them.
         dispatch_seconds: how long a dispatch may take before a watchdog of the system ends it.
@@ -103,6 +105,7 @@ class DeviceProfile:
     prefers_unrolled_code: bool
     has_fast_float_atomics: bool
 
+    max_unrolled_code: int
     loads_in_flight: int
     max_iterations: int
     dispatch_seconds: float

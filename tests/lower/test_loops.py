@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -156,3 +157,42 @@ def test_operators_on_a_device_that_ends_loops_early(limit: int) -> None:
         }
     assert not problems, "\n".join(f"{case}: {found}" for case, found in problems.items())
     assert max(count for _, count in seen) <= limit
+
+
+# -- code that is unrolled -----------------------------------------------------------------------
+def _kernels(case: Case) -> list[dict[str, str]]:
+    """The macros of a case's kernels, which are compared with torch."""
+    noted: list[dict[str, str]] = []
+    dispatch = Lowering.dispatch
+
+    def note(self: Lowering, *args: object, **options: object) -> None:
+        dispatch(self, *args, **options)
+        noted.append(dict(self.dispatches[-1].kernel.macros))
+
+    with mock.patch.object(Lowering, "dispatch", note):
+        assert run_cases([case]) == [""]
+    return noted
+
+
+@pytest.mark.device
+def test_large_windows_and_heads_stay_loops() -> None:
+    """Compilers would take seconds for what these unroll to. Random sizes above and below."""
+    pick = random.Random(3)
+    torch.manual_seed(3)
+    for high, wide, rolled in ((5, 7, "0"), (pick.randint(23, 40), 31, "1"), (1, 700, "2")):
+        channels, stride = 4 * pick.randint(1, 3), pick.randint(1, 2)
+        image = torch.randn(1, channels, high + 3, wide + 9)
+        weight = torch.randn(channels, 1, high, wide)
+
+        def depthwise(x: torch.Tensor, w: torch.Tensor, stride: int = stride) -> torch.Tensor:
+            return F.conv2d(x, w, stride=stride, groups=len(w))
+
+        made = _kernels(Case(depthwise, (image, weight), constants=(1,), atol=1e-3))
+        assert rolled in [each.get("ROLLED", "0") for each in made]
+    for width, plain in ((64, False), (4 * pick.randint(44, 64), True)):
+        some = [torch.randn(1, 2, 9, width) for _ in range(3)]
+        if pick.random() < 0.5:
+            some = [each.bfloat16() for each in some]
+        made = _kernels(Case(F.scaled_dot_product_attention, tuple(some), atol=2e-2))
+        if context().traits.has("subgroup_shuffle") and not context().traits.coopmat_shape:
+            assert any("PUREVK_UNOPTIMIZED" in each for each in made) == plain

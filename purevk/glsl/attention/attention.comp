@@ -107,6 +107,8 @@ int next_step(int t0, int keys, int first, int row0) {
     return t0;
 }
 
+// A key or value of the subgroup is shared by 4 shuffles.
+UNROLLED_CODE((D4 + DV4) * KEYS * RQ * 4)
 // Steps over the keys, those that are left out, and the last test of each loop that finds the next one.
 LOOPS(loop(ceil(T, KEYS), 1 + 2 * STEP_LOOPS) + STEP_LOOPS)
 #if LIMITS && SG == 1

@@ -9,6 +9,7 @@
 //   PX  outputs per invocation (4)
 //   WINDOW  1: each column of the window is read once instead of once per tap. Needs a dilation of
 //     1 along x, and KW and the stride along x as specialization constants. (0)
+//   ROLLED  how many loops over a large window are not unrolled: 1 (over y), or 2 (0)
 //   LX  the local size (64)
 //   VEC4_A, VEC4_B, VEC4_OUT  C, pixel_a, ldb, pixel_o and the offsets are multiples of 4
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, n = channel.
@@ -48,6 +49,9 @@ PARAM(20, offset_bias)  // of the bias
 #ifndef WINDOW
 #define WINDOW 0
 #endif
+#ifndef ROLLED
+#define ROLLED 0
+#endif
 #include "matmul/matmul_io.glslh"
 
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
@@ -73,7 +77,21 @@ vec4 load_b(int tap, int c) {
 #endif
 }
 
-#if WINDOW
+#if ROLLED == 0
+#define EACH_ROW UNROLL
+#define EACH_TAP UNROLL
+UNROLLED_CODE(KH * KW * PX)
+#elif ROLLED == 1
+#define EACH_ROW ROLL
+#define EACH_TAP UNROLL
+UNROLLED_CODE(KW * PX)
+#else
+#define EACH_ROW ROLL
+#define EACH_TAP ROLL
+UNROLLED_CODE(PX)
+#endif
+LOOPS(loop(KH, loop(KW)))
+#if WINDOW && ROLLED < 2
 const int COLUMNS = (PX - 1) * stride_x + KW;
 #endif
 
@@ -89,19 +107,19 @@ void main() {
     int at0 = ((image * H + y0) * W + x0) * pixel_a + c + offset_a;
     vec4 acc[PX];
     UNROLL for (int p = 0; p < PX; p++) acc[p] = vec4(0.0);
-    UNROLL for (int ky = 0; ky < KH; ky++) {
+    EACH_ROW for (int ky = 0; ky < KH; ky++) {
         int y = y0 + ky * dilation_y;
         bool row = y >= 0 && y < H;
         int at = at0 + ky * dilation_y * W * pixel_a;
-#if WINDOW
+#if WINDOW && ROLLED < 2
         vec4 a[COLUMNS];
         UNROLL for (int q = 0; q < COLUMNS; q++) a[q] = load_a(at + q * pixel_a, row && x0 + q >= 0 && x0 + q < W);
-        UNROLL for (int kx = 0; kx < KW; kx++) {
+        EACH_TAP for (int kx = 0; kx < KW; kx++) {
             vec4 w = load_b(ky * KW + kx, c);
             UNROLL for (int p = 0; p < PX; p++) acc[p] += a[p * stride_x + kx] * w;
         }
 #else
-        UNROLL for (int kx = 0; kx < KW; kx++) {
+        EACH_TAP for (int kx = 0; kx < KW; kx++) {
             vec4 w = load_b(ky * KW + kx, c);
             UNROLL for (int p = 0; p < PX; p++) {
                 int q = p * stride_x + kx * dilation_x;
