@@ -340,8 +340,11 @@ def _mod(left: Size, right: Size) -> Size:
     if isinstance(left, int) and isinstance(right, int):
         return left % right
     quotient = _floordiv(left, right)
+    atoms = {atom for atoms, _ in _terms(left) for atom in atoms}
     if any(
-        isinstance(a, _Function) and a.kind == "//" for atoms, _ in _terms(quotient) for a in atoms
+        isinstance(atom, _Function) and atom.kind == "//" and atom not in atoms
+        for product, _ in _terms(quotient)
+        for atom in product
     ):
         return _atom("%", left, right)
     return left - quotient * right

@@ -65,7 +65,7 @@ def reshape(sizes: Sequence[Size], wanted: Sequence[Size]) -> tuple[Size, ...]:
         position for position, size in enumerate(wanted) if isinstance(size, int) and size == -1
     ]
     if not holes:
-        if _dims.product(wanted) != numel:
+        if not _dims.assume(_dims.product(wanted), "==", numel):
             raise ShapeError(f"cannot view {list(sizes)} as {list(wanted)}")
         return tuple(wanted)
     if len(holes) > 1:
@@ -73,7 +73,7 @@ def reshape(sizes: Sequence[Size], wanted: Sequence[Size]) -> tuple[Size, ...]:
     rest = _dims.product(size for position, size in enumerate(wanted) if position != holes[0])
     if rest == 0:
         raise ShapeError(f"cannot infer a size of {list(wanted)}")
-    if numel % rest != 0:
+    if not _dims.assume(numel % rest, "==", 0):
         raise ShapeError(f"cannot view {list(sizes)} as {list(wanted)}")
     return tuple(
         numel // rest if position == holes[0] else size for position, size in enumerate(wanted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from purevk.frontends.torch.conditions import conditions, environments, relation
 from purevk.frontends.torch.ratios import Ratios, is_rounded
 from purevk.ir import Dim, Guard, Size, Symbol
 from purevk.ir import dims as _dims
+
+_DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv")
+_MOST_TESTED = 256  # values of a size of which the conditions are tried
 
 
 class Sizes:
@@ -48,6 +52,7 @@ class Sizes:
         self.symbols: dict[str, Size] = {}
         self.sources: dict[tuple[int, int], Symbol] = {}
         self.derived: dict[tuple[int, int], Size] = {}
+        self._plain: dict[str, Size] = {}
         self.conditions: list[Any] | None = None
 
     @contextlib.contextmanager
@@ -100,7 +105,8 @@ class Sizes:
                     self.dim_names.get((position, dim)),
                     isinstance(example, torch.Tensor) or self.sizes_depend_on(expression),
                 )
-                self.symbols[str(expression)] = Dim.of(symbol)
+                self._plain[str(expression)] = Dim.of(symbol)
+                self.symbols[str(expression)] = self._as_multiple(expression, Dim.of(symbol))
                 self.sources[position, dim] = symbol
         for position, dim, expression in compound:
             self.derive(position, dim, expression)
@@ -133,14 +139,53 @@ class Sizes:
 
     def decisions(self) -> Iterator[Guard]:
         """What torch decided from sizes of the example inputs, as guards over the symbols."""
+        plain = {**self.symbols, **self._plain}
         for condition in self.conditions or ():
             try:
-                yield from relations(condition, self.size)
+                with self.scope():
+                    self.symbols = plain
+                    guards = tuple(relations(condition, self.size))
+                yield from guards
             except UnsupportedProgramError:
                 # A decision that has no form here. Only the example's sizes are known to keep it.
                 for symbol in sorted(condition.free_symbols, key=str):
                     if str(symbol) in self.symbols:
                         yield Guard(self.symbols[str(symbol)], "==", self.hint(symbol), True)
+
+    def _as_multiple(self, expression: Any, size: Dim) -> Size:
+        """A size of which the conditions leave the values a, a + k, a + 2k, ..., written as
+        `(size - a) // k * k + a`, so that what torch decided from them needs no guard."""
+        import sympy
+
+        tests = [
+            condition
+            for condition in self.conditions or ()
+            if condition.free_symbols == {expression}
+            and not condition.atoms(sympy.Rel) - condition.atoms(sympy.Eq)
+        ]
+        divisors = [
+            atom.args[1]
+            for test in tests
+            for atom in test.atoms(sympy.Function)
+            if type(atom).__name__ in _DIVISIONS
+        ]
+        period = math.lcm(*(int(divisor) for divisor in divisors if divisor.is_Integer))
+        if not 1 < period <= _MOST_TESTED:
+            return size
+        # A condition that repeats says which remainders are left; another one is no such condition.
+        windows = [range(period * start, period * (start + 1)) for start in (64, 1000)]
+        left = set(range(period))
+        for test in tests:
+            kept = [
+                {value % period for value in window if test.subs(expression, value) == True}  # noqa: E712
+                for window in windows
+            ]
+            if kept[0] == kept[1]:
+                left &= kept[0]
+        first, step = min(left, default=0), period // max(len(left), 1)
+        if step == 1 or left != set(range(first, period, step)):
+            return size
+        return (size - first) // step * step + first
 
     def _bound_of(self, expression: Any, unknown: Sequence[Any]) -> int:
         largest = {s: self.range(s)[1] or max(64, self.hint(s)) for s in unknown}

@@ -26,7 +26,8 @@ def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -
         size, run = old[at][0], 1
         group = [new.pop(0)]
         total = wanted[group[0]]
-        while size != total:
+        # The last runs have as many elements as one another, since all dims together have.
+        while (new or at + run < len(old)) and size != total:
             if _dims.hint(size) < _dims.hint(total):
                 if at + run >= len(old):
                     return None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Layout, Node, Size, Value
+from purevk.ir import dims as _dims
 from purevk.lower.expression import Expression, ExpressionBuilder
 from purevk.ops import registry
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
@@ -115,6 +116,8 @@ class PairFinder:
         if not isinstance(n, int) or n % 8 or end.result.type.dtype not in FLOATS:
             return 0
         sizes = tuple(end.sizes("sizes"))
+        if _dims.product(sizes) != m * (n // 2):
+            return 0
         for number, value in enumerate(reversed(inputs) if turned else inputs):
             wanted = view_layout(Layout(number * (n // 2), (n, 1)), (m, n // 2), sizes)
             if wanted is None or value.type.dims != sizes or value not in layouts:
