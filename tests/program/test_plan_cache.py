@@ -24,7 +24,7 @@ from purevk import api
 from purevk.cache import Cache
 from purevk.cli import main
 from purevk.dtypes import DType
-from purevk.errors import UnsupportedProgramError
+from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.files import FilePart, FileSource, open_file
 from purevk.graph.context import Context
 from purevk.ir import TensorType, Value
@@ -677,6 +677,21 @@ def test_changed_payloads_are_misses_or_plans(file: str, context: Context) -> No
 
 def shared_leaf(name: str, dtype: Any, dims: Any, *_: Any) -> Value:
     return Value(name, TensorType(dtype, dims))
+
+
+def test_damaged_arguments_of_operators_are_typed_errors() -> None:
+    """They are read when a call needs them."""
+    payload = records.Writer(plain=True).payload((1, 2.5, "x", None), None)
+    assert records.Attribute(payload).open() == (1, 2.5, "x", None)
+    draw = random.Random(3)
+    refused = 0
+    for _ in range(200):
+        try:
+            records.Attribute(changed(payload, draw)).open()
+        except FileFormatError as error:
+            refused += 1
+            assert "cache clear" in error.next
+    assert refused > 50
 
 
 def test_fields_of_other_types_are_no_plans(context: Context) -> None:

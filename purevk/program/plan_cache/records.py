@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from purevk.dtypes import DType, dtype_named
+from purevk.errors import FileFormatError
 from purevk.ir import Arg, Dim, Node, Sealed, Size, Value
 from purevk.ir.dims import Symbol, _Function
 from purevk.mapped import address_of
@@ -62,7 +63,20 @@ class Attribute(Sealed):
         self.payload = payload
 
     def open(self) -> Arg:
-        made: Arg = Reader(self.payload).root()
+        """The argument.
+
+        Raises:
+            FileFormatError: the entry is damaged, though its checksum is right.
+        """
+        try:
+            made: Arg = Reader(self.payload).root()
+            _ARGUMENT([made])
+        except DAMAGED as error:
+            raise FileFormatError(
+                "an argument in a plan of the cache cannot be read",
+                why=str(error),
+                next="purevk cache clear; or PUREVK_KEEP_PLANS=0, to lower the program anew",
+            ) from error
         return made
 
 
@@ -380,4 +394,5 @@ class Reader:
         return data[first : first + size]
 
 
+_ARGUMENT = check_of(Arg)
 _SCALARS_CHECK = check_of(bool | int | float | str | None)

@@ -166,5 +166,5 @@ class _Nested:
 
 def _check_attributes(values: Collection[Any]) -> None:
     for kind in set(map(type, values)):
-        if not dataclasses.is_dataclass(kind):
+        if not dataclasses.is_dataclass(kind) and not hasattr(kind, "_fields"):
             raise Unreadable(f"a {kind.__name__} is no argument of a node")
