@@ -13,11 +13,12 @@ from purevk import api
 from purevk.errors import UnsupportedOperatorError
 from purevk.graph.memory import BufferRange, DeviceStore
 from purevk.ir import Value
-from purevk.lower.lowering import BufferWindow, Dispatch
+from purevk.lower.lowering import NOTE_WORDS, Binding, BufferWindow, Dispatch
 from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
 
 # Bytes of a result from which on it is copied into the host's memory rather than written there.
 _COPIED = 64 << 10
+_FLAGS = "flags"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class CallMemory:
     ) -> None:
         self._external = external
         self._notes = tuple(notes)
+        self._flags: DeviceStore | None = None
         self.external_buffers: list[api.Buffer] = []
         self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
         self._windows = windows
@@ -133,6 +135,17 @@ class CallMemory:
             view = self._views[value] = span.buffer.view(span.offset, self._sizes[value])
         return view
 
+    def range_of(self, binding: Binding) -> BufferRange:
+        """The buffer range of a binding."""
+        if binding.kind not in ("flag", "flags"):
+            return self.ranges[binding.storage]
+        assert self._flags is not None  # a dispatch names them
+        span, step = self._flags.ranges[_FLAGS], 4 * NOTE_WORDS
+        if binding.kind == "flags":
+            return span
+        first = span.offset + self._notes.index(binding.storage) * step
+        return BufferRange(span.buffer, first, step)
+
     def take_note(self) -> Note | None:
         """An index that is out of range, if a kernel has noted one since the last time. The device
         has finished."""
@@ -148,6 +161,8 @@ class CallMemory:
         words = noted[number, :4].tolist()
         self._noted[:] = self._nothing_noted
         buffer.flush()
+        if self._flags is not None:
+            self._flags.upload([(_FLAGS, None)])
         return Note(self._notes[number], *words[1:])
 
     def buffer(self, nbytes: int, kind: api.MemoryKind, label: str) -> api.Buffer:
@@ -180,17 +195,22 @@ class CallMemory:
 
     def _place_notes(self) -> None:
         """Each note has a part of its own, so that the dispatches that may write them need no
-        barriers between them."""
+        barriers between them. So has each flag. Notes are in memory of the host, which kernels that
+        write states would read slowly."""
         if not self._notes:
             return
-        nbytes = len(self._notes) * ALIGNMENT
+        step = 4 * NOTE_WORDS
+        nbytes = len(self._notes) * step
         self._note_buffer = self.buffer(nbytes, api.MemoryKind.READBACK, "notes")
         self._nothing_noted = bytes(nbytes)
         self._noted = self._note_buffer.view(0, nbytes)
         self._noted[:] = self._nothing_noted
         self._note_buffer.flush()
+        if any(each.kind == "flag" for dispatch in self._dispatches for each in dispatch.bindings):
+            self._flags = DeviceStore(self._device, "flags")
+            self._flags.add([(_FLAGS, nbytes, None)])
         for number, value in enumerate(self._notes):
-            self.ranges[value] = BufferRange(self._note_buffer, number * ALIGNMENT, ALIGNMENT)
+            self.ranges[value] = BufferRange(self._note_buffer, number * step, step)
 
     def _place_uploads(self) -> None:
         uploads = list(
@@ -296,4 +316,6 @@ class CallMemory:
         self._views = {}
         while self._buffers:
             self._buffers.pop().destroy()
+        if self._flags is not None:
+            self._flags.close()
         self.ranges = {}

@@ -109,7 +109,7 @@ class ComputeGraph:
         for number, (dispatch, pipeline) in enumerate(zip(self.dispatches, self._pipelines)):
             bindings: list[Any] = []
             for binding in dispatch.bindings:
-                span = self.memory.ranges[binding.storage]
+                span = self.memory.range_of(binding)
                 kind, _, form = binding.kind.partition(":")
                 if kind == "texel":
                     bindings.append(self._view(views, span, binding.offset, form))
@@ -158,7 +158,7 @@ class ComputeGraph:
                 written, touched = [], []
             mine = []
             for binding in dispatch.bindings:
-                span = self.memory.ranges[binding.storage]
+                span = self.memory.range_of(binding)
                 mine.append(
                     (
                         (span.buffer.number, span.offset, span.offset + span.nbytes),

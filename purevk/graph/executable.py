@@ -257,8 +257,8 @@ class Executable:
             The outputs in order: arrays, integers or None.
 
         Raises:
-            InputError: an index that the model computes is out of range. States and results hold
-                what the kernels wrote: for such an index they take the nearest element.
+            InputError: an index that the model computes is out of range, or a size breaks a rule.
+                States are as they were before the call.
             Replan: the call needs another plan. States are as they were before it.
         """
         saved = [
@@ -269,9 +269,10 @@ class Executable:
         seeds = generators.states(self.generators) if self._unbacked.may_replan else []
         try:
             return self._run(inputs, env, targets, meanwhile)
-        except Replan:
+        except (Replan, InputError) as error:
             self.states.upload(saved)
-            generators.restore(seeds)
+            if isinstance(error, Replan):
+                generators.restore(seeds)
             raise
 
     def _run(
@@ -341,7 +342,7 @@ class Executable:
             f"an index of {check.op} is {note.found}{' in the call before this one' if earlier else ''}",
             where=f"{self.plan.graph.name}{f', {check.source}' if check.source else ''}",
             why=f"it takes indices from {note.lowest} to {note.below - 1}",
-            next="correct the model, or its inputs; reset_state() gives states their first content",
+            next="correct the model, or its inputs; states are as they were before that call",
         )
 
     # -- calls with tensors of another API ---------------------------------------------------------
@@ -351,6 +352,8 @@ class Executable:
         and the host has no part in it."""
         plan, graph = self.plan, self.plan.assignment.graph
         if len(plan.steps) != 1 or not plan.steps[0].on_device or self._unbacked.stages:
+            return False
+        if plan.exposed_states(external=True):
             return False
         first, last = plan.ranges[0]
         return first != last and all(

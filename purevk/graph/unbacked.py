@@ -46,7 +46,8 @@ class UnbackedSymbols:
     Attributes:
         stages: by the number of the step that they follow; -1: before the first step.
         may_replan: whether a running call may need another plan.
-        unsafe: states that a call may write before it turns out to need another plan.
+        unsafe: states that a call may write before it turns out to need another plan, or that an
+            index is out of range, or that a size breaks a rule.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -115,22 +116,26 @@ class UnbackedSymbols:
         if any(each.may_replan for each in inner):
             last = len(self.plan.steps)
         self.may_replan = last >= 0 or any(stage.guards for stage in self.stages.values())
-        self.unsafe = self._written(last) if last >= 0 else ()
+        self.unsafe = self._exposed(last)
         self.stages = {n: stage for n, stage in self.stages.items() if any(vars(stage).values())}
 
-    def _written(self, last: int) -> tuple[Value, ...]:
-        """The storages that steps up to `last` write in place."""
-        from purevk.ops import registry  # few plans need it, and it imports all operators
-
-        storages = self.plan.assignment.storages
-        return tuple(
-            dict.fromkeys(
-                storages.get(value, value)
-                for step in self.plan.steps[: last + 1]
-                for node in step.nodes
-                for value in (registry.mutated(node) if node.op != HOST else ())
-            )
-        )
+    def _exposed(self, replanned: int) -> tuple[Value, ...]:
+        """The states that are unsafe. `replanned`: the last step after which the call may need another
+        plan."""
+        plan = self.plan
+        ruled = [
+            n for n, stage in self.stages.items() if stage.rules or stage.checks or stage.bounded
+        ]
+        last = max([replanned, *ruled])
+        inner = [each for each in plan.nested() if each is not plan]
+        if any(each.checks or each.assignment.graph.unbacked for each in inner):
+            last = len(plan.steps)
+        written = [*plan.exposed_states()]
+        if last >= 0:
+            written += _written(plan, last)
+        for each in inner if last >= 0 else ():
+            written += _written(each, len(each.steps))
+        return tuple(dict.fromkeys(written))
 
     def check(self, stage: Stage, env: Mapping[Symbol, int], graph: Graph) -> None:
         """Raises `InputError` or `Replan` for the first rule that does not hold."""
@@ -168,3 +173,16 @@ class UnbackedSymbols:
         return {
             symbol: value for symbol, value in env.items() if symbol.unbacked or not symbol.is_size
         }
+
+
+def _written(plan: Plan, last: int) -> list[Value]:
+    """The storages that steps up to `last` write in place."""
+    from purevk.ops import registry  # few plans need it, and it imports all operators
+
+    storages = plan.assignment.storages
+    return [
+        storages.get(value, value)
+        for step in plan.steps[: last + 1]
+        for node in step.nodes
+        for value in (registry.mutated(node) if node.op != HOST else ())
+    ]

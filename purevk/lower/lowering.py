@@ -22,6 +22,7 @@ from purevk.shaders.templates import find_template, template_interface
 from purevk.tuning import DeviceTraits
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
+NOTE_WORDS = 64  # from one note of an index to the next: 256 bytes, as bindings are aligned
 TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui", "r16ui", "rgba16ui")
 _TEXELS = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui", DType.bfloat16: "16ui"}
 
@@ -88,7 +89,9 @@ class Operand:
 class Binding:
     """One buffer of a dispatch: the whole storage of a value, from byte `offset` on.
 
-    `kind` is "storage", or "texel:" and a format.
+    `kind` is "storage", "texel:" and a format, "flag", or "flags". A check of an index has a flag in
+    the memory of the device beside its note `storage`, which the host reads. "flags" are those of all
+    checks.
     """
 
     storage: Value
@@ -170,6 +173,7 @@ class Lowering:
         requirements: what each call has to check.
         windows: values that name parts of storages too large for one binding.
         checks: storages of notes, in which kernels tell the host of an index that is out of range.
+        states: storages that a dispatch must not write after such a note.
         runs_once: the dispatches run once, when a program is loaded. Then a pipeline that serves
             many sizes is worth more than a fast one.
     """
@@ -182,6 +186,7 @@ class Lowering:
     requirements: list[Requirement] = field(default_factory=list)
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
     checks: dict[Value, IndexCheck] = field(default_factory=dict)
+    states: frozenset[Value] = frozenset()
     node: Node | None = None
     runs_once: bool = False
 
@@ -223,6 +228,10 @@ class Lowering:
             )
             self.windows[window] = part
         return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
+
+    def _whole(self, storage: Value) -> Value:
+        window = self.windows.get(storage)
+        return storage if window is None else window.storage
 
     def layout(self, value: Value) -> Layout:
         layout = self.layouts.get(value)
@@ -330,6 +339,14 @@ class Lowering:
             bindings.append(Binding(storage, "w" in access, f"texel:{form}" if form else "storage"))
         # Parameters that follow a value (a position) rather than a size must not make a new
         # recording of each call.
+        writes = [self._whole(binding.storage) for binding in bindings if binding.write]
+        if self.checks and "GUARD" in interface.macros and not self.states.isdisjoint(writes):
+            text |= {
+                "GUARD": str(len(bindings)),
+                "GUARD_FLAGS": str(len(self.checks)),
+                "GUARD_STRIDE": str(NOTE_WORDS),
+            }
+            bindings.append(Binding(next(iter(self.checks)), False, "flags"))
         by_value = len(words) > MAX_PUSH or any(
             not symbol.is_size for word in words for symbol in _dims.symbols(word)
         )
@@ -348,7 +365,8 @@ class Lowering:
             template,
             tuple(sorted(text.items())),
             tuple(sorted(fixed.items())),
-            tuple(binding.kind for binding in bindings) + (("storage",) if by_value else ()),
+            tuple("storage" if binding.kind == "flags" else binding.kind for binding in bindings)
+            + (("storage",) if by_value else ()),
             subgroup_size,
         )
         source = self.node.source if self.node else ""

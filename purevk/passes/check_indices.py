@@ -17,6 +17,7 @@ from purevk.ir import Arg, Graph, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
 from purevk.ir.index_range import DELEGATE_INPUT, IndexRange
+from purevk.ops import registry
 from purevk.ops.attention.flex import NAME as FLEX
 from purevk.ops.attention.flex import composed
 from purevk.ops.index.check import NAME as CHECK
@@ -156,6 +157,50 @@ def _takes_indices(graph: Graph) -> bool:
     return any(
         node.op == FLEX or node.op in OPERATORS for inner in graph.nested() for node in inner.nodes
     )
+
+
+def check_first(graph: Graph) -> Graph:
+    """Moves checks of indices, with what makes the indices, before the first node that writes a
+    state. Kernels that write states read what the checks have noted. A check stays where it is if
+    its index is made of a state that was written before, or by control flow."""
+    nodes = graph.nodes
+    writes = [at for at, node in enumerate(nodes) if node.graphs or registry.mutated(node)]
+    if not writes or not any(node.op == CHECK for node in nodes[writes[0] :]):
+        return graph
+    first = writes[0]
+    state_of: dict[Value, Value] = {}
+    for node in nodes:
+        if registry.is_view(node):
+            state_of[node.results[0]] = state_of.get(node.inputs[0], node.inputs[0])
+    written: set[Value] = set()
+    fixed: set[Value] = set()  # results that are made after the first write
+    movable: dict[Value, Node] = {}
+    wanted: set[Node] = set()
+
+    def take(node: Node) -> None:
+        waiting = [node]
+        while waiting:
+            each = waiting.pop()
+            if each not in wanted:
+                wanted.add(each)
+                waiting += [movable[value] for value in each.inputs if value in movable]
+
+    for node in nodes[first:]:
+        stays = bool(node.graphs or registry.mutated(node) or registry.is_random(node))
+        for value in node.inputs:
+            stays = stays or value in fixed or state_of.get(value, value) in written
+        if stays:
+            fixed.update(node.results)
+        elif node.op == CHECK:
+            take(node)
+        else:
+            movable.update(dict.fromkeys(node.results, node))
+        written.update(state_of.get(value, value) for value in registry.mutated(node))
+        if node.graphs:
+            written.update(graph.states)
+    moved = [node for node in nodes[first:] if node in wanted]
+    others = [node for node in nodes[first:] if node not in wanted]
+    return graph.with_nodes((*nodes[:first], *moved, *others))
 
 
 class _Checker(Rewriter):

@@ -14,7 +14,7 @@ from purevk.ir.verify import verify
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
-from purevk.passes.check_indices import check_indices
+from purevk.passes.check_indices import check_first, check_indices
 from purevk.passes.complex import split_complex
 from purevk.passes.control import optimize_sub_graphs, settle_control
 from purevk.passes.decoding.caches import write_in_place
@@ -238,7 +238,7 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
                 with_winograd,
             ),
         ),
-        Phase("clean up", (drop_empty, drop_unused)),
+        Phase("clean up", (drop_empty, drop_unused, check_first)),
     )
 
 

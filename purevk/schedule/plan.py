@@ -93,6 +93,30 @@ class Plan:
             for plan in plans:
                 yield from plan.nested()
 
+    def exposed_states(self, external: bool = False) -> set[Value]:
+        """States that a call may have written when it turns out that an index is out of range. All
+        other states are written by kernels that have read the notes of all checks before.
+
+        Args:
+            external: of calls with tensors of another API.
+        """
+        states = self.assignment.graph.states
+        checks = [
+            at
+            for at, dispatch in enumerate(self.dispatches)
+            if any(each.write and each.storage in self.checks for each in dispatch.bindings)
+            and (external or not dispatch.external)
+        ]
+        found: set[Value] = set()
+        for at, dispatch in enumerate(self.dispatches):
+            guarded = any(each.kind == "flags" for each in dispatch.bindings)
+            for binding in dispatch.bindings if checks else ():
+                window = self.windows.get(binding.storage)
+                storage = binding.storage if window is None else window.storage
+                if binding.write and storage in states and (at < checks[-1] or not guarded):
+                    found.add(storage)
+        return found
+
     @property
     def kernels(self) -> list[KernelSpec]:
         """The specs of all pipelines, those of sub-graphs included."""

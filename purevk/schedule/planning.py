@@ -27,7 +27,8 @@ def make_plan(graph: Graph, context_traits: DeviceTraits) -> Plan:
     for node in split.once:
         _lower(once, node)
         once_of += [node] * (len(once.dispatches) - len(once_of))
-    main = Lowering(context_traits, assignment.storages, assignment.layouts)
+    states = frozenset(split.graph.states)
+    main = Lowering(context_traits, assignment.storages, assignment.layouts, states=states)
     made: dict[Node, list[Dispatch]] = {}
     for node in split.graph.nodes:
         if not on_host(node):

@@ -4,12 +4,13 @@
 // the host clears the note only after it has read one.
 //
 // Buffers: index, note: 1 if an index is out of range, this index (brought within 32 bits; of several
-// any one), lowest, below.
+// any one), lowest, below. flag: 1 if an index is out of range, for kernels that write states.
 // Offsets and strides are in elements.
 // Macros:
 //   DIMS         dims of the index, 1 to 4; dim 0 is the innermost
 //   T_INDEX      type of the index: int or int64_t
 //   INDEX_WORDS  2: the index is int64, T_INDEX is int, and both words are read
+//   FLAG         1: there is a flag
 //   ITEMS        indices that an invocation compares, a workgroup's width apart
 // Grid: ceil(count / ITEMS / local_size_x) workgroups, spread over x and y.
 #include "core/common.glslh"
@@ -25,6 +26,9 @@
 #endif
 #ifndef INDEX_WORDS
 #define INDEX_WORDS 1
+#endif
+#ifndef FLAG
+#define FLAG 0
 #endif
 #ifndef ITEMS
 #define ITEMS 4
@@ -58,6 +62,9 @@ PARAM(10, size_2)
 layout(local_size_x_id = 100) in;
 READONLY_BUFFER(0, index, T_INDEX)
 WRITEONLY_BUFFER(1, note, int)
+#if FLAG
+WRITEONLY_BUFFER(2, flag, int)
+#endif
 
 #define LEAST (-2147483647 - 1)
 #define GREATEST 2147483647
@@ -99,6 +106,9 @@ void main() {
                 buf_note[1] = int(i < LEAST ? T_INDEX(LEAST) : i > GREATEST ? T_INDEX(GREATEST) : i);
                 buf_note[2] = lowest;
                 buf_note[3] = below;
+#if FLAG
+                buf_flag[0] = 1;
+#endif
             }
         }
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.lowering import IndexCheck, Lowering
+from purevk.lower.lowering import Binding, IndexCheck, Lowering
 from purevk.lower.rows import collapse
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import is_empty
@@ -35,6 +37,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     count = _dims.product(loop)
     given = node.bool("given")
     note = lowering.note(IndexCheck(node.str("op"), node.str("source")))
+    flag = {"flag": (note, "w")} if lowering.states else {}
     params: dict[str, Size] = {
         "count": count,
         "lowest": node.size("lowest"),
@@ -48,12 +51,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     local = min(64, lowering.traits.max_invocations)
     lowering.dispatch(
         "index/check.comp",
-        {"index": (index, "r"), "note": (note, "w")},
+        {"index": (index, "r"), "note": (note, "w"), **flag},
         macros={
             "DIMS": len(loop),
             "T_INDEX": "int" if words > 1 else index.dtype.glsl,
             "INDEX_WORDS": words,
             **({"HAS_INT64": 1} if wide and words == 1 else {}),
+            "FLAG": len(flag),
             "ITEMS": _ITEMS,
         },
         params=params,
@@ -62,6 +66,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
         nbytes=count * index.dtype.itemsize,
         external=given,
     )
+    if flag:
+        made = lowering.dispatches[-1]
+        bindings = (*made.bindings[:2], Binding(note.storage, True, "flag"))
+        lowering.dispatches[-1] = replace(made, bindings=bindings)
 
 
 def _walk(dims: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[list[Size], list[Size]]:
