@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.program.arguments import describe_inputs
+from purevk.program.state import array_errors
 from purevk.whole_file import open_regular
 
 _INT_TOP = (
@@ -89,7 +89,7 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
             if not all(isinstance(array, np.ndarray) for array in arrays):
                 raise ValueError("a member of the file is no .npy file")
             return arrays
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except array_errors() as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

@@ -23,6 +23,20 @@ _HEADER_BYTES = 1 << 12  # of an array in a file
 _Place: TypeAlias = "tuple[int, Value]"
 
 
+def array_errors() -> tuple[type[Exception], ...]:
+    """What numpy raises for a damaged file of arrays."""
+    import struct
+    import tokenize
+    import zipfile
+    import zlib
+
+    return (
+        *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError, OSError),
+        *(NotImplementedError, RuntimeError, MemoryError, TypeError, SyntaxError),
+        tokenize.TokenError,
+    )
+
+
 class StateOwner(Protocol):
     """What has states: a program, or one that is on several devices."""
 
@@ -180,21 +194,18 @@ class StateMapping(MutableMapping[str, np.ndarray]):
 
     def _arrays_of(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         """The arrays of an .npz file."""
-        import struct  # not at every load of a program
-        import zipfile
-        import zlib
+        import zipfile  # not at every load of a program
 
-        damaged = (
-            *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError),
-            *(NotImplementedError, RuntimeError, MemoryError),
-        )
+        stream = open_regular(path)
         try:
-            with open_regular(path) as stream:
+            with stream:
                 if stream.read(6) == b"\x93NUMPY":
                     raise ValueError("it holds one array, as numpy.save writes it")
                 stream.seek(0)
                 with zipfile.ZipFile(stream) as file:
                     members = file.infolist()
+                if any(each.compress_type not in (0, zipfile.ZIP_DEFLATED) for each in members):
+                    raise ValueError("it is packed in a way that numpy does not write")
                 self._check_members(
                     path, {each.filename.removesuffix(".npy"): each.file_size for each in members}
                 )
@@ -206,7 +217,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             return arrays
         except InputError:
             raise
-        except damaged as error:
+        except array_errors() as error:
             raise FileFormatError(
                 f"{os.fspath(path)} is damaged, or no file of states",
                 where=self._owner.name,

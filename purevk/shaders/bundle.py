@@ -63,7 +63,8 @@ class Bundle:
 
         where = self._where = os.fspath(path)
         errors = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-        self._errors = (*errors, KeyError)
+        self._errors = (*errors, KeyError, ValueError, OSError)
+        self._forms = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what `write_bundle` writes
         content = _read(where, sha256, trust)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
@@ -71,7 +72,7 @@ class Bundle:
                 raise ValueError("its list of contents is too long")
             manifest = json.loads(self._zip.read(MANIFEST))
             version = manifest["format"]
-        except (OSError, *self._errors, ValueError, TypeError) as error:
+        except (*self._errors, TypeError) as error:
             raise FileFormatError(
                 "the file is no purevk bundle",
                 where=where,
@@ -98,7 +99,7 @@ class Bundle:
         try:
             with self._lock:
                 info = self._zip.getinfo(f"{kind}/{digest}{SUFFIX}")
-                if info.file_size > MOST_BYTES:
+                if info.file_size > MOST_BYTES or info.compress_type not in self._forms:
                     return None
                 return unpack(digest, self._zip.read(info))
         except self._errors as error:
