@@ -253,6 +253,21 @@ def test_a_change_outside_of_the_module_is_seen(monkeypatch: pytest.MonkeyPatch)
         assert program.method("forward").variants[0] is first
 
 
+def test_an_attribute_is_no_global_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may keep the results of its calls under the name of an attribute."""
+
+    class Named(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return types.SimpleNamespace(logits=x * FACTOR).logits
+
+    monkeypatch.setitem(globals(), "logits", torch.ones(2))
+    attributes = Attributes([Named()])
+    monkeypatch.setitem(globals(), "logits", torch.zeros(2))
+    assert not attributes.changed()
+    monkeypatch.setitem(globals(), "FACTOR", 6.0)
+    assert attributes.changed()
+
+
 @pytest.mark.slow
 def test_settings_of_torch_are_seen() -> None:
     """They decide the dtypes of what forward computes."""

@@ -5,6 +5,7 @@ Export makes them part of the graph, so a change asks for another export.
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import operator
@@ -108,7 +109,7 @@ class Attributes:
             for name in sorted(_names_in(function.__code__) & function.__globals__.keys()):
                 value = function.__globals__[name]
                 functions += _of_the_same_file(value, function)
-                if is_data(value):
+                if is_data(value) and _reads_global(function.__code__, name):
                     self._slots.append((function.__globals__, name))
 
     def _now(self) -> list[Any]:
@@ -206,6 +207,14 @@ def _names_in(code: types.CodeType) -> set[str]:
     """The global variables and attributes that the code of a function names."""
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _reads_global(code: types.CodeType, name: str) -> bool:
+    """Whether the code of a function reads a global variable. An attribute of that name is none."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return any(
+        step.opname == "LOAD_GLOBAL" and step.argval == name for step in dis.get_instructions(code)
+    ) or any(_reads_global(each, name) for each in inner)
 
 
 def _content(cell: types.CellType) -> Any:
