@@ -224,10 +224,7 @@ def _open_in_place(target: Path, status: os.stat_result | None) -> int:
     """Opens an existing file for writing, if it is still the one of the status."""
     flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(target, flags | getattr(os, "O_BINARY", 0))
-    now = os.fstat(descriptor)
-    if status is None or (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
-        os.close(descriptor)
-        raise OSError(errno.ESTALE, "the file was replaced meanwhile", os.fspath(target))
+    now = _check_same(descriptor, target, status)
     if now.st_nlink > 1 and (why := others_may_write(target.parent)):
         os.close(descriptor)
         raise OutputError(
@@ -239,9 +236,19 @@ def _open_in_place(target: Path, status: os.stat_result | None) -> int:
     return descriptor
 
 
+def _check_same(descriptor: int, target: Path, status: os.stat_result | None) -> os.stat_result:
+    """The status of an open file. Closes it and raises OSError if it is not the one of `status`: who
+    may write the folder has put another in its place."""
+    now = os.fstat(descriptor)
+    if status is None or (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+        os.close(descriptor)
+        raise OSError(errno.ESTALE, "the file was replaced meanwhile", os.fspath(target))
+    return now
+
+
 def _open_stream(target: Path, status: os.stat_result) -> int:
-    """Opens a device or a pipe. Waits for the reader of a pipe. What this process has open is written
-    from where it is."""
+    """Opens a device or a pipe, if it is still the one of the status. Waits for the reader of a pipe.
+    What this process has open is written from where it is."""
     own = re.fullmatch(rf"/proc/{os.getpid()}/fd/([0-9]+)", os.fspath(target))
     if own:
         return os.dup(int(own[1]))
@@ -249,13 +256,16 @@ def _open_stream(target: Path, status: os.stat_result) -> int:
     end = time.monotonic() + WAIT_S
     while True:
         try:
-            return os.open(target, flags | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(target, flags | getattr(os, "O_BINARY", 0))
+            break
         except OSError as error:
             if error.errno != errno.ENXIO or not stat.S_ISFIFO(status.st_mode):
                 raise
             if time.monotonic() > end:
                 raise _not_read(target) from None
         time.sleep(0.02)
+    _check_same(descriptor, target, status)
+    return descriptor
 
 
 def _not_read(target: Path) -> OutputError:

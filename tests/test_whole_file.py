@@ -303,6 +303,26 @@ def test_nobody_reads_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert stat.S_ISFIFO(os.lstat(pipe).st_mode)
 
 
+@pytest.mark.parametrize("node", ["link", "regular"])
+def test_a_pipe_that_is_replaced_while_it_has_no_reader(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write the folder puts a link to another file there, or another name of it."""
+    pipe, victim = tmp_path / "pipe", tmp_path / "victim"
+    victim.write_bytes(b"content")
+    os.mkfifo(pipe)
+
+    def swap(_: float) -> None:
+        if stat.S_ISFIFO(os.lstat(pipe).st_mode):
+            pipe.unlink()
+            pipe.symlink_to(victim) if node == "link" else os.link(victim, pipe)
+
+    monkeypatch.setattr(time, "sleep", swap)
+    with pytest.raises(OSError, match="replaced meanwhile"), replace_file(pipe) as file:
+        file.write(b"other")
+    assert victim.read_bytes() == b"content"
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"])
 @pytest.mark.parametrize("where", ["pipe", "file", "appended"])
