@@ -235,6 +235,24 @@ def test_tensors_that_lie(small: bytes, read_only: None) -> None:
     assert "no bytes" in load(empty).why
 
 
+def test_weights_that_are_no_plain_array() -> None:
+    class Add(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("two", torch.ones(2))
+
+        def forward(self, x: Any) -> Any:
+            return x + self.two
+
+    data = older(saved(torch.export.export(Add(), (torch.ones(2),))))[0]
+    for tensor in (torch.ones(2).to_sparse(), torch.nested.as_nested_tensor([torch.ones(2)])):
+        weights = io.BytesIO()
+        torch.save({"two": tensor}, weights)
+        changed = packed({**members(data), "archive/data/weights/model.pt": weights.getvalue()})
+        with pytest.raises(PurevkError, match="sparse or nested"), open_file(changed) as file:
+            file.graph("forward")
+
+
 MORE = [
     "archive/data/aotinductor/model/a.so", "archive/data/constants/custom_obj_0", "archive/x.pkl",
     "archive/data/constants/opaque_obj_7", "archive/models/other.json", "other/models/model.json",

@@ -9,7 +9,7 @@ from typing import Any
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
-from purevk.frontends.torch.nodes import NodeReader, number_kind
+from purevk.frontends.torch.nodes import NodeReader, is_dense, number_kind
 from purevk.frontends.torch.signatures import signature_of
 from purevk.frontends.torch.sizes import Sizes
 from purevk.ir import Arg, Dim, Graph, Label, Signature, Size, SymbolSource, TensorType, Value
@@ -30,7 +30,7 @@ def address_of(tensor: Any) -> str:
     import torch
 
     real = tensor.device.type == "cpu" and not isinstance(tensor, torch._subclasses.FakeTensor)
-    return f"{tensor.data_ptr():x}" if real and tensor.numel() else ""
+    return f"{tensor.data_ptr():x}" if real and is_dense(tensor) and tensor.numel() else ""
 
 
 def read_exported(

@@ -54,6 +54,13 @@ _ROUNDED = {
 _FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether the elements of a tensor are one array: it is neither sparse nor nested."""
+    import torch
+
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 class NodeReader:
     """Walks modules of torch.fx and passes their nodes to an importer.
 
@@ -119,6 +126,13 @@ class NodeReader:
         """A tensor of the module: a state if it has a label, else a constant; `name` is its path."""
         import torch
 
+        if not is_dense(tensor):
+            raise UnsupportedProgramError(
+                "a weight is sparse or nested",
+                where=self.importer.where,
+                why="tensors whose elements are one array are accepted",
+                next="tensor.to_dense(), or torch.nested.to_padded_tensor, before exporting it",
+            )
         type = TensorType(self.dtype(tensor.dtype), tuple(tensor.shape))
         tensor = tensor.detach()
         if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
