@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from purevk import pte
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends.torch.nodes import line_of
+from purevk.frontends.torch.nodes import is_dense, line_of
 from purevk.mapped import own
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
@@ -197,7 +197,13 @@ def _tensors(data: bytes) -> dict[str, Any]:
     import torch
 
     found = torch.load(io.BytesIO(data), weights_only=True) if data else {}
-    return {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+    return {
+        name: each
+        for name, each in found.items()
+        if isinstance(each, torch.Tensor) and is_dense(each)
+        # A view with strides of 0 may be of any size.
+        if each.numel() * each.element_size() <= each.untyped_storage().nbytes()
+    }
 
 
 def known_nodes(

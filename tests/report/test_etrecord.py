@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -160,6 +161,44 @@ def test_what_is_no_etrecord(tmp_path: Path) -> None:
         read_etrecord(path, "forward")
     with pytest.raises(OSError):
         read_etrecord(tmp_path / "none", "forward")
+
+
+def _record(**tensors: Any) -> dict[str, bytes]:
+    """The members of a small record, whose parameter is "w"."""
+    spec = {"parameter": {"arg": {"name": "p"}, "parameter_name": "w"}}
+    graph = {"graph": {"nodes": []}, "signature": {"input_specs": [spec]}}
+    contents = {"debug_handle_map": b"{}"}
+    contents["edge_dialect_exported_program"] = json.dumps({"graph_module": graph}).encode()
+    for kind, saved in (("constants", {}), ("state_dict", tensors)):
+        data = io.BytesIO()
+        torch.save(saved, data)
+        contents[f"edge_dialect_exported_program_{kind}"] = data.getvalue()
+    return contents
+
+
+def test_pickles_in_each_member_of_a_small_record(tmp_path: Path) -> None:
+    mark, path = str(tmp_path / "ran"), tmp_path / "model.etrecord"
+    contents = _record(w=torch.randn(4))
+    path.write_bytes(packed(contents))
+    assert len(read_etrecord(path, "forward").parameters) == 1
+    for name, payload in itertools.product(contents, pickles(mark)):
+        path.write_bytes(packed({**contents, name: payload}))
+        with pytest.raises(purevk.FileFormatError):
+            read_etrecord(path, "forward")
+        assert not Path(mark).exists()
+
+
+def test_tensors_that_would_be_copied_into_more_memory(tmp_path: Path) -> None:
+    """A record of 2 KB with a tensor of 64 GB is read without it, as are sparse and nested ones."""
+    path = tmp_path / "model.etrecord"
+    sparse = torch.ones(4).to_sparse()
+    for tensor in (
+        torch.ones(1).expand(1 << 34),
+        sparse,
+        torch.nested.as_nested_tensor([sparse.to_dense()]),
+    ):
+        path.write_bytes(packed(_record(w=tensor)))
+        assert read_etrecord(path, "forward").parameters == {}
 
 
 def test_a_node_is_known_better_than_its_delegate() -> None:
