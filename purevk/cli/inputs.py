@@ -17,7 +17,7 @@ from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.program.arguments import describe_inputs
-from purevk.program.state import array_errors
+from purevk.program.state import array_errors, check_packing
 from purevk.whole_file import open_regular
 
 _INT_TOP = (
@@ -78,6 +78,7 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return [loaded]
+            check_packing(loaded.zip.infolist())
             names = [name for name in loaded.files if fnmatch.fnmatchcase(name, pattern)]
             if not names:
                 raise InputError(

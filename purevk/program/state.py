@@ -15,6 +15,8 @@ from purevk.ir import Value
 from purevk.whole_file import open_regular, replace_file
 
 if TYPE_CHECKING:
+    from zipfile import ZipInfo
+
     from purevk.program.program import Program
 
 
@@ -35,6 +37,14 @@ def array_errors() -> tuple[type[Exception], ...]:
         *(NotImplementedError, RuntimeError, MemoryError, TypeError, SyntaxError),
         tokenize.TokenError,
     )
+
+
+def check_packing(members: Sequence[ZipInfo]) -> None:
+    """Raises ValueError for members of an .npz file that are packed in another way than by numpy."""
+    import zipfile
+
+    if any(each.compress_type not in (0, zipfile.ZIP_DEFLATED) for each in members):
+        raise ValueError("it is packed in a way that numpy does not write")
 
 
 class StateOwner(Protocol):
@@ -204,8 +214,7 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                 stream.seek(0)
                 with zipfile.ZipFile(stream) as file:
                     members = file.infolist()
-                if any(each.compress_type not in (0, zipfile.ZIP_DEFLATED) for each in members):
-                    raise ValueError("it is packed in a way that numpy does not write")
+                check_packing(members)
                 self._check_members(
                     path, {each.filename.removesuffix(".npy"): each.file_size for each in members}
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import time
@@ -24,7 +25,7 @@ pytestmark = [
 
 
 def _etrecord(path: Path) -> None:
-    pytest.importorskip("executorch.devtools")
+    pytest.importorskip("torch")
     from purevk.report.etrecord import read_etrecord
 
     read_etrecord(path, "forward")
@@ -83,3 +84,29 @@ def test_arrays_that_grow_when_they_are_unpacked(tmp_path: Path) -> None:
     with pytest.raises(PurevkError, match="not of this program") as caught:
         States(total=("float32", (3,))).load(path)
     assert "bytes there" in caught.value.why
+
+
+@pytest.mark.parametrize("reader", ["state", "input.npy"])
+@pytest.mark.parametrize("method", ["encrypted", 0, 8, 9, 12, 14, 99])
+def test_archives_that_are_packed_in_an_unknown_way(
+    reader: str, method: int | str, tmp_path: Path
+) -> None:
+    """Members with a password, and those that a method has packed and that are damaged."""
+    import zipfile
+
+    path, array = tmp_path / "file.npz", io.BytesIO()
+    np.save(array, np.zeros(9, np.uint8))
+    packing = int(method) if method in (8, 12, 14) else 0
+    with zipfile.ZipFile(path, "w", packing) as file:
+        file.writestr("total.npy", array.getvalue())
+    data = bytearray(path.read_bytes())
+    if method == "encrypted" or method in (9, 99):
+        for start, magic in ((6, b"PK\3\4"), (8, b"PK\1\2")):
+            at = data.index(magic) + start
+            data[at] |= method == "encrypted"
+            data[at + 2] = packing if method == "encrypted" else int(method)
+    for at in range(60, 75):
+        data[at] ^= 0x55
+    path.write_bytes(data)
+    with pytest.raises(PurevkError, match="damaged|read"):
+        READERS[reader](path)
