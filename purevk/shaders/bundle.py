@@ -136,7 +136,7 @@ class Bundle:
 
 def _read(path: str, sha256: str | None, trust: bool) -> bytes:
     """The bytes of a bundle that the caller trusts."""
-    if sha256 is None and not trust:
+    if sha256 is None and trust is not True:  # "false" of a manifest is no consent
         raise InputError(
             "a bundle is code, and this one must be named by its SHA-256",
             where=path,

@@ -189,6 +189,13 @@ def test_what_is_no_digest(tmp_path: Path, digest: object) -> None:
         Cache(None).import_bundle(tmp_path / "b", sha256=digest, trust=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("trust", [False, None, 0, 1, "", "no", "false", []])
+def test_what_is_no_trust(tmp_path: Path, trust: object) -> None:
+    full_cache(None).export_bundle(tmp_path / "b", [key_of(1)])
+    with pytest.raises(InputError, match="by its SHA-256"):
+        Cache(None).import_bundle(tmp_path / "b", trust=trust)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["kernels.zip", "a b", "back\\slash", "line\nbreak"])
 def test_the_digest_beside_a_bundle(tmp_path: Path, name: str) -> None:
     """sha256sum reads it."""
