@@ -297,13 +297,14 @@ class Lowering:
         interface.kernel(text).check(
             params, constants, specialize, {name: mode for name, (_, mode) in buffers.items()}
         )
+        double = any("double" in each for each in text.values())
         values = {
             **params,
             **constants,
             "workgroups": grid[0] * grid[1],
             "subgroup_size": subgroup_size or self.traits.subgroup_size,
             "functions": sum(
-                loops_of_functions(each, text.get("ACC") in ("float", "double"))
+                loops_of_functions(each, text.get("ACC") in ("float", "double"), double)
                 for each in text.values()
                 if "(" in each
             ),

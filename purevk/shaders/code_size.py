@@ -30,14 +30,15 @@ def code_size(text: str, double: bool = False) -> int:
 
 
 @lru_cache(maxsize=4096)
-def loops_of_functions(text: str, floats: bool = False) -> int:
+def loops_of_functions(text: str, floats: bool = False, double: bool = True) -> int:
     """Iterations of loops in purevk's functions that a text calls, each call once, as the functions
     declare them by FUNCTION_LOOPS.
 
     Args:
         floats: the text calls no functions of integers.
+        double: it may call functions for double precision.
     """
-    return _sizes(True).loops(text, floats)
+    return _sizes(double).loops(text, floats)
 
 
 @lru_cache(maxsize=2)

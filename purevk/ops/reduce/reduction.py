@@ -310,8 +310,9 @@ _PARTIAL_TYPES = {
 def _each(macros: Mapping[str, str | int], elements: int = 1) -> int:
     """Iterations that so many elements take, read at once, with those of the functions that are
     applied to them."""
-    floats = macros.get("ACC") in ("float", "double")
-    return 1 + elements * loops_of_functions(str(macros.get("LOAD(v)", "")), floats)
+    acc, load = macros.get("ACC"), str(macros.get("LOAD(v)", ""))
+    floats, double = acc in ("float", "double"), acc != "float" or "double" in load
+    return 1 + elements * loops_of_functions(load, floats, double)
 
 
 def _longest(traits: DeviceTraits, macros: Mapping[str, str | int]) -> int:
