@@ -36,6 +36,7 @@ def _compile_only(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 @pytest.mark.parametrize(
     ("family", "model"),
     [("gfx1100", str(DATA / "linear_relu_half.pte")), ("vega10", "transformer")],
+    ids=["gfx1100", "vega10"],
 )
 def test_kernels_compile_on_the_null_device_of_radv(
     tmp_path: Path, family: str, model: str
