@@ -150,7 +150,7 @@ DISABLE = Knob(
     "PUREVK_DISABLE",
     _names,
     (),
-    "Optional device features not to use, separated by commas. `purevk info` prints their names.",
+    "Optional device features not to use, separated by commas. `purevk info --all` lists them.",
 )
 TEXELS = Knob(
     "PUREVK_TEXELS",

@@ -3,8 +3,8 @@ on.
 
 A row's `fields` are members of a feature struct, which is queried through
 `vkGetPhysicalDeviceFeatures2` and set when the device is made. Rows without fields are read from
-properties by their `test`. The names are those that `purevk info` prints and that PUREVK_DISABLE
-takes.
+properties by their `test`. `purevk info --all` prints the names, and PUREVK_DISABLE
+takes them.
 """
 
 from __future__ import annotations

@@ -86,67 +86,60 @@ def _features(device: api.PhysicalDevice) -> list[dict[str, Any]]:
 
 # -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
-    found = data["versions"]
-    out.heading("versions")
-    out.pairs(
-        [
-            (name, version if version is not None else "not installed")
-            for name, version in found.items()
-        ]
-    )
-    _show_devices(data, out)
-    compiler_data, cache = data["compiler"], data["cache"]
-    out.heading("shader compiler")
-    if compiler_data["error"] is None:
-        out.pairs([("version", compiler_data["version"]), ("from", compiler_data["origin"])])
-    else:
-        out.line(
-            f"  {compiler_data['error']['what']}; `purevk doctor` says how to get one", "yellow"
-        )
-    out.heading("cache")
-    out.pairs(
-        [
-            ("folder", cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"),
-            (
-                "entries",
-                f"{cache['entries']}, {size(cache['bytes'])} of at most {size(cache['max_bytes'])}",
-            ),
-        ]
-    )
-
-
-def _show_devices(data: dict[str, Any], out: Output) -> None:
+    """Prints some 15 lines for a machine with one device, or everything with `--all`."""
+    packages = {name: version for name, version in data["versions"].items() if version is not None}
+    out.pairs([("versions", ", ".join(f"{name} {version}" for name, version in packages.items()))])
     if data["device_error"] is not None:
-        out.heading("devices")
         error = data["device_error"]
         out.line(f"  {error['what']}", "bold red")
         out.pairs([("why", error["why"] or None), ("next", error["next"] or None)], 4)
     for device in data["devices"]:
-        picked = "  <- picked" if device["index"] == data["picked"] else ""
-        out.heading(f"device {device['index']}: {device['name']}{picked}")
-        heaps = ", ".join(
-            f"{size(heap['bytes'])} {'of the device' if heap['device_local'] else 'of the host'}"
-            for heap in device["heaps"]
-        )
-        out.pairs(
-            [
-                (
-                    "kind",
-                    device["kind"] + (", shares the host's memory" if device["unified"] else ""),
-                ),
-                ("driver", device["driver"]),
-                ("Vulkan", device["api_version"]),
-                ("memory", heaps),
-                ("cores", device["cores"] or None),
-                ("subgroups of", device["subgroup_size"]),
-                ("largest buffer", size(device["max_storage_buffer_range"])),
-                (
-                    "shared memory",
-                    f"{size(device['max_shared_memory'])}, workgroups of up to {device['max_workgroup_invocations']}",
-                ),
-                ("profile", device["profile"]["name"]),
-            ]
-        )
+        _show_device(device, data, out)
+    compiler_data, cache = data["compiler"], data["cache"]
+    folder = cache["folder"] or "none, in memory only (PUREVK_CACHE=0)"
+    used = f"{size(cache['bytes'])} of at most {size(cache['max_bytes'])}"
+    error = compiler_data["error"]
+    out.heading("compiler and cache")
+    out.pairs(
+        [
+            ("compiler", compiler_data["version"] if error is None else error["what"]),
+            ("from", compiler_data["origin"] if error is None else None),
+            ("next", None if error is None else "`purevk doctor` says how to get one"),
+            ("cache", f"{folder}: {cache['entries']} entries, {used}"),
+        ]
+    )
+    if data["all"]:
+        _show_details(data, out)
+    else:
+        out.line("purevk info --all also shows all features and the device's profile", "dim")
+
+
+def _show_device(device: dict[str, Any], data: dict[str, Any], out: Output) -> None:
+    picked = device["index"] == data["picked"]
+    out.heading(f"device {device['index']}: {device['name']}{'  <- picked' * picked}")
+    heaps = ", ".join(
+        f"{size(heap['bytes'])} {'of the device' if heap['device_local'] else 'of the host'}"
+        for heap in device["heaps"]
+    )
+    subgroups = f"subgroups of {device['subgroup_size']}"
+    shared = f"{size(device['max_shared_memory'])} of shared memory"
+    workgroups = f"workgroups of up to {device['max_workgroup_invocations']}"
+    off = [row["name"] for row in data["features"] if not row["on"]]
+    out.pairs(
+        [
+            ("kind", device["kind"] + ", shares the host's memory" * device["unified"]),
+            ("driver", f"{device['driver']}, Vulkan {device['api_version']}"),
+            ("memory", f"{heaps}; bindings of up to {size(device['max_storage_buffer_range'])}"),
+            ("cores", device["cores"] or None),
+            ("invocations", f"{subgroups}, {shared}, {workgroups}"),
+            ("profile", device["profile"]["name"]),
+            ("features off", ", ".join(off) if picked and off else None),
+        ]
+    )
+
+
+def _show_details(data: dict[str, Any], out: Output) -> None:
+    """The features, matrix shapes and profile of the device that a program would use."""
     if data["features"]:
         out.table(
             ["feature", ("state", "w"), "what it gives"],
@@ -159,13 +152,7 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
             [("m", "r"), ("n", "r"), ("k", "r"), "a", "b", "c", "result", "scope"],
             [
                 [
-                    s["m"],
-                    s["n"],
-                    s["k"],
-                    s["a"],
-                    s["b"],
-                    s["c"],
-                    s["result"],
+                    *(s[name] for name in ("m", "n", "k", "a", "b", "c", "result")),
                     s["scope"] + ", multiples" * s["flexible"],
                 ]
                 for s in data["matrix_shapes"]
@@ -175,18 +162,11 @@ def _show_devices(data: dict[str, Any], out: Output) -> None:
     for device in data["devices"]:
         if device["index"] == data["picked"]:
             profile = device["profile"]
-            rows = [
-                [name, value]
-                for name, value in _flat(profile)
-                if name != "name" and (data["all"] or isinstance(profile.get(name), bool))
-            ]
             out.table(
                 ["name", ("value", "r")],
-                rows,
+                [[name, value] for name, value in _flat(profile) if name != "name"],
                 title=f"profile of device {device['index']}: {profile['name']}",
             )
-            if not data["all"]:
-                out.line("  purevk info --all also shows its numbers and cost models", "dim")
 
 
 def _plain(value: Any) -> Any:

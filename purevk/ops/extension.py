@@ -225,8 +225,8 @@ def register_kernel(
         specialize: names among `params` that become constants of the pipeline where they are known.
         dtypes: those of the tensors that the shader takes and gives; nodes with others run on the
             CPU. bfloat16 is passed as float32.
-        features: optional features of the device that it needs (names as `purevk info` prints
-            them).
+        features: optional features of the device that it needs (names as `purevk info --all`
+            prints them).
         names: other names of the same operator.
         replace: replace the definition of that name.
 
