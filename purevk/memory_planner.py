@@ -46,7 +46,8 @@ class MemoryPlan:
         return sum(self.arenas)
 
 
-def _aligned(nbytes: int, alignment: int) -> int:
+def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """The bytes that a tensor takes: at least one unit of the alignment."""
     return -(-max(nbytes, 1) // alignment) * alignment
 
 
@@ -65,7 +66,7 @@ def plan(
         max_arena: bytes of the largest arena, None for no limit. A block larger than it gets an
             arena of its own.
     """
-    sizes = {block.key: _aligned(block.nbytes, alignment) for block in blocks}
+    sizes = {block.key: aligned(block.nbytes, alignment) for block in blocks}
     order = sorted(blocks, key=lambda block: (-sizes[block.key], block.first, str(block.key)))
     steps = max((block.last for block in blocks), default=0) + 1
     arenas: list[_Arena] = []

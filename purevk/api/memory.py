@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import enum
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,14 @@ _FOREIGN_FLAGS = ~0x1F  # protected, device-coherent and other types that need t
 def align_up(value: int, alignment: int) -> int:
     """The next multiple of `alignment` that is not below `value`."""
     return -(-value // alignment) * alignment
+
+
+def _host_memory() -> int:
+    """Bytes of three quarters of the memory of the host; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 class FreeList:
@@ -371,7 +380,10 @@ class Allocator:
     def _new_block(self, index: int, size: int, dedicated: bool, external: bool) -> Block | None:
         state, functions = self.state, self._functions
         kind = self._physical.memory_types[index]
-        if state.reserved[kind.heap] + size > self._physical.heaps[kind.heap].size:
+        heap = self._physical.heaps[kind.heap].size
+        # A software device may say less of its heap than it takes: 2 GiB, in Mesa 22.3.
+        room = max(heap, _host_memory()) if self._physical.kind == "cpu" else heap
+        if size > heap or state.reserved[kind.heap] + size > room:
             return None
         flags, chain = None, vk.NULL
         if "buffer_device_address" in self._features:

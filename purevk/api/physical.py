@@ -86,11 +86,9 @@ class Limits:
     max_workgroup_subgroups: int
 
     @property
-    def max_buffer_memory(self) -> int:
-        """The most bytes of a buffer in one allocation."""
-        if self.max_allocation and self.max_buffer_size:
-            return min(self.max_allocation, self.max_buffer_size)
-        return self.max_allocation or self.max_buffer_size
+    def max_buffer_memory(self) -> int | None:
+        """The most bytes of a buffer in one allocation; None: the driver does not say."""
+        return min(filter(None, (self.max_allocation, self.max_buffer_size)), default=None)
 
 
 @dataclass(frozen=True)

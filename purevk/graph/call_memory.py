@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from purevk.errors import UnsupportedOperatorError
 from purevk.graph.memory import BufferRange, DeviceStore
 from purevk.ir import Value
 from purevk.lower.lowering import NOTE_WORDS, Binding, BufferWindow, Dispatch
-from purevk.memory_planner import ALIGNMENT, Block, MemoryPlan, plan
+from purevk.memory_planner import Block, MemoryPlan, aligned, plan
 
 # Bytes of a result from which on it is copied into the host's memory rather than written there.
 _COPIED = 64 << 10
@@ -175,23 +176,28 @@ class CallMemory:
     def _together(
         self, values: Sequence[Value], kind: api.MemoryKind, label: str
     ) -> dict[Value, BufferRange]:
-        """Buffer ranges of values, in one buffer of a kind."""
-        offsets, total = [], 0
+        """Buffer ranges of values, in as few buffers of a kind as the device allows."""
+        limit = self._device.limits.max_buffer_memory
+        groups: list[list[Value]] = []
+        total = 0
         for value in values:
-            offsets.append(total)
-            total += -(-max(self._sizes[value], 4) // ALIGNMENT) * ALIGNMENT
-        if not values:
-            return {}
+            size = aligned(self._sizes[value])
+            if not groups or (limit is not None and total + size > limit):
+                groups.append([])
+                total = 0
+            groups[-1].append(value)
+            total += size
         if self._external:
             kind = api.MemoryKind.EXTERNAL
-        buffer = self.buffer(total, kind, label)
-        if self._external:
-            self.external_buffers.append(buffer)
-        ends = [*offsets[1:], total]
-        return {
-            value: BufferRange(buffer, start, end - start)
-            for value, start, end in zip(values, offsets, ends)
-        }
+        spans: dict[Value, BufferRange] = {}
+        for group in groups:
+            sizes = [aligned(self._sizes[value]) for value in group]
+            buffer = self.buffer(sum(sizes), kind, label)
+            if self._external:
+                self.external_buffers.append(buffer)
+            for value, start, size in zip(group, accumulate(sizes, initial=0), sizes):
+                spans[value] = BufferRange(buffer, start, size)
+        return spans
 
     def _place_notes(self) -> None:
         """Each note has a part of its own, so that the dispatches that may write them need no

@@ -13,7 +13,7 @@ from typing import Protocol
 from purevk import api
 from purevk.graph.shared import Contents
 from purevk.mapped import read_into
-from purevk.memory_planner import ALIGNMENT
+from purevk.memory_planner import aligned
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
 _PART = 4 << 20  # bytes that are worth a thread of their own
@@ -155,14 +155,15 @@ class DeviceStore:
         """Reserves memory for (key, bytes) pairs that have none yet."""
         group: list[tuple[object, int]] = []
         total = 0
+        most = min(_CHUNK, self.device.limits.max_buffer_memory or _CHUNK)
         for key, nbytes in items:
             if key in self.ranges:
                 continue
-            if group and total + _aligned(nbytes) > _CHUNK:
+            if group and total + aligned(nbytes) > most:
                 self.reserve_in_turn([group])
                 group, total = [], 0
             group.append((key, nbytes))
-            total += _aligned(nbytes)
+            total += aligned(nbytes)
         self.reserve_in_turn([group])
 
     def reserve_in_turn(self, groups: Iterable[Sequence[tuple[object, int]]]) -> None:
@@ -171,15 +172,15 @@ class DeviceStore:
         groups = [group for group in groups if group]
         if not groups:
             return
-        total = max(sum(_aligned(nbytes) for _, nbytes in group) for group in groups)
+        total = max(sum(aligned(nbytes) for _, nbytes in group) for group in groups)
         usage = api.Usage.DEFAULT | api.Usage.TEXEL
         buffer = api.Buffer(self.device, total, api.MemoryKind.DEVICE, usage, label=self.label)
         self._buffers.append(buffer)
         for group in groups:
             offset = 0
             for key, nbytes in group:
-                self.ranges[key] = BufferRange(buffer, offset, _aligned(nbytes))
-                offset += _aligned(nbytes)
+                self.ranges[key] = BufferRange(buffer, offset, aligned(nbytes))
+                offset += aligned(nbytes)
 
     def upload(
         self,
@@ -282,10 +283,6 @@ class DeviceStore:
             buffer.destroy()
         self._buffers.clear()
         self.ranges.clear()
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 4) // ALIGNMENT) * ALIGNMENT
 
 
 def _commands(device: api.Device, stack: contextlib.ExitStack, label: str) -> api.CommandBuffer:
