@@ -1,6 +1,6 @@
 """Fourier transforms beside cuFFT on a GPU: `python bench/fourier.py --out FILE.json`.
 
-For each case of the family "fourier" of `purevk bench --ops`: the time of purevk's dispatches on the
+For each case of the family "fourier" of `bench/operators.py`: the time of purevk's dispatches on the
 device, the time of torch.fft under CUDA (events around many calls), and the rate of each as a share
 of the rate of a copy, with arguments and results moved once. The result of purevk is compared with
 torch's in float64.
@@ -25,7 +25,7 @@ from bench.timing import cuda_seconds
 
 def inputs_of(case: Any) -> list[numpy.ndarray]:
     """The tensors of a case, with numbers of a normal distribution."""
-    from purevk.cli.operators.cases import Tensor
+    from bench.operator_cases import Tensor
 
     random, found = numpy.random.default_rng(0), []
     for tensor in (arg for arg in case.args if isinstance(arg, Tensor)):
@@ -50,7 +50,7 @@ def error_of(made: Any, case: Any, given: numpy.ndarray) -> float:
 
 def time_purevk(context: Any, case: Any, given: list[numpy.ndarray]) -> tuple[float, int, float]:
     """Seconds on the device, dispatches, and the error."""
-    from purevk.cli.operators.timing import build
+    from bench.operators import build
     from purevk.program import Program
     from purevk.report.timings import time_dispatches
 
@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the form of the cases, such as 1024")
     parser.add_argument("--out", help="file for the figures, as JSON")
     args = parser.parse_args()
-    from purevk.cli.operators.cases import operator_cases
-    from purevk.cli.operators.timing import build
+    from bench.operator_cases import operator_cases
+    from bench.operators import build
     from purevk.graph.context import default_context
     from purevk.graph.limits import device_limits, warm_up
 

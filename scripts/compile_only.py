@@ -11,7 +11,7 @@ family, which has no memory. Models are lowered for the features and limits of t
 allocated on it and nothing runs.
 
 A model is a name of tests/models/gallery, a .pte or .pvk file, or "operators": the single operators
-of `purevk bench --ops`. Without models, a set that uses most templates. The exit code is 1 if a
+of `bench/operators.py`. Without models, a set that uses most templates. The exit code is 1 if a
 model could not be lowered or a kernel could not be compiled.
 """
 
@@ -30,10 +30,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.operator_cases import Case, operator_cases  # noqa: E402
+from bench.operators import build  # noqa: E402
 from purevk import api, knobs  # noqa: E402
 from purevk.cache import default_cache  # noqa: E402
-from purevk.cli.operators.cases import Case, operator_cases  # noqa: E402
-from purevk.cli.operators.timing import build  # noqa: E402
 from purevk.errors import PurevkError  # noqa: E402
 from purevk.frontends.files import open_file  # noqa: E402
 from purevk.graph.context import traits_of  # noqa: E402

@@ -17,7 +17,6 @@ from purevk import knobs
 from purevk.cli.command import pick_method
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.operators import timing
 from purevk.cli.output import Output, count, duration
 from purevk.cli.profile import measure, show_profile
 from purevk.cli.stopwatch import Stopwatch
@@ -37,8 +36,6 @@ _DRIVER_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    if args.ops is not None:
-        return timing.collect(args)
     with Steps() as steps:
         return _bench_model(args, steps)
 
@@ -195,9 +192,6 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 # -- for people ----------------------------------------------------------------------------------
 def show(data: dict[str, Any], out: Output) -> None:
-    if "rows" in data:
-        timing.show(data, out)
-        return
     out.pairs(
         [
             ("device", device_line(data["device"])),

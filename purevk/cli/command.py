@@ -62,10 +62,9 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
         )
 
 
-def add_model(parser: argparse.ArgumentParser, method: bool = True, optional: bool = False) -> None:
+def add_model(parser: argparse.ArgumentParser, method: bool = True) -> None:
     """Adds the file, its data files and the method."""
-    nargs = "?" if optional else None
-    parser.add_argument("model", metavar="MODEL", nargs=nargs, help="a .pte, .pvk or .pt2 file")
+    parser.add_argument("model", metavar="MODEL", help="a .pte, .pvk or .pt2 file")
     add_data(parser)
     if method:
         parser.add_argument(
@@ -130,14 +129,6 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
     return int(text)
-
-
-def positive_number(text: str) -> float:
-    """Reads a number above 0."""
-    number = _number(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 def natural_number(text: str) -> float:

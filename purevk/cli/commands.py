@@ -14,7 +14,6 @@ from purevk.cli.command import (
     byte_size,
     natural_number,
     positive,
-    positive_number,
 )
 
 
@@ -67,24 +66,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, optional=True)
-    group = parser.add_argument_group("operators instead of a model")
-    group.add_argument(
-        "--ops",
-        nargs="?",
-        const="*",
-        metavar="PATTERN",
-        help="time single operators at a small and a large size: all of them, or those whose name or"
-        " family matches, such as 'softmax' or 'quantized'",
-    )
-    group.add_argument(
-        "--mib",
-        type=positive_number,
-        action="append",
-        metavar="N",
-        help="size of the operators' tensors in MiB; may be repeated (default: 1/16 and 64; on a CPU"
-        " 1/16 and 16)",
-    )
+    add_model(parser)
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
     group.add_argument(
@@ -325,13 +307,6 @@ def _check_warmup(args: argparse.Namespace) -> str:
     return ""
 
 
-def _check_bench(args: argparse.Namespace) -> str:
-    """What is wrong with the subject of `bench`."""
-    if (args.ops is None) == (args.model is None):
-        return "name a MODEL, or --ops [PATTERN]"
-    return ""
-
-
 COMMANDS = (
     Command(
         "info",
@@ -357,13 +332,12 @@ COMMANDS = (
     ),
     Command(
         "bench",
-        "measures loading and calls, and profiles operators",
+        "measures loading and calls, and profiles a call",
         _add_bench,
         description="Measures loading in two new processes, with an empty and with a filled cache. Then times calls\n"
         "in this process, one by one.",
         epilog="examples:\n  purevk bench model.pte\n  purevk bench model.pte --runs 100 --no-load --profile\n"
-        "  purevk bench encoder.pvk --size s0=17 --profile --by dispatch\n  purevk bench --ops softmax",
-        check=_check_bench,
+        "  purevk bench encoder.pvk --size s0=17 --profile --by dispatch",
     ),
     Command(
         "profile",

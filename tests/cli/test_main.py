@@ -38,7 +38,6 @@ def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         ["run", "x.pte", "--size", "4"],
         ["run", "x.pte", "--seed", "-1"],
         ["bench", "x.pte", "--seconds", "-1"],
-        ["bench", "--ops", "--mib", "0"],
         ["bench"],
         ["info", "--wrong"],
         ["inspect", "x.pte", "--device", "0", "--no-device"],

@@ -1,25 +1,40 @@
-"""`purevk bench --ops`: times single operators and compares them with the device's limits."""
+"""Times single operators on a device, beside the limits of the device.
+
+    python bench/operators.py [PATTERN] [--mib N ...] [--remeasure] [--device NAME] [--json]
+
+Contents are random. PATTERN selects operators by name or family, such as `softmax` or `quantized`.
+Without it, all operators are timed, which takes a few minutes. Sizes of the main tensors are 1/16 and
+64 MiB, on a CPU 1/16 and 16 MiB, or those of --mib.
+
+*of limit* is the shortest time that the device's limits allow, with each argument and result moved
+once, divided by the time taken.
+"""
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.operator_cases import Case, Tensor, operator_cases
 from purevk import progress
 from purevk.cli.machine import device_data, device_line, open_context
-from purevk.cli.operators.cases import Case, Tensor, operator_cases
 from purevk.cli.output import Output, count, duration
 from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError
 from purevk.frontends.importer import Importer
 from purevk.graph.limits import DeviceLimits, device_limits, warm_up
 from purevk.ir import Graph, TensorType, Value, values_in
+from purevk.plain_text import json_text
 from purevk.program import Program
 from purevk.report.timings import time_dispatches
 
@@ -31,7 +46,7 @@ _WARM_UP_SECONDS, _SETTLE_SECONDS, _LONG_SECONDS = 2.0, 0.15, 0.3
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """Times the operators whose names fit `args.ops`.
+    """Times the operators whose names fit `args.pattern`.
 
     Returns:
         "device", "limits", and "rows": for each operator and size "family", "operator", "form",
@@ -46,10 +61,10 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         if context.device.kind != "cpu":
             warm_up(context, _WARM_UP_SECONDS)
         for mib in sizes:
-            chosen = [case for case in operator_cases(int(mib * _MIB)) if _fits(case, args.ops)]
+            chosen = [case for case in operator_cases(int(mib * _MIB)) if _fits(case, args.pattern)]
             if not chosen:
                 raise InputError(
-                    f"no operator fits {args.ops!r}", next="`purevk ops` lists the operators"
+                    f"no operator fits {args.pattern!r}", next="`purevk ops` lists the operators"
                 )
             rows += [
                 {"mib": mib, **_time(context, limits, case)} for case in _reported(chosen, mib)
@@ -222,3 +237,35 @@ def _cells(row: dict[str, Any] | None) -> list[str | None]:
         None if row["limit_share"] is None else f"{100 * row['limit_share']:.0f}% {row['bound'][0]}"
     )
     return [duration(row["seconds"]), *rates, share]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="of names")
+    parser.add_argument(
+        "--mib", type=float, nargs="+", metavar="N", help="sizes of the main tensors in MiB"
+    )
+    parser.add_argument(
+        "--remeasure", action="store_true", help="measure the limits of the device again"
+    )
+    parser.add_argument("--device", metavar="NAME", help="index, name or part of one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    if any(mib <= 0 for mib in args.mib or ()):
+        parser.error("--mib takes sizes above 0")
+    try:
+        data = collect(args)
+    except PurevkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if args.json:
+        print(json_text(data, 2))
+    else:
+        show(data, Output())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

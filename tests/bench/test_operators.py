@@ -1,11 +1,14 @@
-"""`purevk bench --ops`: every case is an operator that runs, and the arithmetic of its figures."""
+"""`bench/operators.py`: every case is an operator that runs, and the arithmetic of its figures."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from purevk.cli.operators.cases import Case, Tensor, f32, operator_cases
-from purevk.cli.operators.timing import build
+from bench import operators
+from bench.operator_cases import Case, Tensor, f32, operator_cases
+from bench.operators import build
 from purevk.dtypes import DType
 from purevk.graph.context import typical_traits
 from purevk.graph.limits import DeviceLimits
@@ -54,10 +57,11 @@ def test_bytes_count_once() -> None:
 
 
 @pytest.mark.device
-def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = DeviceLimits(bytes_per_second=1e10, flops_per_second=1e10)
-    monkeypatch.setattr("purevk.cli.operators.timing.device_limits", lambda context, again: known)
-    rows = cli("bench", "--ops", "aten.mm.*", "--mib", "0.015625", "--json").json["rows"]
+def test_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    limits = DeviceLimits(bytes_per_second=1e10, flops_per_second=1e10)
+    monkeypatch.setattr("bench.operators.device_limits", lambda context, again: limits)
+    assert operators.main(["aten.mm.*", "--mib", "0.015625", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["form"] for row in rows] == ["", "half"]
     n = 64
     assert (
@@ -66,11 +70,14 @@ def test_figures(cli, monkeypatch: pytest.MonkeyPatch) -> None:
         and rows[0]["bound"] == "arithmetic"
     )
     assert rows[0]["limit_share"] == pytest.approx(2 * n**3 / 1e10 / rows[0]["seconds"])
-    shown = cli("bench", "--ops", "mm.default", "--mib", "0.015625").out
+    assert operators.main(["mm.default", "--mib", "0.015625"]) == 0
+    shown = capsys.readouterr().out
     assert "matmul" in shown and "16 KiB: time" in shown
 
 
 @pytest.mark.device
-def test_a_model_or_operators(cli) -> None:
-    assert "name a MODEL, or --ops" in cli("bench").err
-    assert "no operator fits" in cli("bench", "--ops", "nothing_of_the_kind").err
+def test_wrong_arguments(capsys: pytest.CaptureFixture) -> None:
+    assert operators.main(["nothing_of_the_kind"]) == 1
+    assert "no operator fits" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        operators.main(["--mib", "0"])

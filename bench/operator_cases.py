@@ -1,4 +1,4 @@
-"""The operators that `purevk bench --ops` times, with arguments. The main tensor of each case has a
+"""The operators that `bench/operators.py` times, with arguments. The main tensor of each case has a
 given number of bytes."""
 
 from __future__ import annotations

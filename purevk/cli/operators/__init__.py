@@ -1,1 +1,0 @@
-"""Timing of single operators for `purevk bench --ops`."""
