@@ -49,9 +49,11 @@ def random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
     ]
     values = [recorder.input(x) for x in inputs]
     values.append(recorder.constant(tensor(3, 1, seed=seed)))
-    types = [torch.float32, torch.float16, torch.int32, torch.int64, torch.bool]
+    types = [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool]
     for _ in range(rng.randint(5, 25)):
-        x = rng.choice(values)
+        x = (
+            values[-1] if rng.random() < 0.4 else rng.choice(values)
+        )  # chains, and values read twice
         rank, sizes = x.type.rank, x.type.dims
         kind = rng.randrange(12)
         before = len(recorder.importer.nodes)

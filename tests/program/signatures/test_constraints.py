@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,27 @@ def test_integers_that_are_sizes() -> None:
             torch.testing.assert_close(program(*rows(4), count), Zeros()(*rows(4), count))
         with pytest.raises(InputError):
             program(*rows(4), -1)
+
+
+def test_integers_of_calls_with_the_same_sizes() -> None:
+    """A lowering for the sizes of one call is for its integers too. It serves no other integers."""
+
+    class Both(torch.nn.Module):
+        def forward(self, x: Any, y: Any, n: int) -> Any:
+            return torch.cat([x, y])[y.shape[0] - x.shape[0]] + torch.zeros(n, 3) + n
+
+    def arguments(first: int, second: int, n: int) -> tuple[Any, ...]:
+        return torch.randn(first, 3), torch.randn(second, 3), n
+
+    rng = random.Random(3)
+    sizes = [(7, 4), *[(rng.choice((1, 2, 5, 8)), rng.choice((1, 3, 6))) for _ in range(4)]]
+    dims = ({0: Dim.AUTO}, {0: Dim.AUTO}, Dim.DYNAMIC)
+    torch.manual_seed(1)
+    with purevk.compile(Both(), arguments(*sizes[0], 5), dims) as program:
+        for first, second in sizes:
+            for n in rng.sample(range(1, 9), 3):
+                inputs = arguments(first, second, n)
+                torch.testing.assert_close(program(*inputs), Both()(*inputs))
 
 
 def test_a_number_of_more_than_32_bits_is_refused() -> None:
