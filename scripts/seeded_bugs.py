@@ -6,10 +6,15 @@
     .venv/bin/python scripts/seeded_bugs.py --map TIER     renew seeded_bugs.json
 
 A bug is a text in one file that is replaced by another. The script works on a copy of HEAD, so the
-checkout stays as it is. For each bug it first runs the tests that seeded_bugs.json lists for it:
-those that execute the changed statement, or ask for a kernel from the changed file. If they all
-pass, it runs the whole tier, up to the first failure. The exit status is 1 if more bugs survive
-than `--survivors` allows, and 2 if a bug no longer applies.
+checkout stays as it is. For each bug it runs up to the first failure:
+
+1. the tests that seeded_bugs.json lists for it: those that found it, that execute the changed
+   statement, or that ask for a kernel from the changed file;
+2. the tests of the tier that mirror the changed file;
+3. the whole tier.
+
+A test that finds a bug becomes the first in the list. The exit status is 1 if more bugs survive than
+`--survivors` allows, and 2 if a bug no longer applies.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import ast
 import collections
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -299,9 +305,15 @@ class Copy:
         library.mkdir(exist_ok=True)
         for path in (ROOT / "purevk" / "_lib").glob("libshaderc*"):
             (library / path.name).symlink_to(path.resolve())
+        kernels = Path(folder) / "kernels"
+        kept = Path(os.environ.get("PUREVK_CACHE_DIR") or ROOT / ".pytest_cache" / "purevk")
+        for name in ("spirv", "validated"):  # by the hash of what they are compiled from
+            if (kept / name).is_dir():
+                shutil.copytree(kept / name, kernels / name)
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(self.root),
+            "PUREVK_CACHE_DIR": str(kernels),
             "PUREVK_DEVICE": os.environ.get("PUREVK_DEVICE", "llvmpipe"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -315,39 +327,67 @@ class Copy:
     def restore(self) -> None:
         subprocess.run(["git", "checkout", "-q", "--", "purevk"], cwd=self.root, check=True)
 
-    def run(self, command: list[str]) -> tuple[bool, str]:
+    def run(self, command: list[str], limit: float | None = None) -> tuple[bool, str]:
         """Runs tests up to the first failure: whether one failed, and its line."""
-        done = subprocess.run(
-            command, cwd=self.root, env=self.environment, capture_output=True, text=True
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.root,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"no test failed in {limit:.0f} s; stopped"
         lines = done.stdout.splitlines()
         failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
         if done.returncode not in (0, 1, 2, 5):
             failed = failed or [f"exit status {done.returncode}: {done.stderr.strip()[-200:]}"]
         return bool(failed) or done.returncode in (1, 2), (failed or lines[-1:] or [""])[0][:160]
 
-    def run_tests(self, tests: list[str]) -> tuple[bool, str]:
-        return self.run([".venv/bin/python", "-m", "pytest", "-q", "-x", "--no-header", *tests])
+    def run_tests(self, *args: str, limit: float | None = None) -> tuple[bool, str]:
+        return self.run(
+            [".venv/bin/python", "-m", "pytest", "-q", "-x", "--no-header", *args], limit
+        )
 
-    def run_tier(self, tier: str) -> tuple[bool, str]:
-        return self.run(["scripts/test.sh", tier, "-x", "--no-header"])
+
+def mirrors(bug: Bug) -> list[str]:
+    """The tests of what a bug changes: files or folders, the nearest first."""
+    path = Path(bug.path)
+    if path.parts[0] == "glsl":
+        found = [f"tests/{folder}/{path.parts[1]}" for folder in ("glsl", "ops")]
+    else:
+        found = [f"tests/{path.parent / f'test_{path.stem}.py'}", f"tests/{path.parent}"]
+    return [each for each in found if (ROOT / each).exists() and each != "tests/."]
 
 
-def seed_each(tier: str, bugs: list[Bug], tests: dict[str, list[str]]) -> list[Bug]:
-    """Seeds bugs one at a time. Prints a line for each, and returns those that no test finds."""
+def seed_each(
+    tier: str, bugs: list[Bug], tests: dict[str, list[str]], limit: float | None
+) -> list[Bug]:
+    """Seeds bugs one at a time. Prints a line for each, and returns those that no test finds. Puts a
+    test that finds a bug first in the list of its tests."""
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(folder)
         for bug in bugs:
             start = time.monotonic()
             copy.seed(bug)
-            failed, line = False, ""
-            if tests.get(bug.name):
-                failed, line = copy.run_tests(tests[bug.name])
+            listed, chosen = (
+                tests.get(bug.name, []),
+                [] if tier == "nightly" else [f"--tier={tier}"],
+            )
+            failed, line = copy.run_tests(*chosen, *listed, limit=limit) if listed else (False, "")
+            for each in mirrors(bug):
+                if not failed:
+                    failed, line = copy.run_tests(*chosen, each, limit=limit)
             if not failed:
-                failed, line = copy.run_tier(tier)
+                failed, line = copy.run(["scripts/test.sh", tier, "-x", "--no-header"], limit)
             copy.restore()
             survivors += [] if failed else [bug]
+            name = line.removeprefix("FAILED ").partition(" - ")[0]
+            if failed and name.startswith("tests/") and listed[:1] != [name]:
+                tests[bug.name] = [name, *(each for each in listed if each != name)]
             verdict = "found" if failed else "SURVIVES"
             print(
                 f"{bug.name:34} {verdict:9} {time.monotonic() - start:6.0f} s  {line}", flush=True
@@ -444,6 +484,10 @@ def renew_map(tier: str) -> None:
     for bug in BUGS:
         reached = sorted((seconds, test) for name, test, seconds in rows if name == bug.name)
         tests[bug.name] = [test for _, test in reached[:TESTS_PER_BUG]]
+    write_map(tests)
+
+
+def write_map(tests: dict[str, list[str]]) -> None:
     MAP.write_text(json.dumps(tests, indent=1) + "\n", encoding="utf-8")
 
 
@@ -455,6 +499,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", action="store_true", help="only see whether the bugs apply")
     parser.add_argument("--map", action="store_true", help="renew the list of tests of each bug")
+    parser.add_argument("--limit", type=float, help="seconds after which to stop a run of tests")
     parser.add_argument("--survivors", type=int, default=0, help="how many bugs may survive")
     args = parser.parse_args()
     stale = problems()
@@ -473,7 +518,8 @@ def main() -> int:
         return 2
     chosen = [bug for bug in BUGS if not args.names or bug.name in args.names]
     tests = json.loads(MAP.read_text(encoding="utf-8")) if MAP.is_file() else {}
-    survivors = seed_each(args.tier, chosen, tests)
+    survivors = seed_each(args.tier, chosen, tests, args.limit)
+    write_map(tests)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} bugs found by the tier {args.tier}")
     return int(len(survivors) > args.survivors)
 
