@@ -40,7 +40,7 @@ from purevk.errors import (
     PurevkError,
     UnsupportedProgramError,
 )
-from purevk.fallback import to_torch
+from purevk.fallback import copied_to_torch
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
@@ -123,17 +123,19 @@ def _compile_or_warn(
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
-    if not fallback:
-        overlaps = Overlaps(module)
-        replace_written_views(module)
-        return _Strict(aot(module, example_inputs), overlaps)
     try:
         overlaps = Overlaps(module)
+        if overlaps.traced:
+            raise _shared_inputs()
         replace_written_views(module)
         compiled = aot(module, example_inputs)
+        if not fallback:
+            return _Strict(compiled, overlaps)
     except _RAISED:
         raise
     except Exception as error:
+        if not fallback:
+            raise
         _warn_about_eager(error)
         return module.forward
     return _WithFallback(module, compiled, overlaps)
@@ -167,9 +169,9 @@ def _fallback(options: Mapping[str, Any]) -> bool:
 
 def _shared_inputs() -> UnsupportedProgramError:
     return UnsupportedProgramError(
-        "inputs share memory in another way than those that the graph was compiled for",
+        "inputs share memory, and the graph writes into one of them",
         where="torch.compile",
-        why="the graph writes into one of them",
+        why="AOTAutograd traces such graphs wrongly, and guards few others",
         next="pass copies: x.clone()",
     )
 
@@ -181,7 +183,7 @@ class _Strict:
         self._compiled, self._overlaps = compiled, overlaps
 
     def __call__(self, *args: Any) -> Any:
-        if not self._overlaps.as_traced(args):
+        if self._overlaps.of_call(args):
             raise _shared_inputs()
         return self._compiled(*args)
 
@@ -205,7 +207,7 @@ class _WithFallback:
         compiled = self._compiled
         if compiled is None:
             return self._eager(*args)
-        if not self._overlaps.as_traced(args):
+        if self._overlaps.of_call(args):
             _warn_about_eager(_shared_inputs())
             return self._eager(*args)
         random_state = torch.get_rng_state()
@@ -416,12 +418,10 @@ class _CompiledGraph:
         outputs = list(made[: len(self.aot.strided)])
         for number, value in enumerate(outputs):
             if isinstance(value, np.ndarray):  # no input is a tensor
-                value = to_torch(value, method.graph.outputs[number].type.dtype)
-            if isinstance(value, torch.Tensor):
-                traced = self.aot.results[number]
-                value = value.to(traced.device) if isinstance(traced, torch.Tensor) else value
-                if not value.numel() or number in self.aot.unset:
-                    value = torch.empty_like(value)  # code after the graph may resize it (`out=`)
+                value = copied_to_torch(value, method.graph.outputs[number].type.dtype)
+            traced = self.aot.results[number]
+            if isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor):
+                value = value.to(traced.device)
             outputs[number] = value
         for number, kind in self.aot.numbers:
             outputs[number] = kind(outputs[number])

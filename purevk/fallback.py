@@ -429,6 +429,11 @@ def to_torch(array: np.ndarray, dtype: DType) -> Any:
     return tensor if dtype.has_numpy else tensor.view(dtype.to_torch())
 
 
+def copied_to_torch(array: np.ndarray, dtype: DType) -> Any:
+    """A torch tensor with the elements of an array, in memory that torch can resize."""
+    return to_torch(array, dtype).clone()
+
+
 def to_numpy(tensor: Any, dtype: DType | None = None) -> np.ndarray:
     """The elements of a torch tensor as a contiguous array, converted to `dtype` if given (bfloat16
     as uint16)."""

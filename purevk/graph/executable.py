@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from purevk import fallback, generators
+from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.compute_graph import ComputeGraph
@@ -31,6 +32,14 @@ Progress = Callable[[str, int, int], None]
 # Bytes of an input, such as a position, that are copied by way of an object of Python: making an
 # array over the memory of the device takes longer.
 _SMALL = 1024
+
+
+Copy: TypeAlias = Callable[[np.ndarray, DType], Any]
+"""Copies the elements of an output, of a dtype (bfloat16 as uint16)."""
+
+
+def copied(array: np.ndarray, _: DType) -> Any:
+    return array.copy()
 
 
 class _HostForm(NamedTuple):
@@ -243,6 +252,7 @@ class Executable:
         env: dict[Symbol, int],
         targets: Sequence[np.ndarray | None] | None = None,
         meanwhile: Callable[[], None] | None = None,
+        copy: Copy = copied,
     ) -> list[Any]:
         """One call.
 
@@ -252,9 +262,10 @@ class Executable:
             targets: for each output, an array to write it to, or None.
             meanwhile: called once, while the device runs if there is a segment for it. What it raises
                 ends the call, before anything is written to `targets`.
+            copy: copies an output without a target out of memory of the device.
 
         Returns:
-            The outputs in order: arrays, integers or None.
+            The outputs in order: what `copy` returned, or the target; integers or None.
 
         Raises:
             InputError: an index that the model computes is out of range, or a size breaks a rule.
@@ -268,7 +279,7 @@ class Executable:
         # Another plan begins with the same seeds.
         seeds = generators.states(self.generators) if self._unbacked.may_replan else []
         try:
-            return self._run(inputs, env, targets, meanwhile)
+            return self._run(inputs, env, targets, meanwhile, copy)
         except (Replan, InputError) as error:
             self.states.upload(saved)
             if isinstance(error, Replan):
@@ -281,6 +292,7 @@ class Executable:
         env: dict[Symbol, int],
         targets: Sequence[np.ndarray | None] | None,
         meanwhile: Callable[[], None] | None,
+        copy: Copy,
     ) -> list[Any]:
         plan, compute, memory = self.plan, self.graph, self.graph.memory
         compute.settle()
@@ -327,7 +339,7 @@ class Executable:
             meanwhile()
         self._given_up = False
         return [
-            self._output(output, host, env, None if targets is None else targets[number])
+            self._output(output, host, env, None if targets is None else targets[number], copy)
             for number, output in enumerate(graph.outputs)
         ]
 
@@ -525,12 +537,13 @@ class Executable:
         host: dict[Value, np.ndarray],
         env: Mapping[Symbol, int],
         target: np.ndarray | None,
+        copy: Copy,
     ) -> Any:
         """An output in memory of the caller. The next call overwrites the buffer that it is in now."""
         if isinstance(output, Value):
             array = self._host_array(output, host, env)
             if target is None:
-                return array.copy()
+                return copy(array, output.type.dtype)
             if target.shape != array.shape:
                 raise self._wrong_target(target, array.shape)
             np.copyto(target, array)

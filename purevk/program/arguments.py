@@ -12,7 +12,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, SignatureError, SizeConstraintError
-from purevk.fallback import to_torch
+from purevk.fallback import copied_to_torch, to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.index_range import IndexRange
@@ -50,11 +50,18 @@ class Given(NamedTuple):
     device: Any = None
     differentiable: Any = None
 
+    def copied(self, array: np.ndarray, dtype: DType) -> Any:
+        """A copy of an output: a tensor on the CPU if the caller expects tensors. Its memory is
+        torch's, so that it can be resized."""
+        return copied_to_torch(array, dtype) if self.torch else array.copy()
+
     def convert(self, output: Any, value: Any) -> Any:
         """An output as the caller expects it."""
-        if self.torch and isinstance(output, np.ndarray):
-            made = to_torch(output, value.type.dtype)
-            output = made if self.device is None else made.to(self.device)
+        if self.torch:
+            if isinstance(output, np.ndarray):
+                output = copied_to_torch(output, value.type.dtype)
+            if self.device is not None and is_torch(output):
+                output = output.to(self.device)
         if self.differentiable is not None and is_torch(output):
             from purevk.program.gradients import refuse_gradients
 

@@ -314,13 +314,19 @@ class Method:
             else:
                 arrays = given.arrays if given.device is None else given.on_host().arrays
                 chosen, outputs = variant.run(
-                    chosen, env, arrays, _on_host(targets, True), meanwhile
+                    *(chosen, env, arrays, _on_host(targets, True), meanwhile),
+                    given.copied,
                 )
             self._calls += 1
             variant.used = self._calls
         convert, values = given.convert, chosen.graph.outputs
-        made = tuple([convert(output, values[n]) for n, output in enumerate(outputs)])
-        return variant, made if targets is None else _placed(made, targets)
+        if targets is None:
+            return variant, tuple([convert(each, values[n]) for n, each in enumerate(outputs)])
+        made = [
+            each if each is targets[n] else convert(each, values[n])
+            for n, each in enumerate(outputs)
+        ]
+        return variant, _placed(made, targets)
 
     def _comparison(self, variant: Variant) -> Callable[[], None] | None:
         """What compares the weights with those of the module while the device runs.
@@ -447,7 +453,7 @@ def _on_host(targets: Sequence[Any] | None, wanted: bool) -> Sequence[Any] | Non
     return [each if isinstance(each, np.ndarray) is wanted else None for each in targets]
 
 
-def _placed(made: tuple[Any, ...], targets: Sequence[Any]) -> tuple[Any, ...]:
+def _placed(made: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
     """The outputs, copied into the caller's memory where they were not made there."""
     results = list(made)
     for number, target in enumerate(targets):

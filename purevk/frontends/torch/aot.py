@@ -33,19 +33,6 @@ _ATTENTION = frozenset(
     )
 )
 
-# Makes tensors whose elements may be any.
-_UNSET = frozenset(
-    f"aten.{name}"
-    for name in (
-        "empty.memory_format",
-        "empty_like.default",
-        "empty_permuted.default",
-        "empty_strided.default",
-        "new_empty.default",
-        "new_empty_strided.default",
-    )
-)
-
 
 class AotGraph:
     """A graph, and which arguments of a call its inputs are.
@@ -57,7 +44,6 @@ class AotGraph:
     Attributes:
         tensors: positions of tensor arguments.
         numbers: positions of results that are floats or bools of Python, with their types.
-        unset: positions of results whose elements may be any.
         memories: for each result, a number that views of the same memory share.
         strided: for each result, its rank if it needs strides and an offset, else None. It needs
             them if it shares its memory, was not traced as dense and row-major, or does not start
@@ -101,11 +87,6 @@ class AotGraph:
                 first.prepend(self._nodes[at])
         (output,) = module.graph.find_nodes(op="output")
         self.results = [getattr(each, "meta", {}).get("val") for each in output.args[0]]
-        self.unset = {
-            number
-            for number, each in enumerate(output.args[0])
-            if str(getattr(each, "target", "")) in _UNSET
-        }
         self.numbers = [
             (number, kind)
             for number, each in enumerate(self.results)

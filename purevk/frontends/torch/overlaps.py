@@ -13,11 +13,13 @@ _Pairs = frozenset[tuple[int, int]]
 class Overlaps:
     """Which inputs of a graph share memory.
 
-    AOTAutograd makes another graph if a written input shares memory with another one. It guards this
-    for dynamic sizes in one memory alone. Parameters and buffers are not compared.
+    AOTAutograd makes another graph if a written input shares memory with another one, and that graph
+    may be wrong. It guards this for dynamic sizes in one memory alone. Parameters and buffers are
+    not compared.
 
     Attributes:
         written: positions of the inputs that the graph may write into.
+        traced: whether inputs that the graph was made for overlap.
     """
 
     def __init__(self, module: Any) -> None:
@@ -36,36 +38,35 @@ class Overlaps:
         self._given = list(given) if self._moving else []
         self._spans: dict[int, int] = {}  # of the inputs whose sizes and strides are known
         ranges: dict[Any, dict[int, tuple[int, int]]] = {}
-        guarded: dict[Any, list[int]] = {}
         for at in self._given:
             example, memory = example_of(given[at]), memory_of(given[at])
             numbers = (*example.shape, *example.stride(), example.storage_offset())
-            if any(isinstance(each, torch.SymInt) for each in numbers):
-                guarded.setdefault(memory, []).append(at)
-            else:
-                start = example.storage_offset() * example.itemsize
-                self._spans[at] = _span(example)
-                ranges.setdefault(memory, {})[at] = start, start + self._spans[at]
-        self._traced = frozenset(
-            pair for group in ranges.values() for pair in self._overlapping(group)
-        )
+            *layout, offset = map(_hint, numbers)
+            start, span = offset * example.itemsize, _span(example.itemsize, layout)
+            ranges.setdefault(memory, {})[at] = start, start + span
+            if not any(isinstance(each, torch.SymInt) for each in numbers):
+                self._spans[at] = span
+        self.traced = any(map(self._overlapping, ranges.values()))
         self._guarded = {
             (min(at, other), max(at, other))
-            for memory, group in guarded.items()
+            for group in ranges.values()
             for at in group
-            for other in (*group, *ranges.get(memory, ()))
+            for other in group
+            if at not in self._spans
         }
 
-    def as_traced(self, args: Sequence[Any]) -> bool:
-        """Whether the inputs of a call share memory as those that the graph was made for."""
+    def of_call(self, args: Sequence[Any]) -> bool:
+        """Whether inputs of a call overlap where no guard of AOTAutograd compares them."""
         if len(self._given) < 2:
-            return True
+            return False
         ranges = {}
         for at in self._given:
             span = self._spans.get(at)
             start = args[at].data_ptr()
-            ranges[at] = start, start + (_span(args[at]) if span is None else span)
-        return self._overlapping(ranges) - self._guarded == self._traced - self._guarded
+            if span is None:
+                span = _span(args[at].itemsize, (*args[at].shape, *args[at].stride()))
+            ranges[at] = start, start + span
+        return not self._overlapping(ranges) <= self._guarded
 
     def _overlapping(self, ranges: Mapping[int, tuple[int, int]]) -> _Pairs:
         """Pairs of tensors whose ranges overlap and of which one is written."""
@@ -81,9 +82,17 @@ class Overlaps:
         )
 
 
-def _span(tensor: Any) -> int:
-    """The bytes from a tensor's first element to behind its last one."""
-    if not tensor.numel():
+def _hint(number: Any) -> int:
+    """A number as it was traced; 1 if it is unbacked."""
+    if isinstance(number, int):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else 1
+
+
+def _span(itemsize: int, layout: Sequence[int]) -> int:
+    """The bytes from a tensor's first element to behind its last one, by its sizes and strides."""
+    sizes, strides = layout[: len(layout) // 2], layout[len(layout) // 2 :]
+    if 0 in sizes:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return int((last + 1) * tensor.itemsize)
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides))
+    return int((last + 1) * itemsize)

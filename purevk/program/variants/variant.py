@@ -21,7 +21,7 @@ from purevk.errors import (
     SizeConstraintError,
     UnsupportedProgramError,
 )
-from purevk.graph.executable import Executable
+from purevk.graph.executable import Copy, Executable, copied
 from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, Graph, Size, Symbol, Value
@@ -298,16 +298,18 @@ class Variant:
         arrays: Sequence[Any],
         targets: Sequence[np.ndarray | None] | None,
         meanwhile: Callable[[], None] | None = None,
+        copy: Copy = copied,
     ) -> tuple[Specialization, list[Any]]:
         """Runs a call, again with another plan where sizes that come about during it ask for one;
-        returns what served it. `meanwhile` is called once, while the device runs.
+        returns what served it. `meanwhile` is called once, while the device runs. `copy` makes the
+        outputs that have no target; with PUREVK_CHECK, they are arrays.
 
         Raises:
             InputError: an index is out of range.
             DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
         """
         try:
-            return self._run(chosen, env, arrays, targets, meanwhile)
+            return self._run(chosen, env, arrays, targets, meanwhile, copy)
         except InputError as error:
             raise with_line(error, chosen.imported) from error.__cause__
 
@@ -318,10 +320,11 @@ class Variant:
         arrays: Sequence[Any],
         targets: Sequence[np.ndarray | None] | None,
         meanwhile: Callable[[], None] | None,
+        copy: Copy,
     ) -> tuple[Specialization, list[Any]]:
         chosen.check_indices(arrays, env, self.where)
         if not knobs.CHECK():
-            return self.run_unchecked(chosen, env, arrays, targets, meanwhile)
+            return self.run_unchecked(chosen, env, arrays, targets, meanwhile, copy)
         from purevk.checking.check import CallCheck, report_unchecked
 
         program = self.program
@@ -340,13 +343,14 @@ class Variant:
         arrays: Sequence[Any],
         targets: Sequence[np.ndarray | None] | None,
         meanwhile: Callable[[], None] | None = None,
+        copy: Copy = copied,
     ) -> tuple[Specialization, list[Any]]:
         """`run` whatever PUREVK_CHECK is."""
         first = chosen
         for _ in range(MAX_REPLANS):
             values = {value: arrays[position] for position, value in chosen.tensors}
             try:
-                outputs = chosen.executable.run(values, env, targets, meanwhile)
+                outputs = chosen.executable.run(values, env, targets, meanwhile, copy)
             except Replan as found:
                 chosen = self._replanned(chosen, found, arrays)
                 env = chosen.environment(arrays)
