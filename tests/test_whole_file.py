@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import random
 import socket
@@ -397,6 +398,159 @@ def test_a_file_with_another_name_in_a_shared_folder(
     with replace_file(shared / "out") as file:
         file.write(b"new")
     assert (tmp_path / "own").read_bytes() == b"keep" and (shared / "out").read_bytes() == b"new"
+
+
+def _refused_or_written(path: Path, content: bytes) -> bool:
+    """Writes a file, if that is not refused."""
+    try:
+        with replace_file(path) as file:
+            file.write(content)
+    except OSError:
+        return False
+    return True
+
+
+def _swapped_folders(folder: Path) -> tuple[Path, Path]:
+    """(folder for everybody, folder of this user): the first has a folder `sub` and a link `link` to the
+    second."""
+    shared, own = folder / "shared", folder / "own"
+    (shared / "sub").mkdir(parents=True)
+    shared.chmod(0o777)
+    own.mkdir()
+    (own / "out.x").write_bytes(b"keep")
+    (shared / "link").symlink_to(own)
+    return shared, own
+
+
+@pytest.mark.parametrize("node", ["absent", "regular", "theirs", "fifo"])
+@pytest.mark.parametrize("moment", ["lstat", "uuid", "body"])
+def test_a_folder_that_a_link_replaces(
+    moment: str, node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link comes after each look at the path. What is written is below the folder that was seen."""
+    shared, own = _swapped_folders(tmp_path)
+    before = snapshot(own)
+    output, victim = shared / "sub" / "out.x", own / "out.x"
+    if node == "fifo":
+        os.mkfifo(output)
+        victim.unlink()
+        os.mkfifo(victim)
+        before = snapshot(own)
+        readers = [os.open(each, os.O_RDONLY | os.O_NONBLOCK) for each in (output, victim)]
+    elif node != "absent":
+        output.write_bytes(b"old")
+    swapped = []
+
+    def swap() -> None:
+        if not swapped:
+            swapped.append(True)
+            (shared / "sub").rename(shared / "seen")
+            (shared / "link").rename(shared / "sub")
+
+    def calling(
+        function: Callable[..., object], when: Callable[..., bool]
+    ) -> Callable[..., object]:
+        def call(*args: object, **options: object) -> object:
+            result = function(*args, **options)
+            if when(*args):
+                swap()
+            return result
+
+        return call
+
+    if node == "theirs":  # is written in place
+
+        def refuse(*args: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "fchmod", refuse)
+    if moment == "lstat":
+        monkeypatch.setattr(os, "lstat", calling(os.lstat, lambda path, *_: "out.x" in str(path)))
+    elif moment == "uuid":
+        monkeypatch.setattr(whole_file.uuid, "uuid4", calling(whole_file.uuid.uuid4, lambda: True))
+    with replace_file(output) as file:
+        file.write(b"new")
+        if moment == "body":
+            swap()
+    if node == "fifo":
+        assert [os.read(each, 10) for each in readers] == [b"new", b""]
+        for each in readers:
+            os.close(each)
+    else:
+        assert ((shared / "seen") if swapped else (shared / "sub")).joinpath(
+            "out.x"
+        ).read_bytes() == b"new"
+    assert snapshot(own) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs renameat2")
+def test_a_folder_that_is_exchanged_with_a_link_again_and_again(tmp_path: Path) -> None:
+    shared, own = _swapped_folders(tmp_path)
+    before = snapshot(own)
+    exchange = ctypes.CDLL(None, use_errno=True).renameat2
+    names = [-100, os.fsencode(shared / "sub"), -100, os.fsencode(shared / "link"), 2]
+    if exchange(*names) != 0:
+        pytest.skip(f"this file system exchanges no names: {os.strerror(ctypes.get_errno())}")
+    done = threading.Event()
+
+    def loop() -> None:
+        while not done.is_set():
+            exchange(*names)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    written = 0
+    try:
+        for number in range(400):
+            written += _refused_or_written(shared / "sub" / "out.x", b"other%d" % number)
+    finally:
+        done.set()
+        thread.join()
+    assert snapshot(own) == before and written
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_slash_at_the_end(by_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names a folder, as it does for `cat >`."""
+    if by_path:
+        monkeypatch.setattr(whole_file, "_HAS_DIR_FD", False)
+    Path("there").write_bytes(b"keep")
+    Path("folder").mkdir()
+    os.symlink("folder", "to folder")
+    os.symlink("there/", "to there")
+    before = snapshot(tmp_path)
+    names = ["new/", "new//", "new/.", "there/", "there/.", "folder/", "to folder/", "folder/new/"]
+    for name in [*names, "", ".", "..", "/", *([] if by_path else ["to there"])]:
+        with pytest.raises((IsADirectoryError, NotADirectoryError)), replace_file(name):
+            pass
+    assert snapshot(tmp_path) == before
+    for name in (
+        "folder/new",
+        "./folder/../there",
+        str(tmp_path / "folder" / "new"),
+        "to folder//new",
+    ):
+        with replace_file(name) as file:
+            file.write(name.encode())
+        assert Path(name).read_bytes() == name.encode()
+    with replace_file("there") as file:
+        file.write(b"again")
+    assert Path("there").read_bytes() == b"again"
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "there",
+        "folder",
+        "to folder",
+        "to there",
+    }
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    os.symlink(tmp_path / "a", "link")
+    before = os.listdir("/dev/fd")
+    for name in ("link/b/../b/out", "link/none/out", "a/b", "out", "link/"):
+        _refused_or_written(Path(name), b"")
+    assert os.listdir("/dev/fd") == before
 
 
 def test_errors_say_what_to_do() -> None:

@@ -192,7 +192,7 @@ def write_bundle(
     sha256 = hashlib.sha256(content).hexdigest()
     target = Path(path)
     try:
-        with replace_file(target) as file:
+        with replace_file(path) as file:
             file.write(content)
         written = output_target(target)[1]
         if written is not None and stat.S_ISREG(written.st_mode):  # a pipe has no file beside it
