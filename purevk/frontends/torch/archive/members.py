@@ -32,10 +32,11 @@ _READ = re.compile(
     r"models/model\.json"
     r"|data/(?:weights|constants)/(?:model_(?:weights|constants)_config\.json|(?:weight|tensor)_\d+)"
     r"|data/(?:weights|constants)/model\.pt"  # of torch 2.8
-    r"|serialized_(?:exported_program\.json|(?:state_dict|constants)\.(?:pt|json))"  # up to torch 2.7
+    r"|serialized_(?:exported_program\.json|(?:state_dict|constants)\.(?:pt|json))|version"  # up to torch 2.7
+    r"|archive_(?:format|version)|byteorder"
 )
 _SKIPPED = re.compile(
-    r"archive_(?:format|version)|byteorder|version|\.format_version|\.storage_alignment|\.data/\w+"
+    r"\.format_version|\.storage_alignment|\.data/\w+"
     r"|extra/.*|extra_files/.*"
     # Inputs that the program was traced with: a pickle.
     r"|data/sample_inputs/model\.pt|serialized_example_inputs\.(?:pt|json)"
@@ -78,6 +79,7 @@ class ExportedFile:
 
         try:
             members = _members(file, self.source)
+            _check_stated(members, self.source.name)
             text = members[_PROGRAM if _PROGRAM in members else _OLD_PROGRAM]
             program = _read("ExportedProgram", text)
             check_program(program, self.source.name)
@@ -146,6 +148,27 @@ def _members(file: FileLike, source: Source) -> dict[str, memoryview]:
         ):
             raise ValueError(f"{info.filename!r} has another checksum")
     return found
+
+
+def _check_stated(members: Mapping[str, memoryview], name: str) -> None:
+    """Raises `FileFormatError` for an archive of another kind, version or byte order. torch.export.load
+    refuses other kinds and versions too, and takes the bytes of other machines for its own."""
+    expected = {"archive_format": "pt2", "archive_version": "0"}
+    if _OLD_PROGRAM in members:
+        from torch._export.serde.schema import SCHEMA_VERSION
+
+        expected = {"version": str(SCHEMA_VERSION[0])}
+    for member, value in {**expected, "byteorder": "little"}.items():
+        if member == "byteorder" and member not in members:
+            continue
+        stated = bytes(own(members[member][:99])).decode("ascii", "replace")
+        if (stated.partition(".")[0] if member == "version" else stated) != value:
+            raise FileFormatError(
+                f"the archive states {stated!r} as its {member}",
+                where=name,
+                why=f"{value!r} is read",
+                next=_SAVE_AGAIN,
+            )
 
 
 def _torch() -> Any:
