@@ -152,6 +152,56 @@ def test_an_unknown_tier_is_refused() -> None:
     assert made.returncode == 2 and "no tier quick" in made.stderr
 
 
+@pytest.mark.skipif(os.name == "nt", reason="it is a script of bash")
+def test_a_run_tests_what_changed_since_the_last_one_that_passed(tmp_path: Path) -> None:
+    """Engines and wheels: also after several commits, and where nothing is known of main."""
+    there, clone = tmp_path / "there", tmp_path / "clone"
+    for path in ("examples/a.py", "purevk/integrations/b.py", "c.py"):
+        (there / path).parent.mkdir(parents=True, exist_ok=True)
+        (there / path).write_text("1\n", encoding="utf-8")
+    for path, text in {
+        ".ci/run": (ROOT / ".ci" / "run").read_text(encoding="utf-8"),
+        "scripts/test.sh": '#!/bin/sh\necho "$@"\n',
+        "bin/make": '#!/bin/sh\necho "$@"\n',
+    }.items():
+        (there / path).parent.mkdir(exist_ok=True)
+        (there / path).write_text(text, encoding="utf-8")
+        (there / path).chmod(0o755)
+
+    def git(folder: Path, *args: str) -> None:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *names, *args], cwd=folder, check=True, capture_output=True)
+
+    def change(path: str) -> None:
+        with (clone / path).open("a", encoding="utf-8") as file:
+            file.write("2\n")
+        git(clone, "commit", "-qam", "a change")
+
+    def ran() -> set[str]:
+        path = f"{there / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        run = subprocess.run(
+            ["bash", ".ci/run"], cwd=clone, env={**os.environ, "PATH": path}, capture_output=True
+        )
+        assert run.returncode == 0, run.stderr
+        words = set(run.stdout.decode().split())
+        assert {"lint", "test"} <= words
+        return words & {"test-engines", "tests/docs/test_examples.py", "tests/deploy"}
+
+    git(tmp_path, "init", "-qb", "main", "there")
+    git(there, "add", "-A")
+    git(there, "commit", "-qm", "first")
+    git(tmp_path, "clone", "-q", "there", "clone")
+    assert ran() == {"test-engines", "tests/docs/test_examples.py", "tests/deploy"}
+    assert ran() == set()
+    change("examples/a.py")
+    change("c.py")
+    assert ran() == {"test-engines", "tests/docs/test_examples.py"}
+    change("c.py")
+    assert ran() == set()
+    git(clone, "update-ref", "-d", "refs/ci/passed")
+    assert ran() == {"test-engines", "tests/docs/test_examples.py"}  # since origin/main
+
+
 def test_the_matrix_counts_the_cases_of_a_report(tmp_path: Path) -> None:
     """A test that raises in its set-up counts as failed, and a run without a passed test too."""
     from scripts import matrix
