@@ -74,6 +74,21 @@ def harmless(self: Any, x: Any) -> Any:
     return x * self.tables[x.shape[0]] + self.slopes + len(self.outputs)
 
 
+def test_the_refusal_of_cached_sizes_says_to_call_the_module_first() -> None:
+    """As heads of YOLO, which keep their anchors for the sizes of the last input."""
+
+    def head(self: Any, x: Any) -> Any:
+        if self.shape != x.shape:
+            self.shape, self.anchors = x.shape, torch.arange(x.shape[-1]) + 0.5
+        return x * self.anchors
+
+    made = module(head, shape=None, anchors=torch.empty(0))
+    with pytest.raises(UnsupportedProgramError, match="call the module once"):
+        purevk.compile(made, (X,))
+    made(X)
+    assert torch.equal(purevk.compile(made, (X,))(X), made(X))
+
+
 def test_what_no_call_reads_is_accepted() -> None:
     made, eager = (module(harmless, calls=0, tables={}, slopes=None, outputs=[]) for _ in range(2))
     names = vars(made).keys()

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import functools
 import logging
+import random
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -335,6 +336,81 @@ def test_constants_of_exports_that_are_gone_are_released() -> None:
             sizes.append((program.weights.nbytes, len(program.leaves._held)))
         assert max(sizes[12:]) == max(sizes[:12])
         torch.testing.assert_close(program(x, 0.5), module(x, 0.5))
+
+
+def _fails(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def _without_end(_: Any) -> Any:
+    while True:
+        yield 1
+
+
+_ODD = (
+    "__iter__",
+    "__len__",
+    "__getitem__",
+    "__eq__",
+    "__repr__",
+    "__contains__",
+    "values",
+    "items",
+)
+
+
+def _odd(base: type, draw: random.Random) -> type:
+    """A class of containers or numbers in which some methods raise, or never end."""
+    methods = {name: _fails for name in draw.sample(_ODD, 4)}
+    if draw.random() < 0.3:
+        methods["__iter__"] = _without_end
+    return type("Odd", (base,), {**methods, "__hash__": base.__hash__})
+
+
+def _nested(draw: random.Random, depth: int = 2) -> tuple[Any, list[Any]]:
+    """A value as an attribute may be, and the lists and dicts in it."""
+    base = draw.choice([list, dict, tuple, set, frozenset, int, float, Mapping, list, dict])
+    if base in (int, float, set, frozenset) or not depth:
+        kind = base if base in (set, frozenset) else int
+        value = [draw.randint(0, 9)] if kind is base and kind is not int else draw.randint(0, 9)
+        return _odd(kind, draw)(value), []
+    items, inner = zip(*(_nested(draw, depth - 1) for _ in range(draw.randint(1, 3))))
+    within = [each for some in inner for each in some]
+    if base is dict:
+        made = _odd(dict, draw)(zip("abc", items))
+        return made, [made, *within]
+    if base is Mapping:
+        odd = {
+            "__len__": _fails,
+            "__getitem__": _fails,
+            "__iter__": draw.choice([_fails, _without_end]),
+        }
+        return type("Odd", (Mapping,), odd)(), []
+    made = _odd(base, draw)(items)
+    return made, [made, *within] if base is list else within
+
+
+def test_containers_whose_methods_raise() -> None:
+    """As irreps of e3nn. Their content is compared all the same."""
+    draw = random.Random(0)
+    module = torch.nn.Linear(4, 2)
+    values = [_nested(draw) for _ in range(60)]
+    for value, mutable in values:
+        module.odd = value
+        attributes = Attributes([module])
+        assert not attributes.changed()
+        for each in mutable:
+            if isinstance(each, dict):
+                dict.__setitem__(each, "other", 1)
+            else:
+                list.append(each, 1)
+            assert attributes.changed()
+            attributes = Attributes([module])
+            assert not attributes.changed()
+    module.odd = [value for value, _ in values]
+    x = torch.rand(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(purevk.compile(module.eval(), (x,))(x), module(x))
 
 
 def test_equal_values_are_no_change() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ import numpy as np
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, np.generic)
-_CONTAINERS = (list, tuple, set, frozenset, Mapping)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)  # whose texts tell them apart
+_SEQUENCES = (list, tuple, set, frozenset)
+_CONTAINERS = (*_SEQUENCES, Mapping)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 MAX_ITEMS = 1000  # of a container whose content is compared
 MAX_ARRAY = 1 << 20  # bytes of an array of numpy whose content is compared
@@ -181,8 +184,7 @@ def is_data(value: Any) -> bool:
     import torch
 
     if isinstance(value, _CONTAINERS):
-        items = value.values() if isinstance(value, Mapping) else value
-        return _is_plain(value) and all(map(is_data, items))
+        return _is_plain(value) and all(map(is_data, items_of(value)))
     return isinstance(value, (*_ATOMS, np.ndarray, torch.Tensor, torch.dtype))
 
 
@@ -226,6 +228,27 @@ def _content(cell: types.CellType) -> Any:
 
 
 # -- comparing -----------------------------------------------------------------------------------
+def items_of(container: Any) -> list[Any]:
+    """The items of a container, or the values of a mapping. A class may override what lists, dicts
+    and the like do, with code that raises or never ends: that code is not called."""
+    for base in _SEQUENCES:
+        if isinstance(container, base):
+            read: Any = base.__iter__
+            return list(read(container))
+    return [value for _, value in pairs_of(container)]
+
+
+def pairs_of(mapping: Any) -> list[tuple[Any, Any]]:
+    """The keys and values of a mapping. Those of a mapping that is no dict are read by its own code,
+    up to one more than `MAX_ITEMS`; none if that raises."""
+    if isinstance(mapping, dict):
+        return list(dict.items(mapping))
+    try:
+        return list(itertools.islice(mapping.items(), MAX_ITEMS + 1))
+    except Exception:  # code of the class
+        return []
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a container is compared by its content: atoms, tensors, and containers of these, not
     too many."""
@@ -233,14 +256,13 @@ def _is_plain(value: Any) -> bool:
     waiting = [value]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, Mapping):
-            if not all(isinstance(key, _ATOMS) for key in each):
-                return False
-            items: Sequence[Any] = list(each.values())
-        elif isinstance(each, (list, tuple, set, frozenset)):
-            items = list(each)
-        else:
+        if not isinstance(each, _CONTAINERS):
             continue
+        if isinstance(each, Mapping) and not all(
+            isinstance(key, _ATOMS) for key, _ in pairs_of(each)
+        ):
+            return False
+        items = items_of(each)
         left -= len(items)
         if left < 0:
             return False
@@ -254,7 +276,7 @@ def _is_mutable(value: Any) -> bool:
     if not isinstance(value, _CONTAINERS) or not _is_plain(value):
         return False
     if isinstance(value, (tuple, frozenset)):
-        return any(map(_is_mutable, value))
+        return any(map(_is_mutable, items_of(value)))
     return True
 
 
@@ -266,11 +288,9 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     """Whether a container holds only values that their texts tell apart."""
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(map(_is_text, value.values()))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(_is_text, value))
-    return isinstance(value, _ATOMS)
+    if type(value) in (dict, *_SEQUENCES):
+        return all(map(_is_text, items_of(value)))
+    return type(value) in _PLAIN
 
 
 def _tensors_in(value: Any) -> Iterator[Any]:
@@ -278,33 +298,44 @@ def _tensors_in(value: Any) -> Iterator[Any]:
         if not value.is_inference() and value.device.type != "meta":
             yield value
     elif isinstance(value, _CONTAINERS) and _is_plain(value):
-        for each in value.values() if isinstance(value, Mapping) else value:
+        for each in items_of(value):
             yield from _tensors_in(each)
 
 
 def copied(value: Any) -> Any:
     """A container whose containers and arrays are copies too. All else are the same objects."""
     if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in value.items()}
+        return {key: copied(each) for key, each in pairs_of(value)}
     if isinstance(value, (list, tuple)):
-        return [copied(each) for each in value]
+        return [copied(each) for each in items_of(value)]
     if isinstance(value, np.ndarray):
         return value.copy()
-    return set(value) if isinstance(value, (set, frozenset)) else value
+    return set(items_of(value)) if isinstance(value, (set, frozenset)) else value
 
 
 def is_same(new: Any, old: Any) -> bool:
     """Whether two values are equal and of one type; `old` may be what `_copy` returned. NaN is
-    itself. What is neither an atom nor a container nor an array is the same if it is one object."""
-    if new is old:
-        return True
-    if isinstance(old, dict) and isinstance(new, Mapping):
-        items = dict(new.items())  # a class may make new objects in its own `__getitem__`
-        return items.keys() == old.keys() and all(is_same(items[key], old[key]) for key in old)
+    itself. What is neither an atom nor a container nor an array is the same if it is one object. What
+    its class cannot compare has changed."""
+    try:
+        return new is old or _is_equal(new, old)
+    except Exception:  # code of classes
+        return False
+
+
+def _is_equal(new: Any, old: Any) -> bool:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        items, known = dict(pairs_of(new)), dict(pairs_of(old))
+        return items.keys() == known.keys() and all(
+            is_same(items[key], known[key]) for key in known
+        )
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        return len(new) == len(old) and all(map(is_same, new, old))
+        items_of_new, items_of_old = items_of(new), items_of(old)
+        return len(items_of_new) == len(items_of_old) and all(
+            map(is_same, items_of_new, items_of_old)
+        )
     if isinstance(old, (set, frozenset)) and isinstance(new, (set, frozenset)):
-        return set(new) == set(old)
+        return set(items_of(new)) == set(items_of(old))
     if type(new) is not type(old):
         return False
     if isinstance(new, np.ndarray):

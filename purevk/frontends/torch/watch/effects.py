@@ -17,7 +17,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from purevk.errors import UnsupportedProgramError
-from purevk.frontends.torch.watch.attributes import is_plain_object, is_same, of_every_module
+from purevk.frontends.torch.watch.attributes import (
+    is_plain_object,
+    is_same,
+    items_of,
+    of_every_module,
+    pairs_of,
+)
 
 # Methods and functions that answer by the strides of a tensor.
 _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
@@ -191,6 +197,12 @@ def refuse_other(module: Any, effects: Effects, one: Any, other: Any) -> None:
             "make a method for each value of is_updated, one for the first token and one for the "
             "others: docs/state.md, Caches of transformers"
         )
+    elif all(map(_is_of_sizes, changes)) and len(changes) < len(effects.attributes):
+        cure = (
+            "if the tensors that forward keeps follow from these sizes alone, call the module once with"
+            " the example inputs, then compile it; for dynamic sizes, have forward compute them in each"
+            f" call; else {cure}"
+        )
     raise UnsupportedProgramError(
         f"forward changes what the next call reads: {names}",
         where=type(module).__name__,
@@ -208,6 +220,12 @@ def python_changes(effects: Effects) -> list[Changed]:
         if not isinstance(each.new, torch.Tensor)
         and not (isinstance(each.new, dict) and any(map(_has_tensors, each.new.values())))
     ]
+
+
+def _is_of_sizes(change: Changed) -> bool:
+    """Whether the new value is a size, or several."""
+    items = items_of(change.new) if isinstance(change.new, (list, tuple)) else [change.new]
+    return all(isinstance(each, (int, torch.SymInt, tuple)) for each in items)
 
 
 @contextlib.contextmanager
@@ -238,24 +256,22 @@ def _containers(arguments: Sequence[Any]) -> Iterator[Any]:
     waiting = [*arguments]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, (list, tuple)):
-            waiting += each
-        elif isinstance(each, dict):
-            waiting += each.values()
+        if isinstance(each, (list, tuple, dict)):
+            waiting += items_of(each)
         if isinstance(each, (list, dict)):
             yield each
 
 
-def _items(container: Any) -> Any:
-    return dict(container.items()) if isinstance(container, dict) else list(container)
-
-
-def _is_untouched(container: Any, old: Any) -> bool:
-    if len(container) != len(old):
-        return False
+def _items(container: Any) -> list[Any]:
+    """The items of a list; the keys and values of a dict."""
     if isinstance(container, dict):
-        return list(container) == list(old) and all(container[key] is old[key] for key in old)
-    return all(a is b for a, b in zip(container, old))
+        return [part for pair in pairs_of(container) for part in pair]
+    return items_of(container)
+
+
+def _is_untouched(container: Any, old: list[Any]) -> bool:
+    new = _items(container)
+    return len(new) == len(old) and all(a is b for a, b in zip(new, old))
 
 
 _Taken = list[tuple[dict[str, Any], dict[str, Any]]]
@@ -276,13 +292,18 @@ def _attributes(module: Any) -> _Taken:
     return found
 
 
-def _kept(value: Any) -> Any:
-    """A copy of a container or an array, of the same type; other values as they are."""
+def _kept(value: Any, depth: int = 20) -> Any:
+    """A copy of a container or an array, of the same type; other values, and what is deeper in
+    containers, as they are."""
+    if not depth:
+        return value
     if type(value) is dict:
-        return {key: _kept(each) for key, each in value.items()}
+        return {key: _kept(each, depth - 1) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_kept, value))
-    return value.copy() if isinstance(value, (set, np.ndarray)) else value
+        return type(value)([_kept(each, depth - 1) for each in value])
+    if isinstance(value, set):
+        return set.copy(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _changes(before: _Taken, after: _Taken) -> Iterator[Changed]:
