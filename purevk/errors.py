@@ -71,7 +71,7 @@ class FileFormatError(PurevkError, ValueError):
 class OutputError(PurevkError, OSError):
     """A path that the user named for an output is refused: a socket, a link to nothing, a link in a
     folder that others may write, or a pipe from which nobody reads. Or no temporary folder can be
-    made."""
+    made, or a file of `PUREVK_DUMP` cannot be written."""
 
 
 class UnsupportedProgramError(PurevkError):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from purevk.errors import PurevkError
+from purevk.errors import OutputError, PurevkError
 from purevk.plain_text import printable
-from purevk.whole_file import make_private, others_may_write
+from purevk.whole_file import make_private, others_may_write, replace_file
 
 DRIVER_FOLDER = "driver"
 """The folder of Mesa's drivers, in that of the on-disk cache."""
@@ -364,6 +364,26 @@ def dump_folder() -> Path | None:
             next="name a folder that you may write to, or unset the variable",
         ) from None
     return folder
+
+
+def write_dump(path: Path, content: bytes) -> None:
+    """Writes a file into the folder of PUREVK_DUMP.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        with replace_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(
+            f"a file of {DUMP.name} cannot be written",
+            where=os.fspath(path),
+            why=error.strerror or str(error),
+            next="remove what is there, name another folder, or unset the variable",
+        ) from None
 
 
 _OURS = "_PUREVK_MESA_SHADER_CACHE_DIR"  # the value that purevk gave to MESA_SHADER_CACHE_DIR

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from purevk import knobs
 from purevk.errors import InputError, ShaderCompilerError
-from purevk.shaders.cache_entry import CacheKey, is_spirv
+from purevk.shaders.cache_entry import MOST_BYTES, CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
-from purevk.whole_file import replace_file
+from purevk.whole_file import read_file
 
 _log = logging.getLogger("purevk")
 # By folder of PUREVK_OVERRIDE, the names of the kernels of this process.
@@ -38,8 +38,7 @@ def dump(folder: Path, jobs: Mapping[CacheKey, Callable[[], CompileJob]]) -> Non
     for key, job in jobs.items():
         path = folder / f"{stem_of(key)}.comp"
         if not path.exists():
-            with replace_file(path) as file:
-                file.write(glsl_of(job()).encode())
+            knobs.write_dump(path, glsl_of(job()).encode())
 
 
 def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
@@ -47,8 +46,7 @@ def dump_spirv(folder: Path, spirv: Mapping[CacheKey, bytes]) -> None:
     for key, code in spirv.items():
         path = folder / f"{stem_of(key)}.spv"
         if not path.exists():
-            with replace_file(path) as file:
-                file.write(code)
+            knobs.write_dump(path, code)
 
 
 def overridden(
@@ -136,11 +134,10 @@ def _warn_of_unused(process: int) -> None:
 def _changed_glsl(folder: Path, key: CacheKey, job: CompileJob) -> str | None:
     """The GLSL of a kernel in the folder, if it differs from purevk's."""
     path = folder / f"{stem_of(key)}.comp"
-    if not path.is_file():
-        return None
+    content = _read(path, "GLSL")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = None if content is None else content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
         raise InputError("the GLSL cannot be read", where=str(path), why=str(error)) from None
     return None if text == glsl_of(job) else text
 
@@ -148,16 +145,22 @@ def _changed_glsl(folder: Path, key: CacheKey, job: CompileJob) -> str | None:
 def _changed_spirv(folder: Path, key: CacheKey, own: bytes) -> bytes | None:
     """The same for SPIR-V."""
     path = folder / f"{stem_of(key)}.spv"
-    if not path.is_file():
-        return None
-    try:
-        code = path.read_bytes()
-    except OSError as error:
-        raise InputError("the SPIR-V cannot be read", where=str(path), why=str(error)) from None
-    if not is_spirv(code):
+    code = _read(path, "SPIR-V")
+    if code is not None and not is_spirv(code):
         raise InputError(
             "a file is no SPIR-V",
             where=str(path),
             why="it does not begin with the magic number of a module in little-endian words",
         )
     return None if code == own else code
+
+
+def _read(path: Path, what: str) -> bytes | None:
+    """The content of a file; None if there is none, or something else has its name."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        return read_file(path, MOST_BYTES)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"the {what} cannot be read", where=str(path), why=why) from None

@@ -49,7 +49,6 @@ from purevk.passes.simplify import (
 )
 from purevk.passes.widen import widen_halves
 from purevk.tuning import DeviceTraits
-from purevk.whole_file import replace_file
 
 Pass = Callable[[Graph], Graph]
 
@@ -301,5 +300,4 @@ def _dump(graph: Graph, folder: Path, number: int, name: str) -> None:
     from purevk.ir.printer import to_text
 
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", graph.name)  # a file names its methods
-    with replace_file(folder / f"{stem}.{number:02}.{name}.txt") as file:
-        file.write(to_text(graph).encode())
+    knobs.write_dump(folder / f"{stem}.{number:02}.{name}.txt", to_text(graph).encode())
