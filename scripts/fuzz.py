@@ -5,14 +5,17 @@
     python scripts/fuzz.py --again failures/4711.json --minimize # and looks for fewer changes
 
 A case is a sound file and a few changes of it (`tests/fuzz`). Sound files are the committed .pte
-files, the same as .pvk files, external tensors, a bundle and an entry of the cache, a request to a
-server, and the .pte and .pvk files of a corpus folder; --kind takes those of one kind. Most cases
-are read, checked and planned without a device; a share of them is loaded and called on the device
-of PUREVK_DEVICE.
+files, the same as .pvk files, external tensors, .pt2 files, an ETRecord, a bundle and an entry of
+the cache, states, arrays, a module for --import, folders of kernels for PUREVK_OVERRIDE and
+PUREVK_DUMP, a request to a server, and the .pte and .pvk files of a corpus folder; --kind takes
+those of one kind. Most cases are read, checked and planned without a device; a share of them is
+loaded and called on the device of PUREVK_DEVICE.
 
 Processes do the work, and this one watches them. A case fails if
 
 * it ends a process (a crash);
+* it starts a process, connects to a server, or writes outside of the folder of temporary files and
+  the cache;
 * it raises what is no error of purevk;
 * it takes more than 10 seconds (a hang: the process is killed);
 * it takes more memory than --mib.
@@ -25,12 +28,14 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import random
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -43,15 +48,16 @@ sys.path.insert(0, str(ROOT))
 HANG_S = 10.0
 START_S = 120.0  # a process imports, and makes the sound files
 WAIT_S = 0.5
+_EVENTS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")
 
 
 def case_of(number: int, args: argparse.Namespace) -> tuple[Any, list[Any], bool]:
     """The sound file, the changes, and whether the case is run on the device."""
     from tests.fuzz.mutations import draw_changes
-    from tests.fuzz.targets import pick, seeds
+    from tests.fuzz.targets import pick, with_archives
 
     draw = random.Random(f"{args.seed}:{number}")
-    among = seeds(args.corpus)
+    among = with_archives(args.corpus)
     among = tuple(seed for seed in among if seed.kind == args.kind) or among
     seed = pick(draw, among)
     runs = draw.random() < args.run_share
@@ -69,6 +75,10 @@ def perform(seed: Any, changes: list[Any], runs: bool) -> str:
 # -- in a worker ----------------------------------------------------------------------------------
 def work(args: argparse.Namespace) -> None:
     """Does cases from --first on, and writes a line before and after each."""
+    from purevk.errors import ShaderCompilerError
+    from purevk.knobs import cache_folder
+    from purevk.shaders import shaderc
+
     try:
         import resource
 
@@ -77,6 +87,24 @@ def work(args: argparse.Namespace) -> None:
     except ImportError:
         pass  # Windows
     number = args.first
+    case_of(number, args)  # makes the sound files
+    with contextlib.suppress(ShaderCompilerError):
+        shaderc.load()  # which asks ldconfig
+    accepted = tuple(map(os.path.realpath, (tempfile.gettempdir(), cache_folder(), "/dev")))
+    seen: list[str] = []
+
+    def watch(event: str, values: tuple[Any, ...]) -> None:
+        """Keeps a process from what no file may bring about."""
+        if event == "open" and not isinstance(values[0], int):
+            writes = values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if not writes or os.path.realpath(os.fsdecode(values[0])).startswith(accepted):
+                return
+        elif event not in _EVENTS:
+            return
+        seen.append(f"{event}{values}\n{''.join(traceback.format_stack())}")
+        raise RuntimeError(event)
+
+    sys.addaudithook(watch)
     while True:
         seed, changes, runs = case_of(number, args)
         print(f"start {number}", flush=True)
@@ -84,7 +112,10 @@ def work(args: argparse.Namespace) -> None:
             found, detail = perform(seed, changes, runs), ""
         except Exception as error:
             found, detail = f"!{type(error).__name__}", traceback.format_exc()
-        print("end", json.dumps([number, found, runs, detail]), flush=True)
+        if seen:
+            found, detail = f"!{seen[0].partition('(')[0]}", seen[0]
+            seen.clear()
+        print("end", json.dumps([number, f"{seed.kind}: {found}", runs, detail]), flush=True)
         number += args.jobs
 
 
@@ -127,7 +158,7 @@ class Campaign:
     """The workers, and what they have found.
 
     Attributes:
-        outcomes: counts by outcome.
+        outcomes: counts by the kind of file and the outcome.
         failures: (case, outcome).
     """
 
@@ -170,15 +201,16 @@ class Campaign:
         if worker.running is None:
             raise SystemExit("a worker does not start: run with --work --first 0 to see why")
         code = worker.process.returncode
+        seed, _, runs = case_of(worker.running, self.args)
         found = f"!crash, exit code {code}" if gone else f"!hang of {HANG_S:g} s"
-        self._note(worker.running, found, case_of(worker.running, self.args)[2], "")
+        self._note(worker.running, f"{seed.kind}: {found}", runs, "")
         return True
 
     def _note(self, number: int, found: str, runs: bool, detail: str) -> None:
         self.cases += 1
         self.runs += runs
         self.outcomes[found] += 1
-        if not found.startswith("!"):
+        if ": !" not in found:
             return
         self.failures.append((number, found))
         seed, changes, runs = case_of(number, self.args)

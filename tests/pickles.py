@@ -40,3 +40,28 @@ def packed(contents: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byte
         for name, content in contents.items():
             archive.writestr(name, content)
     return data.getvalue()
+
+
+def older(data: bytes) -> list[bytes]:
+    """The program of a .pt2 file in the layouts of torch 2.8 and 2.7."""
+    import torch
+
+    contents = members(data)
+    program = torch.export.load(io.BytesIO(data))
+    state, constants = io.BytesIO(), io.BytesIO()
+    torch.save(dict(program.state_dict), state)
+    torch.save(dict(program.constants), constants)
+    middle = {name: each for name, each in contents.items() if "_config" not in name}
+    middle = {name: each for name, each in middle.items() if "/weight_" not in name}
+    middle = {name: each for name, each in middle.items() if "/tensor_" not in name}
+    middle["archive/data/weights/model.pt"] = state.getvalue()
+    middle["archive/data/constants/model.pt"] = constants.getvalue()
+    first = {
+        "serialized_exported_program.json": contents["archive/models/model.json"],
+        "version": b"8.20",
+        "serialized_state_dict.pt": state.getvalue(),
+        "serialized_constants.pt": constants.getvalue(),
+        "serialized_example_inputs.pt": b"",
+        "extra_files/a.txt": b"text",
+    }
+    return [packed(middle), packed(first)]

@@ -18,7 +18,7 @@ import pytest
 import purevk
 from purevk.errors import FileFormatError, PurevkError
 from purevk.frontends.files import open_file
-from tests.pickles import members, packed, pickles
+from tests.pickles import members, older, packed, pickles
 
 torch = pytest.importorskip("torch")
 
@@ -154,29 +154,6 @@ def test_bytes_of_weights(tmp_path: Path) -> None:
 
 
 # -- pickles -------------------------------------------------------------------------------------
-def older(data: bytes) -> list[bytes]:
-    """The same program in the layouts of torch 2.8 and 2.7."""
-    contents = members(data)
-    program = torch.export.load(io.BytesIO(data))
-    state, constants = io.BytesIO(), io.BytesIO()
-    torch.save(dict(program.state_dict), state)
-    torch.save(dict(program.constants), constants)
-    middle = {name: each for name, each in contents.items() if "_config" not in name}
-    middle = {name: each for name, each in middle.items() if "/weight_" not in name}
-    middle = {name: each for name, each in middle.items() if "/tensor_" not in name}
-    middle["archive/data/weights/model.pt"] = state.getvalue()
-    middle["archive/data/constants/model.pt"] = constants.getvalue()
-    first = {
-        "serialized_exported_program.json": contents["archive/models/model.json"],
-        "version": b"8.20",
-        "serialized_state_dict.pt": state.getvalue(),
-        "serialized_constants.pt": constants.getvalue(),
-        "serialized_example_inputs.pt": b"",
-        "extra_files/a.txt": b"text",
-    }
-    return [packed(middle), packed(first)]
-
-
 def test_pickles_in_each_member(small: bytes, mark: str, read_only: None, tmp_path: Path) -> None:
     for data in (small, *older(small)):
         contents = members(data)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import io
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +20,7 @@ from purevk.cache import Cache
 from purevk.dtypes import DType
 from purevk.errors import (
     DeviceLostError,
+    FileFormatError,
     GraphError,
     InputError,
     KernelInterfaceError,
@@ -30,9 +34,12 @@ from purevk.frontends.saved import write_program
 from purevk.graph.context import typical_traits
 from purevk.passes.pipeline import optimize
 from purevk.program.specs import ArgumentSpec
+from purevk.report.etrecord import read_etrecord
 from purevk.schedule.planning import make_plan
 from purevk.shaders.cache_entry import CacheKey, unpack
 from purevk.shaders.source import CompileJob
+from tests.fuzz import archives
+from tests.fuzz.mutations import MARK
 from tests.fuzz.requests import REQUEST, ask, read
 from tests.harness import DATA
 from tests.states import States
@@ -52,8 +59,9 @@ class Seed(NamedTuple):
     """A sound file.
 
     Attributes:
-        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state" or
-            "request" (see `requests.py`).
+        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state",
+            "request" (see `requests.py`), or one of `archives.py`: "pt2", "etrecord", "array",
+            "import" (a module), "override" or "dump" (a folder of kernels).
         beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
     """
 
@@ -65,8 +73,8 @@ class Seed(NamedTuple):
 
 @cache
 def seeds(extra: str = "") -> tuple[Seed, ...]:
-    """The committed .pte files, the same as .pvk files, their external tensors, a bundle, an entry of
-    the cache, and a file of states.
+    """The sound files of all kinds, but for archives of torch: those made of the committed .pte files,
+    and small ones.
 
     Args:
         extra: a folder with more .pte and .pvk files.
@@ -103,7 +111,21 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
             np.savez_compressed(stream, total=np.arange(3, dtype=np.float32), cache=np.zeros(500))
         found.append(Seed("state", "state", (Path(folder) / "state").read_bytes()))
     programs = [seed.data for seed in found if seed.kind == "pvk"]
-    return (*found, *(Seed("request", "request", REQUEST, each) for each in programs[:1]))
+    found.append(Seed("request", "request", REQUEST, programs[0]))
+    found += [Seed(name, "array", data) for name, data in archives.arrays().items()]
+    found += [Seed("dump", "dump", archives.kernel_folder())]
+    found += [Seed("override", "override", archives.kernel_folder("fuzz."))]
+    return (*found, Seed("import", "import", archives.IMPORT))
+
+
+@cache
+def with_archives(extra: str = "") -> tuple[Seed, ...]:
+    """`seeds`, and the archives of torch, if there is torch. Takes seconds."""
+    if not importlib.util.find_spec("torch"):
+        return seeds(extra)
+    program = (DATA / "linear_relu_inline.pte").read_bytes()
+    made = archives.of_torch().items()
+    return (*seeds(extra), *(Seed(name, name.split()[0], data, program) for name, data in made))
 
 
 _SPIRV = b"\x03\x02\x23\x07" + bytes(range(64))
@@ -121,8 +143,13 @@ def parse(seed: Seed, data: bytes) -> None:
     """
     if seed.kind == "request":
         read(data)
+    elif seed.kind in _READERS:
+        _READERS[seed.kind](data)
     elif seed.kind == "bundle":
-        _read_bundle(data)
+        _read_bundle(seed.data, data)
+    elif seed.kind == "etrecord":
+        with _as_file(data) as path:
+            read_etrecord(Path(path), "forward")
     elif seed.kind == "state":
         with _as_file(data) as path:
             States(total=("float32", (3,)), cache=("float64", (500,))).load(path)
@@ -139,13 +166,26 @@ def parse(seed: Seed, data: bytes) -> None:
             _plan(file)
 
 
-def _read_bundle(data: bytes) -> None:
+_READERS: dict[str, Callable[[bytes], None]] = {
+    "array": archives.read_array,
+    "import": archives.import_module,
+    "override": archives.read_override,
+    "dump": archives.write_dump,
+}
+
+
+def _read_bundle(sound: bytes, data: bytes) -> None:
     with _as_file(data) as path:
+        if data != sound:
+            try:
+                Cache(None).import_bundle(path, sha256=hashlib.sha256(sound).hexdigest())
+                raise AssertionError("a changed bundle was taken")
+            except FileFormatError as error:
+                assert "SHA-256" in error.what
         found = Cache(None)
         found.attach_bundle(path, trust=True)
         for number in range(3):
-            held = found.get_spirv(_key(number))
-            assert held is None or held == _SPIRV, "a changed entry was taken"
+            found.get_spirv(_key(number))
         whole = Cache(None)
         try:
             whole.import_bundle(path, trust=True)
@@ -180,10 +220,13 @@ def run(seed: Seed, data: bytes) -> None:
     if seed.kind == "request":
         ask(data, seed.beside)
         return
-    if seed.kind not in ("pte", "pvk"):
+    if seed.kind == "etrecord":
+        with _as_file(data) as path:
+            _show("pte", seed.beside, "--etrecord", path)
+    if seed.kind not in ("pte", "pvk", "pt2"):
         parse(seed, data)
         return
-    _show(seed, data)
+    _show(seed.kind, data)
     draw = np.random.default_rng(0)
     with purevk.load(data) as program:
         for name, method in program.methods.items():
@@ -192,16 +235,16 @@ def run(seed: Seed, data: bytes) -> None:
                 program.method(name).run_flat(inputs)
 
 
-def _show(seed: Seed, data: bytes) -> None:
+def _show(kind: str, data: bytes, *more: str) -> None:
     """Shows a file by the command; no character of it may reach a terminal as a command."""
     from purevk.cli import main
 
     text = io.StringIO()
-    with tempfile.NamedTemporaryFile(suffix=f".{seed.kind}") as file:
+    with tempfile.NamedTemporaryFile(suffix=f".{kind}") as file:
         file.write(data)
         file.flush()
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            code = main(["inspect", file.name, "--no-device", "--graph"])
+            code = main(["inspect", file.name, "--no-device", "--graph", *more])
     assert code in (0, 1), text.getvalue()
     assert is_safe(text.getvalue())
 
@@ -226,16 +269,23 @@ def check(do: Callable[[Seed, bytes], None], seed: Seed, data: bytes) -> str:
     refuses it. All else is raised, and so are errors that say that purevk itself is at fault."""
     try:
         do(seed, data)
-    except OF_PUREVK:
-        raise
     except PurevkError as error:
+        if isinstance(error, OF_PUREVK):
+            if seed.kind != "override" or type(error) is not ShaderCompilerError:
+                raise
         assert is_safe(str(error))
         assert isinstance(error, InputError) or seed.kind != "request", "a request is the client's"
         return type(error).__name__
+    finally:
+        assert not os.path.exists(MARK), "code of a file has run"
     return "read"
 
 
 def pick(draw: random.Random, among: tuple[Seed, ...]) -> Seed:
-    """A file to change: mostly a program."""
-    programs = [each for each in among if each.kind in ("pte", "pvk")] or among
-    return draw.choice(programs if draw.random() < 0.9 else among)
+    """A file to change: half of the time a program, else one of any kind."""
+    kinds: dict[str, list[Seed]] = {}
+    for seed in among:
+        kinds.setdefault(seed.kind, []).append(seed)
+    programs = [kind for kind in ("pte", "pvk") if kind in kinds]
+    kind = draw.choice(programs if programs and draw.random() < 0.5 else list(kinds))
+    return draw.choice(kinds[kind])

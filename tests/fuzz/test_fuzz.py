@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
+from tests.fuzz import archives
 from tests.fuzz.mutations import apply, draw_changes
-from tests.fuzz.targets import check, parse, pick, run, seeds
+from tests.fuzz.targets import Seed, check, parse, pick, run, seeds, with_archives
 
 
 def outcomes(first: int, count: int, runs: bool) -> Counter[str]:
@@ -26,7 +27,10 @@ def outcomes(first: int, count: int, runs: bool) -> Counter[str]:
 
 def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
-    assert set(kinds) == {"pte", "ptd", "pvk", "bundle", "entry", "state", "request"}
+    assert set(kinds) == {
+        *("pte", "ptd", "pvk", "bundle", "entry", "state", "request"),
+        *("array", "import", "override", "dump"),
+    }
     for seed in seeds():
         assert check(parse, seed, seed.data) == "read", seed.name
 
@@ -34,6 +38,42 @@ def test_seeds_are_sound() -> None:
 def test_changed_files() -> None:
     found = outcomes(0, 150, runs=False)
     assert found["read"] > 10 and found["FileFormatError"] > 50
+
+
+@pytest.mark.slow
+def test_changed_archives() -> None:
+    """.pt2 files of three layouts, and an ETRecord."""
+    pytest.importorskip("torch")
+    among = [seed for seed in with_archives() if seed.kind in ("pt2", "etrecord")]
+    assert len(among) == 4
+    found: Counter[str] = Counter()
+    for number in range(100):
+        draw = random.Random(f"archive {number}")
+        seed = among[number % 4 if number < 40 else 3]  # a .pt2 file takes 0.3 s
+        changes = draw_changes(draw, seed.kind, seed.data)
+        found[check(parse, seed, apply(seed.data, changes))] += 1
+    assert found["read"] > 10 and found["FileFormatError"] > 10, found
+
+
+def folder_with(name: str, node: str, kind: str) -> str:
+    """What a folder of kernels comes to whose file is something else."""
+    data = archives.kernel_folder()
+    (member,) = (each for each in archives.members(data) if each.endswith(name))
+    return check(parse, Seed("", kind, data), apply(data, [["become", member, node]]))
+
+
+@pytest.mark.parametrize("node", ["link itself", "folder", "socket", "pipe", "link nowhere"])
+def test_dump_over_other_nodes(node: str) -> None:
+    """They raised plain OSErrors, or waited."""
+    assert folder_with("00.front_end.txt", node, "dump") == "OutputError"
+
+
+def test_override_by_a_file_of_1_tb() -> None:
+    for name in (".comp", ".spv"):
+        data = archives.kernel_folder("fuzz.0")
+        (member,) = (each for each in archives.members(data) if each.endswith(name))
+        changed = apply(data, [["become", member, "hole"]])
+        assert check(parse, Seed("", "override", data), changed) == "InputError"
 
 
 @pytest.mark.device
