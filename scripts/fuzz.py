@@ -17,7 +17,7 @@ Processes do the work, and this one watches them. A case fails if
 * it starts a process, connects to a server, or writes outside of the folder of temporary files and
   the cache;
 * it raises what is no error of purevk;
-* it takes more than 10 seconds (a hang: the process is killed);
+* it takes more than 10 seconds of CPU time, or 60 seconds (a hang: the process is killed);
 * it takes more memory than --mib.
 
 Each failure is written to --failures as JSON: the file, the changes, and what happened. The exit code
@@ -45,7 +45,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-HANG_S = 10.0
+HANG_S = 10.0  # of CPU time
+WAITS_S = 60.0
 START_S = 120.0  # a process imports, and makes the sound files
 WAIT_S = 0.5
 _EVENTS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")
@@ -124,7 +125,7 @@ class Worker:
 
     def __init__(self, args: argparse.Namespace, first: int) -> None:
         self.args, self.next = args, first
-        self.since = time.monotonic()
+        self.since, self.used = time.monotonic(), 0.0
         self.running: int | None = None
         options = {"--seed": args.seed, "--jobs": args.jobs, "--run-share": args.run_share,
                    "--mib": args.mib, "--corpus": args.corpus, "--kind": args.kind, "--first": first}  # fmt: skip
@@ -145,9 +146,23 @@ class Worker:
         *whole, self._rest = (self._rest + data).split(b"\n")
         return [line.decode() for line in whole]
 
+    def note_time(self) -> None:
+        """Counts the time of a case from here on."""
+        self.since, self.used = time.monotonic(), self._cpu_time()
+
     def hangs(self) -> bool:
-        limit = START_S if self.running is None else HANG_S
-        return time.monotonic() - self.since > limit
+        limit = START_S if self.running is None else WAITS_S
+        used = self._cpu_time() - self.used
+        return time.monotonic() - self.since > limit or (self.running is not None and used > HANG_S)
+
+    def _cpu_time(self) -> float:
+        """Seconds of the process; 0 where the system has no /proc."""
+        try:
+            text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return 0.0
+        ticks = text.rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         self.process.kill()
@@ -189,7 +204,7 @@ class Campaign:
         """Takes in what a worker has written. Whether it needs another process."""
         gone = worker.process.poll() is not None
         for line in worker.lines():
-            worker.since = time.monotonic()
+            worker.note_time()
             word, _, rest = line.partition(" ")
             if word == "start":
                 worker.running, worker.next = int(rest), int(rest) + self.args.jobs
@@ -202,7 +217,7 @@ class Campaign:
             raise SystemExit("a worker does not start: run with --work --first 0 to see why")
         code = worker.process.returncode
         seed, _, runs = case_of(worker.running, self.args)
-        found = f"!crash, exit code {code}" if gone else f"!hang of {HANG_S:g} s"
+        found = f"!crash, exit code {code}" if gone else "!hang"
         self._note(worker.running, f"{seed.kind}: {found}", runs, "")
         return True
 
