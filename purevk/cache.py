@@ -22,6 +22,7 @@ from typing import Any
 
 from purevk import knobs
 from purevk.errors import KernelNotCachedError, PurevkError, ShaderCompilerError
+from purevk.plain_text import printable
 from purevk.shaders.bundle import Bundle, WrittenBundle, write_bundle
 from purevk.shaders.cache_check import (
     EntryInfo,
@@ -108,7 +109,7 @@ class Cache:
         self._counts = dict.fromkeys(("hits", "memory_hits", "misses"), 0)
 
     def __repr__(self) -> str:
-        return f"<Cache {self.folder or 'in memory'}>"
+        return printable(f"<Cache {self.folder or 'in memory'}>")
 
     @property
     def persistent(self) -> bool:

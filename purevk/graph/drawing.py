@@ -14,7 +14,7 @@ from purevk.ir.printer import to_text
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Dispatch
 from purevk.ops import registry
-from purevk.plain_text import json_text
+from purevk.plain_text import json_text, printable
 from purevk.schedule.plan import Plan
 
 _TITLES = {
@@ -34,7 +34,7 @@ class GraphDrawing:
 
     def __repr__(self) -> str:
         graph = self.plan.graph
-        return f"<graph of {graph.name}, {len(graph.nodes)} nodes; print() shows it>"
+        return printable(f"<graph of {graph.name}, {len(graph.nodes)} nodes; print() shows it>")
 
     def data(self) -> dict[str, Any]:
         """The graph as plain data.
@@ -76,7 +76,7 @@ class GraphDrawing:
             ("host", "#fff3c4"),
         ):
             lines.append(f"  classDef {on} fill:{colour},stroke:#888,color:#111")
-        return "\n".join(lines) + "\n"
+        return printable("\n".join(lines) + "\n")
 
     def __str__(self) -> str:
         return self.to_text()

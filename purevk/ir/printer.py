@@ -1,4 +1,4 @@
-"""The printed form of a graph, one node a line."""
+"""The printed form of a graph, one node a line, for people: names and texts are `printable`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.ir.graph import Graph, Node
 from purevk.ir.types import Value
+from purevk.plain_text import printable
 
 
 def _arg(arg: Any) -> str:
@@ -33,12 +34,8 @@ def node_to_text(node: Node) -> str:
     line = (
         (f"{results} = " if results else "") + text + (f"  # {node.source}" if node.source else "")
     )
-    return "\n".join(
-        [
-            line,
-            *(textwrap.indent(to_text(graph, "graph").rstrip("\n"), "  ") for graph in node.graphs),
-        ]
-    )
+    graphs = (textwrap.indent(to_text(graph, "graph").rstrip("\n"), "  ") for graph in node.graphs)
+    return printable("\n".join([line, *graphs]))
 
 
 def to_text(graph: Graph, kind: str = "method") -> str:
@@ -64,4 +61,4 @@ def to_text(graph: Graph, kind: str = "method") -> str:
     lines += [node_to_text(node) for node in graph.nodes]
     lines.append("output " + ", ".join(_arg(output) for output in graph.outputs))
     lines += [f"update {graph.inputs[position]!r}" for position in graph.updates]
-    return "\n".join(lines) + "\n"
+    return printable("\n".join(lines) + "\n")

@@ -19,6 +19,7 @@ from purevk.fallback import to_numpy, to_torch
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
+from purevk.plain_text import printable
 from purevk.program.arguments import Given, describe_inputs, write_back
 from purevk.program.cuda import external_calls
 from purevk.program.outputs import read_outputs
@@ -395,7 +396,7 @@ class Method:
                 each.close()
 
     def __repr__(self) -> str:
-        return f"<Method {self.name}({describe_inputs(self.graph)})>"
+        return printable(f"<Method {self.name}({describe_inputs(self.graph)})>")
 
 
 def _alike(one: Graph, two: Graph) -> bool:

@@ -15,6 +15,7 @@ from purevk.graph.limits import DeviceLimits, device_limits
 from purevk.graph.report import NodeCost, kernels_data, memory_data, node_costs
 from purevk.ir import Graph, Guard, GuardLog
 from purevk.passes.pipeline import optimize
+from purevk.plain_text import printable
 from purevk.program.arguments import describe_inputs
 from purevk.report.words import size_text
 from purevk.schedule.plan import Plan
@@ -138,13 +139,12 @@ class PlannedProgram:
             lines.append(
                 f"    {name:32} {_counted(len(costs), 'node'):>11} {size_text(nbytes):>10} {flops / 1e9:10.3g} Gflop"
             )
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __repr__(self) -> str:
         count = sum(len(each.dispatches) for each in self.plan.nested())
-        return (
-            f"<PlannedProgram {self.name} for {self.device}: {_counted(count, 'dispatch', 'es')}>"
-        )
+        about = f"{self.name} for {self.device}: {_counted(count, 'dispatch', 'es')}"
+        return printable(f"<PlannedProgram {about}>")
 
 
 def _counted(count: int, noun: str, ending: str = "s") -> str:

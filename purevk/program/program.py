@@ -21,6 +21,7 @@ from purevk.graph.context import Context
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value
+from purevk.plain_text import printable
 from purevk.program.cpu_nodes import log_cpu_nodes
 from purevk.program.host_memory import HostMemory
 from purevk.program.leaves import Leaves
@@ -455,7 +456,7 @@ class Program:
         self.close()
 
     def __repr__(self) -> str:
-        about = f"Program {self.name} on {self.device.name}: {', '.join(self.methods)}"
+        about = printable(f"Program {self.name} on {self.device.name}: {', '.join(self.methods)}")
         if self._closed:
             return f"<{about}; closed>"
         on_cpu = count_steps(method.executable.plan for method in self.methods.values())[

@@ -7,6 +7,7 @@ from typing import Any
 
 from purevk.ir import Dim, FixedInput, Graph, Size, Value
 from purevk.ir import dims as _dims
+from purevk.plain_text import printable
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class DimSpec:
     upper: int | None
 
     def __str__(self) -> str:
-        return self.name
+        return printable(self.name)
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,10 @@ class ArgumentSpec:
     bounds: tuple[int, int | None] | None = None
 
     def __str__(self) -> str:
+        about = repr(self.value) if self.kind == "fixed" else self.kind
         if self.kind == "tensor":
-            return f"{self.name}: {self.dtype}[{', '.join(map(str, self.sizes))}]"
-        return (
-            f"{self.name}: {self.value!r}" if self.kind == "fixed" else f"{self.name}: {self.kind}"
-        )
+            about = f"{self.dtype}[{', '.join(map(str, self.sizes))}]"
+        return printable(f"{self.name}: {about}")
 
 
 def input_specs(graph: Graph) -> list[ArgumentSpec]:

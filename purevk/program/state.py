@@ -12,6 +12,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, InputError
 from purevk.ir import Value
+from purevk.plain_text import printable
 from purevk.whole_file import open_regular, replace_file
 
 if TYPE_CHECKING:
@@ -235,4 +236,6 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             ) from error
 
     def __repr__(self) -> str:
-        return f"<states of {self._owner.name}: {', '.join(f'{name} {places[0][1].type}' for name, places in self._places().items())}>"  # noqa: E501
+        places = self._places().items()
+        states = ", ".join(f"{name} {found[0][1].type}" for name, found in places)
+        return printable(f"<states of {self._owner.name}: {states}>")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from purevk.plain_text import printable
 from purevk.pte.program import (
     VULKAN_BACKEND,
     Delegate,
@@ -40,7 +41,7 @@ def describe(program: Program) -> str:
     for file in program.data_files:
         size = sum(entry.size for entry in file.entries.values())
         lines.append(f"data file {file.name}: {_count(len(file.entries), 'key')}, {size} bytes")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _plan(program: Program, plan: ExecutionPlan) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import purevk
-from purevk import errors, knobs, progress
+from purevk import errors, knobs, progress, pte
 from purevk.cli import commands
 from purevk.plain_text import LOGGERS, json_text, printable
 from tests.fuzz.mutations import description, with_description
@@ -172,6 +172,28 @@ def test_errors(name: str, hostile: Path, tmp_path: Path, cli: Callable[..., Any
             cli(*words, "--traceback")
         _assert_safe(str(raised.value))
         assert "evil" in str(raised.value)  # the name is there
+
+
+@pytest.mark.device
+def test_objects(hostile: Path, tmp_path: Path) -> None:
+    """What a user prints in a program or a notebook."""
+    other = tmp_path / f"evil{HOSTILE}.pte"
+    other.write_bytes((ROOT / "tests/data/pte/linear_relu_inline.pte").read_bytes())
+    cache = purevk.cache.Cache(tmp_path / f"evil{HOSTILE}")
+    with purevk.load(hostile) as program:
+        (method,) = program.methods.values()
+        drawing = program.graph(method.name)
+        objects = [program, method, program.state, drawing, drawing.to_mermaid(), cache]
+        objects += [*method.inputs, *method.outputs]
+        objects.append(purevk.plan(hostile, method=method.name))
+        objects += [dim for spec in method.inputs for dim in spec.sizes]
+        objects += [spec.sizes for spec in method.inputs]
+        texts = [str(each) for each in objects]
+        texts += [repr(each) for each in objects if not isinstance(each, str)]
+        texts += [repr(program.report()), pte.describe(pte.read_program(other))]
+    for text in texts:
+        _assert_safe(text)
+    assert sum("evil" in text for text in texts) > 15
 
 
 def test_tracebacks_of_the_process(hostile: Path) -> None:

@@ -14,6 +14,7 @@ from purevk.errors import InputError, PurevkError
 from purevk.fallback import to_numpy
 from purevk.ir import Dim, Graph, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.plain_text import printable
 from purevk.program.method import Method, returned
 from purevk.program.program import Program
 from purevk.program.specs import ArgumentSpec
@@ -116,7 +117,7 @@ class Replicas:
 
     def __repr__(self) -> str:
         names = ", ".join(program.device.name for program in self.programs)
-        return f"<Replicas of {self.name} on {names}>"
+        return printable(f"<Replicas of {self.name} on {names}>")
 
 
 class SplitMethod:
@@ -207,7 +208,7 @@ class SplitMethod:
                 )
 
     def __repr__(self) -> str:
-        return f"<SplitMethod {self.name} along {self.batch}>"
+        return printable(f"<SplitMethod {self.name} along {self.batch}>")
 
 
 def part_sizes(rows: int, parts: int, least: int) -> list[int]:

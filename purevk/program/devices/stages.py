@@ -20,6 +20,7 @@ from purevk.graph.context import Context
 from purevk.ir import Dim, Graph, Guard, GuardLog, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.plain_text import printable
 from purevk.program.arguments import Given, InputReader, describe_given, describe_inputs, write_back
 from purevk.program.devices.cuts import CutGraph, Stage, choose_cuts, cut, with_early_stores
 from purevk.program.devices.memory import free_bytes
@@ -193,7 +194,7 @@ class StagedProgram:
                 f"  {number + 1}: {program.device.name}, {size:.1f} MiB of weights and states,"
                 f" nodes of {nodes}"
             )
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def check_open(self) -> None:
         """Raises PurevkError if the program is closed."""
@@ -218,7 +219,7 @@ class StagedProgram:
 
     def __repr__(self) -> str:
         names = ", ".join(program.device.name for program in self.programs)
-        return f"<StagedProgram {self.name} on {names}: {', '.join(self.methods)}>"
+        return printable(f"<StagedProgram {self.name} on {names}: {', '.join(self.methods)}>")
 
 
 class StagedMethod:
@@ -392,7 +393,7 @@ class StagedMethod:
         ]
 
     def __repr__(self) -> str:
-        return f"<StagedMethod {self.name}({describe_inputs(self._graph)})>"
+        return printable(f"<StagedMethod {self.name}({describe_inputs(self._graph)})>")
 
 
 class _StageSource:
