@@ -356,6 +356,33 @@ def test_batch_norm_is_folded_only_into_its_own_convolution() -> None:
         assert_same(interpret(graph, inputs), interpret(changed, inputs), rtol=1e-5, atol=1e-5)
 
 
+def test_batch_norm_after_convolutions_of_all_kinds() -> None:
+    """Transposed, in groups, with a bias, without a batch: as many channels in as out, so that a
+    wrong scale has a shape that fits."""
+    rng, folded = random.Random(6), 0
+    without_batch = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}
+    for transposed, bias, groups, batch in itertools.product((False, True), (0, 1), (1, 2), (0, 1)):
+        rank = rng.randint(1, 3)
+        recorder = Recorder()
+        inputs = [tensor(*[2] * (batch or transposed), 4, *[4] * rank)]
+        x = recorder.input(inputs[0])
+        w = recorder.constant(tensor(4, 4 // groups, *[3] * rank, seed=1))
+        b = recorder.constant(tensor(4, seed=2)) if bias else None
+        stats = [recorder.constant(tensor(4, seed=n, low=0.5, high=2)) for n in range(4)]
+        ones = [1] * rank
+        if transposed or batch:
+            call = (x, w, b, ones, ones, ones, transposed, [0] * rank, groups)
+            y = recorder.call(aten.convolution.default, call, {})
+        else:
+            y = recorder.call(without_batch[rank], (x, w, b, ones, ones, ones, groups), {})
+        overload = aten._native_batch_norm_legit_no_training.default
+        graph = recorder.importer.finish([recorder.call(overload, (y, *stats, 0.1, 1e-5), {})[0]])
+        changed = drop_unused(fold_batch_norm(graph))
+        folded += not any("batch_norm" in node.op for node in changed.nodes)
+        assert_same(interpret(graph, inputs), interpret(changed, inputs), rtol=1e-5, atol=1e-5)
+    assert folded >= 4
+
+
 def test_symbols_survive() -> None:
     """With symbolic sizes, results of the passes have the types that they had."""
     from tests.ops.harness import play, trace
