@@ -54,6 +54,7 @@ traits)
     options=(--tier=landing tests/ops tests/models tests/program)
     export PUREVK_TEST_TRAITS=gpu
     ;;
-fast | landing) options=(--tier="$tier") ;;
+fast) options=(--tier=fast) ;;
+landing) options=(--tier=landing --budget) ;;
 esac
 exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal ${options[@]+"${options[@]}"} "$@"

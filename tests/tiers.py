@@ -24,6 +24,7 @@ TIERS = ("fast", "landing")
 SLICES = 10
 TESTS = Path(__file__).parent
 BUDGET = TESTS / "budget.txt"
+WHOLE = "# From a run of the whole landing tier: --budget fails what costs more.\n"
 _CHOSEN = pytest.StashKey[set[str]]()
 _SWEPT = ("tests/ops/", "tests/glsl/", "tests/lower/")
 
@@ -42,10 +43,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier, text = config.getoption("--tier"), config.getoption("--slice")
+    chosen = set(select(items, tier or "landing"))
+    config.stash[_CHOSEN] = set() if tier == "fast" else {item.nodeid for item in chosen}
     if tier is None:
         return
-    chosen = set(select(items, tier))
-    config.stash[_CHOSEN] = {item.nodeid for item in chosen} if tier == "landing" else set()
     if text:
         chosen |= {item for item in items if in_slice(item.nodeid, text)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -53,8 +54,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_landing(item: pytest.Item) -> bool:
-    """Whether this run has chosen a test for the landing tier, not for a slice."""
+    """Whether a test is of the landing tier, and not only of a slice or of the nightly tier."""
     return item.nodeid in item.config.stash.get(_CHOSEN, set())
+
+
+def is_everything(config: pytest.Config) -> bool:
+    """Whether all files are collected, and the tiers alone select."""
+    folders = {(config.invocation_params.dir / each).resolve() for each in config.args}
+    some = config.getoption("keyword") or config.getoption("markexpr")
+    return not some and folders <= {config.rootpath, config.rootpath / "tests"}
+
+
+def landing_tests(config: pytest.Config) -> int:
+    """How many tests of the landing tier are to run."""
+    return len(config.stash.get(_CHOSEN, set()))
 
 
 @functools.cache
@@ -67,6 +80,12 @@ def budget() -> dict[str, tuple[float, str]]:
             seconds, tier, name = line.split(maxsplit=2)
             found[name] = float(seconds), tier
     return found
+
+
+@functools.cache
+def is_whole() -> bool:
+    """Whether the budget is from a run of the whole landing tier, so that a test without a line is new."""
+    return WHOLE in BUDGET.read_text(encoding="utf-8")
 
 
 def names(item: pytest.Item) -> tuple[str, str]:

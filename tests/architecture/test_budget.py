@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from scripts import budget as script
@@ -31,6 +35,7 @@ def test_a_test_over_its_budget_fails(
     monkeypatch.setattr(tiers, "budget", lambda: {"test_it.py::test_listed": (0.5, "landing")})
     monkeypatch.setattr(budget, "NEW", 0.1)
     monkeypatch.setattr(budget, "slowness", lambda: 1.0)
+    monkeypatch.setattr(tiers, "is_whole", lambda: True)
     pytester.makepyfile(test_it=TESTS)
     plugins = (
         "-p",
@@ -47,9 +52,38 @@ def test_a_test_over_its_budget_fails(
     made.stdout.fnmatch_lines(["*test_it.py::test_new took 0.? CPU seconds*allows 0.1*"])
     monkeypatch.setattr(budget, "slowness", lambda: 9.0)  # a busy machine
     pytester.runpytest_inprocess(*plugins, "--budget").assert_outcomes(passed=4)
-    costs = script.measured([str(pytester.path / "costs.jsonl")])
+    files = [str(pytester.path / "costs.jsonl")]
+    assert script.is_whole(files)
+    costs = script.measured(files)
     assert 0.2 < costs["test_it.py::test_listed"].seconds < 3.0
     assert costs["test_it.py::test_cheap"].seconds < 0.2
+
+
+def test_a_run_is_whole_if_it_has_all_tests_of_the_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Skipped ones too, from several processes; a run of some files does not say how many there are."""
+    path = tmp_path / "costs.jsonl"
+
+    def entry(test: str, landing: bool = True, outcome: str = "passed") -> dict[str, Any]:
+        return {"test": test, "seconds": [0, 90, 0], "outcome": outcome, "landing": landing}
+
+    rows: list[dict[str, Any]] = [
+        *({"landing_tests": 2}, {"landing_tests": 2}),
+        *(entry("a"), entry("c", landing=False)),
+        {"kernel": ["x.comp", [["M", "1"]]], "test": "a", "landing": True},
+        {"kernel": ["y.comp", []], "test": "c", "landing": False},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert not script.is_whole([str(path)])
+    script.report_coverage([str(path)])
+    text = capsys.readouterr().out
+    assert "landing: 1 tests, 1.5 CPU-minutes" in text
+    assert "landing 1, nightly 1 more\n  only nightly: y.comp\n" in text
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry("b", outcome="skipped")) + "\n")
+    assert script.is_whole([str(path)])
+    assert not script.is_whole([])
 
 
 def test_lines_of_a_run() -> None:
