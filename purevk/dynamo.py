@@ -25,7 +25,9 @@ import numpy as np
 import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -45,6 +47,7 @@ from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
 from purevk.frontends.torch.overlaps import Overlaps
+from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
@@ -70,6 +73,20 @@ _RAISED = (
     RestartAnalysis,
     SkipFrame,
 )
+
+
+def _is_tracing() -> bool:
+    """Whether this thread traces for this backend, in dynamo or in AOTAutograd."""
+    try:
+        compiler: Any = InstructionTranslator.current_tx().output.compiler_fn
+        backend = innermost_backend(compiler)
+    except AttributeError:  # dynamo does not trace
+        return False
+    return getattr(getattr(backend, "compiler_fn", backend), "__module__", "") == __name__
+
+
+# Without this, dynamo leaves modules with recurrent layers to eager torch.
+_layers = WholeLayers(_is_tracing)
 
 
 def make_backend(
@@ -391,6 +408,7 @@ class _CompiledGraph:
     def __init__(
         self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None
     ) -> None:
+        _layers.restore(module)
         self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
         self.fixed = {at for at in self.aot.tensors if at in fixed}
         self._given_context = context

@@ -687,6 +687,29 @@ def test_a_failure_behind_a_write_is_raised(forgotten: None) -> None:
     _agrees(compiled, _shift, x, y)
 
 
+def test_recurrent_layers_of_any_length() -> None:
+    """dynamo leaves such modules to eager torch, unless the backend has it trace them."""
+
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.LSTM(4, 6, bidirectional=True, batch_first=True)
+            self.second = torch.nn.GRU(12, 5, num_layers=2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)[0].relu())[0]
+
+    module = Tagger().eval()
+    compiled = torch.compile(module, backend="purevk", fullgraph=True, options={"fallback": False})
+    torch._dynamo.utils.counters.clear()
+    for length in (5, 9, 30, 2):
+        _agrees(compiled, module, torch.randn(3, length, 4))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    torch._dynamo.reset()
+    other = torch.compile(module, backend="eager")  # traces them as before
+    _agrees(other, module, torch.randn(3, 5, 4))
+
+
 # -- positions that follow from data ---------------------------------------------------------------
 def _at(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[n.sum().item()]

@@ -247,6 +247,7 @@ class ComputeGraph:
         push = _words(tables.pushed.evaluate(env))
         pointer = vk.ffi.cast("char *", push.ctypes.data)
         grids = tables.grids.evaluate(env).tolist()
+        repeats = tables.repeats.evaluate(env).tolist()
         commands.begin()
         if queries is not None:
             commands.reset_queries(queries)
@@ -267,7 +268,12 @@ class ComputeGraph:
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
                 if x and y and z and (external or not dispatches[dispatch].external):
-                    record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
+                    for iteration in range(repeats[at]):
+                        if repeats[at] > 1:
+                            push[(start + count) // 4 - 1] = iteration
+                        if iteration:
+                            barrier()
+                        record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
                 if queries is not None and single:
                     commands.write_timestamp(queries, query + at + 1)
         if queries is not None and not single:
@@ -355,8 +361,8 @@ class _Tables:
     """The expressions that are evaluated to record a segment, or to run it again.
 
     Attributes:
-        pushed, grids, buffered: words of push constants, grids (three per dispatch), words of
-            parameters in buffers.
+        pushed, grids, repeats, buffered: words of push constants, grids (three per dispatch),
+            repetitions, words of parameters in buffers.
         spans: for each dispatch, the first byte of its push constants and their count of bytes.
         params: numbers of the dispatches whose parameters are in a buffer.
         offsets: of its words in the buffer, in words.
@@ -374,6 +380,7 @@ class _Tables:
             words.extend(dispatch.push[:count])
         self.pushed = SizeTable(words or [0])
         self.grids = SizeTable(size for dispatch in dispatches for size in dispatch.grid)
+        self.repeats = SizeTable(dispatch.repeat for dispatch in dispatches)
         self.params = [number for number in graph._params if cut.first <= number < cut.last]
         self.buffered = SizeTable(
             size for number in self.params for size in graph.dispatches[number].push
@@ -384,7 +391,7 @@ class _Tables:
             for at in range(len(graph.dispatches[number].push))
         ]
         self.filled = False
-        found = {*self.pushed.symbols, *self.grids.symbols}
+        found = {*self.pushed.symbols, *self.grids.symbols, *self.repeats.symbols}
         for value in cut.downloads:
             if value in graph.memory.copies:
                 found |= _dims.symbols(value.type.numel)

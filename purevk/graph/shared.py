@@ -49,7 +49,8 @@ class Contents:
 
         for each in dispatches:
             bindings = tuple((content(b.storage), b.write, b.kind, b.offset) for b in each.bindings)
-            step = self._number((each.kernel, each.push, each.grid, each.params_buffer, bindings))
+            run = each.push, each.grid, each.params_buffer, each.repeat
+            step = self._number((each.kernel, *run, bindings))
             for number, binding in enumerate(each.bindings):
                 if binding.write:
                     window = windows.get(binding.storage)

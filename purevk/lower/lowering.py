@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.errors import UnsupportedOperatorError
+from purevk.errors import KernelInterfaceError, UnsupportedOperatorError
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.loops import check_declared, iterations
@@ -113,6 +113,8 @@ class Dispatch:
         label: the operator and its location in the source, for profiles.
         flops, nbytes: arithmetic and memory traffic, for profiles.
         external: it runs only in calls with tensors of another API on the device.
+        repeat: how often it runs, each time after the one before. If it is not 1, the last word of
+            `push` counts these iterations from 0.
     """
 
     kernel: KernelSpec
@@ -124,6 +126,7 @@ class Dispatch:
     flops: Size = 0
     nbytes: Size = 0
     external: bool = False
+    repeat: Size = 1
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,7 @@ class Lowering:
         nbytes: Size | None = None,
         label: str = "",
         external: bool = False,
+        repeat: Size = 1,
     ) -> None:
         """Appends a dispatch.
 
@@ -280,6 +284,8 @@ class Lowering:
                 push constants, but for those in `specialize` that are known.
             constants: all other specialization constants that it declares, by name.
             external: see `Dispatch`.
+            repeat: how often it runs. If it is not 1, the parameter `iteration`, which has the highest
+                number, counts from 0.
             specialize: names of parameters that become specialization constants where they are
                 known.
 
@@ -348,8 +354,14 @@ class Lowering:
                 "GUARD_STRIDE": str(NOTE_WORDS),
             }
             bindings.append(Binding(next(iter(self.checks)), False, "flags"))
-        by_value = len(words) > MAX_PUSH or any(
-            not symbol.is_size for word in words for symbol in _dims.symbols(word)
+        repeats = not isinstance(repeat, int) or repeat != 1
+        if repeats and takes.params.get("iteration") != len(words) - 1:
+            raise KernelInterfaceError(
+                "a repeated dispatch has no parameter `iteration` as its last one", where=template
+            )
+        by_value = not repeats and (
+            len(words) > MAX_PUSH
+            or any(not symbol.is_size for word in words for symbol in _dims.symbols(word))
         )
         if by_value:
             text["PARAMS_BUFFER"] = str(len(bindings))
@@ -383,6 +395,7 @@ class Lowering:
                 flops,
                 nbytes,
                 external,
+                repeat,
             )
         )
 

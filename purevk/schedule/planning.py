@@ -94,7 +94,9 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
     found = {}
     for node in graph.nodes:
         sizes: list[Size] = [
-            size for dispatch in made.get(node, ()) for size in (*dispatch.grid, *dispatch.push)
+            size
+            for dispatch in made.get(node, ())
+            for size in (*dispatch.grid, *dispatch.push, dispatch.repeat)
         ]
         if on_host(node):
             nodes = [

@@ -155,6 +155,7 @@ class ModuleSource:
         from torch.utils._pytree import tree_map
 
         from purevk.frontends.torch.fast_paths import masks_as_given
+        from purevk.frontends.torch.recurrent import traced_whole
 
         args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
         self.name, self.module, self.mutable = name, module, mutable
@@ -169,6 +170,7 @@ class ModuleSource:
                 torch.no_grad(),
                 exportable(module),
                 masks_as_given(),
+                traced_whole(),
             ):
                 try:
                     made = _export(module, positional, named, dynamic_shapes)

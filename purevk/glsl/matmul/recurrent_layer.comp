@@ -6,7 +6,8 @@
 // step to step. LANES neighbours of a subgroup take one unit of the state: each has every LANES-th
 // vector of its rows of the weight. They add up by shuffles, and each of the first ROWS lanes finishes
 // a row. The states before and after a step are in shared memory, so that a step takes one barrier.
-// States and cells between steps are not rounded to T.
+// States and cells between steps are not rounded to T. Where a device ends loops that are so long, the
+// dispatch is repeated for each `most` steps.
 //
 // Buffers: gates [steps, batches, directions * GATES * H] (what the input adds to the gates, with its
 //   bias), weight [directions * GATES * H, H], bias [directions * GATES * H] (if BIAS), state
@@ -75,6 +76,8 @@ PARAM(17, offset_cell)
 PARAM(18, cell_direction)
 PARAM(19, cell_row)
 #endif
+PARAM(20, most)
+PARAM(21, iteration)
 
 READONLY_BUFFER(0, gates, T)
 #if VEC4
@@ -86,10 +89,10 @@ READONLY_BUFFER(2, state, T)
 #if BIAS
 READONLY_BUFFER(3, bias, T)
 #endif
-WRITEONLY_BUFFER(3 + BIAS, out, T)
+BUFFER(3 + BIAS, out, T)
 #if KIND == 3
 READONLY_BUFFER(4 + BIAS, before, T)
-WRITEONLY_BUFFER(5 + BIAS, cell, T)
+BUFFER(5 + BIAS, cell, T)
 #endif
 
 #define QUADS ((H + 3) / 4)
@@ -99,7 +102,7 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
 shared vec4 states[2][ROWS][COLUMNS * LANES];
 
-LOOPS(loop(ceil(2 * ROWS * COLUMNS * LANES, LOCAL)) + loop(steps))
+LOOPS(loop(ceil(2 * ROWS * COLUMNS * LANES, LOCAL)) + loop(most))
 
 void main() {
     int id = int(gl_LocalInvocationIndex), unit = min(id / LANES, H - 1), lane = id % LANES;
@@ -124,14 +127,21 @@ void main() {
         states[i / (ROWS * COLUMNS * LANES)][i / (COLUMNS * LANES) % ROWS][i % (COLUMNS * LANES)] = vec4(0.0);
     }
     barrier();
+    int start = iteration * most, end = min(start + most, steps);
     float before = 0.0, cell = 0.0;
     float bias[GATES];
     UNROLL for (int g = 0; g < GATES; g++) bias[g] = 0.0;
     if (finishes) {
-        before = FLOAT_OF(T, buf_state[offset_state + direction * state_direction + row * state_row + unit]);
+        if (iteration == 0) {
+            before = FLOAT_OF(T, buf_state[offset_state + direction * state_direction + row * state_row + unit]);
+        } else {
+            int earlier = direction == 0 ? start - 1 : steps - start;
+            before = FLOAT_OF(T, buf_out[offset_out + earlier * out_step + row * out_row + direction * H + unit]);
+        }
         states[0][lane][unit >> 2][unit & 3] = before;
 #if KIND == 3
-        cell = FLOAT_OF(T, buf_before[offset_before + direction * before_direction + row * before_row + unit]);
+        if (iteration == 0) cell = FLOAT_OF(T, buf_before[offset_before + direction * before_direction + row * before_row + unit]);
+        else cell = FLOAT_OF(T, buf_cell[offset_cell + direction * cell_direction + row * cell_row + unit]);
 #endif
 #if BIAS
         UNROLL for (int g = 0; g < GATES; g++) bias[g] = FLOAT_OF(T, buf_bias[offset_bias + first + g * H + unit]);
@@ -139,8 +149,8 @@ void main() {
     }
     barrier();
 
-    for (int s = 0; s < steps; s++) {
-        int t = direction == 0 ? s : steps - 1 - s, now = s & 1;
+    for (int s = start; s < end; s++) {
+        int t = direction == 0 ? s : steps - 1 - s, now = (s - start) & 1;
         float given[GATES];
         UNROLL for (int g = 0; g < GATES; g++) {
             given[g] = finishes ? FLOAT_OF(T, buf_gates[offset_gates + t * gates_step + row * gates_row + first + g * H + unit]) : 0.0;

@@ -1,27 +1,29 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// One step of a recurrent layer: the gates of the state, and the state after. For GPUs.
+// One step of a recurrent layer: the gates of the state, and the state after. The dispatch is repeated
+// for each step.
 //
 // LANES neighbours of a subgroup take one unit of the state, of ROWS rows of the batch: they share the
 // columns of the weight, and add up by shuffles. Then each of the first ROWS lanes finishes a row.
-// A layer in both directions takes a step of each; what belongs to the second one is as far from the
-// first as the parameters hop_… tell.
+// A layer in both directions takes a step of each.
 //
-// Buffers: gates (what the input adds to the gates, with its bias), weight [directions * GATES * H, H],
-//   bias [directions * GATES * H] (if BIAS), state (before the step) and out (after it), which may be
-//   parts of one tensor; for an LSTM also before (the cell before the step) and cell (after it), which
-//   may be the same. All are of type T; units are dense.
+// Buffers: gates [steps, batches, directions * GATES * H] (what the input adds to the gates, with its
+//   bias), weight [directions * GATES * H, H], bias [directions * GATES * H] (if BIAS), state
+//   [directions, batches, H] (before the first step), out [steps, batches, directions * H], which is
+//   read as made; for an LSTM also before and cell [directions, batches, H], the cells before the first
+//   and after the last step. All are of type T; their last dims are dense.
 // Gates are in torch's order, see `recurrent.glslh`. Offsets and strides are in elements.
 // Macros:
 //   T      float, float16_t or uint16_t (bfloat16)
 //   KIND   0: tanh, 1: relu, 2: GRU, 3: LSTM
 //   LOCAL  invocations of a workgroup, a multiple of the subgroup size
-//   LANES  invocations of a unit, a power of 2, at most the subgroup size and at least ROWS
+//   LANES  invocations of a unit, a power of 2, at most the subgroup size and at least ROWS; 1 for devices
+//          without shuffles
 //   ROWS   rows of an invocation
-//   VEC4   1: H, and the offsets and strides of weight and state, are multiples of 4
+//   VEC4   1: H, and the offsets and strides of weight, state and out, are multiples of 4
 //   BIAS   1: there is a bias
-//   BOTH   1: there are two directions
-// Grid: (ceil(H * LANES / LOCAL), ceil(batches / ROWS), directions)
+// Grid: (ceil(H * LANES / LOCAL), ceil(batches / ROWS), directions). The second direction begins at the
+// last step.
 #include "core/common.glslh"
 #include "core/elements.glslh"
 #include "core/math.glslh"
@@ -44,53 +46,66 @@
 #ifndef BIAS
 #define BIAS 0
 #endif
-#ifndef BOTH
-#define BOTH 0
-#endif
 #include "matmul/recurrent.glslh"
 
-PARAM(0, batches)
-PARAM(1, H)  // units of the state
-PARAM(2, offset_gates)
-PARAM(3, hop_gates)
-PARAM(4, gates_row)  // from one row of the batch to the next
-PARAM(5, offset_weight)
-PARAM(6, weight_row)
-PARAM(7, offset_state)
-PARAM(8, hop_state)
-PARAM(9, state_row)
-PARAM(10, offset_out)
-PARAM(11, hop_out)
-PARAM(12, out_row)
+PARAM(0, steps)
+PARAM(1, batches)
+PARAM(2, H)  // units of the state
+PARAM(3, offset_gates)
+PARAM(4, gates_step)  // from one step to the next
+PARAM(5, gates_row)  // from one row of the batch to the next
+PARAM(6, offset_weight)
+PARAM(7, weight_row)
+PARAM(8, offset_state)
+PARAM(9, state_direction)
+PARAM(10, state_row)
+PARAM(11, offset_out)
+PARAM(12, out_step)
+PARAM(13, out_row)
 #if BIAS
-PARAM(13, offset_bias)
+PARAM(14, offset_bias)
 #endif
 #if KIND == 3
-PARAM(14, offset_before)
-PARAM(15, hop_before)
-PARAM(16, before_row)
-PARAM(17, offset_cell)
-PARAM(18, hop_cell)
-PARAM(19, cell_row)
+PARAM(15, offset_before)
+PARAM(16, before_direction)
+PARAM(17, before_row)
+PARAM(18, offset_cell)
+PARAM(19, cell_direction)
+PARAM(20, cell_row)
 #endif
+PARAM(21, iteration)
 
 READONLY_BUFFER(0, gates, T)
 #if VEC4
 READONLY_BUFFER(1, weight, QUAD_OF(T))
 READONLY_BUFFER(2, state, QUAD_OF(T))
-#define STATE(i) FLOATS_OF(T, buf_state[(i) >> 2])[(i) & 3]
+READONLY_BUFFER(3, made, QUAD_OF(T))
 #else
 READONLY_BUFFER(1, weight, T)
 READONLY_BUFFER(2, state, T)
-#define STATE(i) FLOAT_OF(T, buf_state[i])
+READONLY_BUFFER(3, made, T)
 #endif
 #if BIAS
-READONLY_BUFFER(3, bias, T)
+READONLY_BUFFER(4, bias, T)
 #endif
-WRITEONLY_BUFFER(3 + BIAS, out, T)
+WRITEONLY_BUFFER(4 + BIAS, out, T)
 #if KIND == 3
-READONLY_BUFFER(4 + BIAS, before, T)
-WRITEONLY_BUFFER(5 + BIAS, cell, T)
+READONLY_BUFFER(5 + BIAS, before, T)
+BUFFER(6 + BIAS, cell, T)
+#endif
+
+// Elements of the state before the step, which is at `i` of its tensor.
+#if VEC4
+vec4 state_quad(int i) {
+    if (iteration == 0) return FLOATS_OF(T, buf_state[i >> 2]);
+    return FLOATS_OF(T, buf_made[i >> 2]);
+}
+float state_at(int i) { return state_quad(i)[i & 3]; }
+#else
+float state_at(int i) {
+    if (iteration == 0) return FLOAT_OF(T, buf_state[i]);
+    return FLOAT_OF(T, buf_made[i]);
+}
 #endif
 
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
@@ -100,20 +115,21 @@ LOOPS(loop(ceil(H, LANES)))
 void main() {
     int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
     int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;
-    int direction = BOTH * int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
+    int direction = int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
+    int t = direction == 0 ? iteration : steps - 1 - iteration, earlier = direction == 0 ? t - 1 : t + 1;
+    int state0 = iteration == 0 ? offset_state + direction * state_direction : offset_out + earlier * out_step + direction * H;
+    int state_hop = iteration == 0 ? state_row : out_row;  // from one row of the batch to the next
     float sum[GATES][ROWS];
     UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
     int from[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++) from[r] = offset_state + direction * hop_state + min(row0 + r, batches - 1) * state_row;
+    UNROLL for (int r = 0; r < ROWS; r++) from[r] = state0 + min(row0 + r, batches - 1) * state_hop;
 #if VEC4
     int quads = H >> 2, row_of_unit = (offset_weight + (first + unit) * weight_row) >> 2, gate = (H * weight_row) >> 2;
-    int quad_from[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++) quad_from[r] = from[r] >> 2;
     for (int q = lane; q < quads; q += LANES) {
         vec4 w[GATES];
         UNROLL for (int g = 0; g < GATES; g++) w[g] = FLOATS_OF(T, buf_weight[row_of_unit + g * gate + q]);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            vec4 state = FLOATS_OF(T, buf_state[quad_from[r] + q]);
+            vec4 state = state_quad(from[r] + 4 * q);
             UNROLL for (int g = 0; g < GATES; g++) sum[g][r] += dot(w[g], state);
         }
     }
@@ -122,16 +138,18 @@ void main() {
         float w[GATES];
         UNROLL for (int g = 0; g < GATES; g++) w[g] = FLOAT_OF(T, buf_weight[offset_weight + (first + g * H + unit) * weight_row + k]);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            float state = STATE(from[r] + k);
+            float state = state_at(from[r] + k);
             UNROLL for (int g = 0; g < GATES; g++) sum[g][r] += w[g] * state;
         }
     }
 #endif
+#if LANES > 1
     UNROLL for (int step = 0; step < LOG2_OF(LANES); step++) {
         UNROLL for (int g = 0; g < GATES; g++) {
             UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] += subgroupShuffleXor(sum[g][r], uint(LANES / 2 >> step));
         }
     }
+#endif
     float mine[GATES];
     UNROLL for (int g = 0; g < GATES; g++) {
         mine[g] = sum[g][0];
@@ -143,22 +161,23 @@ void main() {
     UNROLL for (int g = 0; g < GATES; g++) given[g] = bias[g] = 0.0;
     if (finishes) {
         UNROLL for (int g = 0; g < GATES; g++) {
-            given[g] = FLOAT_OF(T, buf_gates[offset_gates + direction * hop_gates + row * gates_row + g * H + unit]);
+            given[g] = FLOAT_OF(T, buf_gates[offset_gates + t * gates_step + row * gates_row + first + g * H + unit]);
 #if BIAS
             bias[g] = FLOAT_OF(T, buf_bias[offset_bias + first + g * H + unit]);
 #endif
         }
 #if KIND == 2
-        before = STATE(offset_state + direction * hop_state + row * state_row + unit);
+        before = state_at(state0 + row * state_hop + unit);
 #elif KIND == 3
-        cell = FLOAT_OF(T, buf_before[offset_before + direction * hop_before + row * before_row + unit]);
+        if (iteration == 0) cell = FLOAT_OF(T, buf_before[offset_before + direction * before_direction + row * before_row + unit]);
+        else cell = FLOAT_OF(T, buf_cell[offset_cell + direction * cell_direction + row * cell_row + unit]);
 #endif
     }
     UNROLL for (int g = 0; g < GATES; g++) mine[g] += bias[g];
     if (!finishes) return;
     float after = state_after(given, mine, before, cell);
-    buf_out[offset_out + direction * hop_out + row * out_row + unit] = ELEMENT_OF(T, after);
+    buf_out[offset_out + t * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, after);
 #if KIND == 3
-    buf_cell[offset_cell + direction * hop_cell + row * cell_row + unit] = ELEMENT_OF(T, cell);
+    buf_cell[offset_cell + direction * cell_direction + row * cell_row + unit] = ELEMENT_OF(T, cell);
 #endif
 }

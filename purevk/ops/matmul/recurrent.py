@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.matmul.recurrent_steps import can_run, emit_steps
+from purevk.ops.matmul.recurrent_steps import FLOATS, can_run, emit_steps, last_steps
 from purevk.ops.registry import ShapeError, Types, rewrite
 from purevk.tuning import DeviceTraits
 
@@ -108,9 +108,10 @@ def _layer(
     Returns:
         The outputs [steps, batch, directions * hidden], and the last state.
     """
-    steps = range(_dims.specialize(x.type.dims[0]))
-    if steps and (made := _as_node(builder, kind, x, state, weights)) is not None:
+    count = x.type.dims[0]
+    if count != 0 and (made := _as_node(builder, kind, x, state, weights)) is not None:
         return made
+    steps = range(_dims.specialize(count))
     outputs, finals = [], []
     for direction, each in enumerate(weights):
         gates = _linear(builder, x, each.inner, each.inner_bias)
@@ -137,17 +138,65 @@ def _as_node(
     ]
     gates = x.type.with_dims((*x.type.dims[:2], sum(each.outer.type.dims[0] for each in weights)))
     types = [each.type for each in (*state, x, *outer)]
-    if any(each.projection for each in weights) or not can_run(builder.traits, kind, gates, types):
+    if weights[0].projection is not None:
+        if not can_run(builder.traits, kind, gates, [state[1].type, *types]):
+            return None
+        return _projected(builder, kind, x, state, weights)
+    if not can_run(builder.traits, kind, gates, types):
         return None
+    made = _linear(builder, x, *_joint(builder, weights, "inner", "inner_bias"))
+    weight, bias = _joint(builder, weights, "outer", "outer_bias")
+    cell = state[1] if len(state) > 1 else None
+    outputs, *last = emit_steps(builder, kind, made, state[0], cell, weight, bias)
+    return outputs, (last_steps(builder, outputs, len(weights)), *last)
 
-    def joint(name: str) -> Value | None:
-        values = [getattr(each, name) for each in weights]
-        return None if values[0] is None else _joined(builder, values, 0)
 
-    inner, outer_weight = joint("inner"), joint("outer")
-    assert inner is not None and outer_weight is not None
-    made = _linear(builder, x, inner, joint("inner_bias"))
-    return emit_steps(builder, kind, made, state, outer_weight, joint("outer_bias"))
+def _projected(
+    builder: Builder, kind: str, x: Value, state: tuple[Value, ...], weights: Sequence[_Weights]
+) -> tuple[Value, tuple[Value, ...]]:
+    """The same for an LSTM with projections. The steps have the weight of the state times that of the
+    projection, so that all steps are projected at once. What the first state adds to the gates
+    is added to those of the first step."""
+    gates, outer = [], []
+    for direction, each in enumerate(weights):
+        assert each.projection is not None
+        made = _linear(builder, x, each.inner, each.inner_bias)
+        first = builder.emit("aten.select.int", state[0], 0, direction)
+        first = builder.emit("aten.unsqueeze.default", _linear(builder, first, each.outer, None), 0)
+        count = made.type.dims[0]
+        cut = count - 1 if direction else 1
+        head = builder.emit("aten.slice.Tensor", made, 0, 0, cut, 1)
+        tail = builder.emit("aten.slice.Tensor", made, 0, cut, count, 1)
+        pieces = (
+            (head, _add(builder, tail, first)) if direction else (_add(builder, head, first), tail)
+        )
+        gates.append(builder.emit("aten.cat.default", pieces, 0))
+        outer.append(builder.emit("aten.mm.default", each.outer, each.projection))
+    cell = state[1]
+    zeros = builder.emit("aten.full_like.default", cell, 0)
+    bias = _joint(builder, weights, "outer", "outer_bias")[1]
+    outputs, *last = emit_steps(
+        *(builder, kind, _joined(builder, gates, -1), zeros, cell, _joined(builder, outer, 0), bias)
+    )
+    hidden = _dims.specialize(cell.type.dims[-1])
+    projected = []
+    for direction, each in enumerate(weights):
+        part = outputs
+        if len(weights) > 1:
+            ends = direction * hidden, (direction + 1) * hidden
+            part = builder.emit("aten.slice.Tensor", outputs, 2, *ends, 1)
+        assert each.projection is not None
+        projected.append(_linear(builder, part, each.projection, None))
+    outputs = _joined(builder, projected, -1)
+    return outputs, (last_steps(builder, outputs, len(weights)), *last)
+
+
+def _joint(
+    builder: Builder, weights: Sequence[_Weights], name: str, bias: str
+) -> tuple[Value, Value | None]:
+    """A weight and a bias of all directions."""
+    values, biases = ([getattr(each, name) for each in weights] for name in (name, bias))
+    return _joined(builder, values, 0), (None if biases[0] is None else _joined(builder, biases, 0))
 
 
 def _joined(builder: Builder, values: Sequence[Value], dim: int) -> Value:
@@ -208,9 +257,9 @@ def _sizes(x: TensorType, hidden: TensorType, bidirectional: bool) -> TensorType
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     x, batch_first = node.tensor("x").type, node.bool("batch_first")
-    steps: Size = x.dims[1 if batch_first and x.rank == 3 else 0]
-    if not isinstance(steps, int):
-        return "no kernel for a sequence whose length is known only at a call"
+    steps = x.dims[1 if batch_first and x.rank == 3 else 0]
+    if not isinstance(steps, int) and x.dtype not in FLOATS:
+        return f"no kernel for {x.dtype.name} sequences whose length is known only at a call"
     if node.float("dropout") and node.bool("train"):
         return "no kernel for dropout while training"
     return supports_float(node, traits)

@@ -1,6 +1,7 @@
-"""All steps of a recurrent layer as one node, for GPUs: in one dispatch if the weight fits into the
-registers of a workgroup (`recurrent_layer.comp`), else one for each step (`recurrent_step.comp`),
-with the matmul of the state and all that follows from it. Both directions run at a time.
+"""All steps of a recurrent layer as one node: in one dispatch if the weight fits into the registers of
+a workgroup of a GPU (`recurrent_layer.comp`), else in one that is repeated for each step
+(`recurrent_step.comp`), with the matmul of the state and all that follows from it. Both directions
+run at a time. How many steps there are may be known only at a call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.lowering import Lowering, Operand
@@ -21,7 +22,7 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.recurrent"
 _KINDS = {"rnn_tanh": 0, "rnn_relu": 1, "gru": 2, "lstm": 3}
 _GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
-_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
@@ -46,18 +47,25 @@ def can_run(
     `others` are the state, [directions, batch, hidden], and the weights."""
     hidden = others[0].dims[-1]
     if not (
-        traits.profile.has_fast_shared_memory
-        and traits.subgroup_size in (8, 16, 32, 64)
-        and traits.has("subgroup_shuffle", "subgroup_basic", "subgroup_size_control")
-        and gates.dtype in _FLOATS
+        gates.dtype in FLOATS
         and all(each.dtype is gates.dtype for each in others)
         and isinstance(hidden, int)
         and hidden > 0
     ):
         return False
+    if not isinstance(gates.dims[0], int):
+        return True
+    if not (traits.profile.has_fast_shared_memory and _has_subgroups(traits)):
+        return False
     directions, batches = _dims.specialize(others[0].dims[0]), _dims.upper(gates.dims[1])
     return batches <= _MOST_ROWS or bool(
         _form(traits, _GATES[kind], hidden, gates.dtype, directions, batches)
+    )
+
+
+def _has_subgroups(traits: DeviceTraits) -> bool:
+    return traits.subgroup_size in (8, 16, 32, 64) and traits.has(
+        "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
     )
 
 
@@ -66,7 +74,9 @@ def _form(
 ) -> _Form | None:
     """Lanes and rows with which a workgroup keeps the weight in registers; None if it cannot, or if
     there are too many rows."""
-    if gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES:
+    if gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES or not (
+        traits.profile.has_fast_shared_memory and _has_subgroups(traits)
+    ):
         return None
     quads, lanes = -(-hidden // 4), 2 if hidden > 4 else 1
     while 4 * gates * -(-quads // lanes) > traits.profile.recurrent_elements[dtype.itemsize == 2]:
@@ -91,33 +101,36 @@ def emit_steps(
     builder: Builder,
     kind: str,
     gates: Value,
-    state: tuple[Value, ...],
+    state: Value,
+    cell: Value | None,
     weight: Value,
     bias: Value | None,
-) -> tuple[Value, tuple[Value, ...]]:
-    """The outputs [steps, batch, directions * hidden] of all steps, and the last state.
+) -> list[Value]:
+    """The outputs [steps, batch, directions * hidden] of all steps; for an LSTM also the last cell.
 
     Args:
         kind: "rnn_tanh", "rnn_relu", "gru" or "lstm".
         gates: [steps, batch, directions * gates * hidden], what the inputs add to the gates.
-        state: [directions, batch, hidden] before the first step; of an LSTM, then its cell. The
+        state, cell: [directions, batch, hidden] before the first step; the cell of an LSTM. The
             second direction begins at the last step.
         weight, bias: [directions * gates * hidden, hidden] and [directions * gates * hidden] of the
             state.
     """
-    cell = state[1] if kind == "lstm" else None
-    outputs, *last = builder.emit_all(NAME, gates, state[0], cell, weight, bias, kind)
-    directions, hidden = (_dims.specialize(state[0].type.dims[n]) for n in (0, 2))
+    return list(builder.emit_all(NAME, gates, state, cell, weight, bias, kind))
+
+
+def last_steps(builder: Builder, outputs: Value, directions: int) -> Value:
+    """The last state [directions, batch, width] of outputs [steps, batch, directions * width]."""
+    width = _dims.specialize(outputs.type.dims[2]) // directions
     ends = []
     for direction in range(directions):
-        end = 0 if direction else _dims.specialize(gates.type.dims[0]) - 1
+        end = 0 if direction else outputs.type.dims[0] - 1
         made = builder.emit("aten.slice.Tensor", outputs, 0, end, end + 1, 1)
         if directions > 1:
-            first = direction * hidden
-            made = builder.emit("aten.slice.Tensor", made, 2, first, first + hidden, 1)
+            first = direction * width
+            made = builder.emit("aten.slice.Tensor", made, 2, first, first + width, 1)
         ends.append(made)
-    final = ends[0] if directions == 1 else builder.emit("aten.cat.default", tuple(ends), 0)
-    return outputs, (final, *last)
+    return ends[0] if directions == 1 else builder.emit("aten.cat.default", tuple(ends), 0)
 
 
 def _shape(
@@ -165,7 +178,7 @@ class _Layer:
         self.before = None if first is None else _rows(lowering, lowering.operand(first))
         self.out, *cells = (lowering.operand(result) for result in node.results)
         self.cell = cells[0] if cells else None
-        self.steps = _dims.specialize(self.out.dims[0])
+        self.steps = self.out.dims[0]
         self.directions, self.batches, self.hidden = self.state.dims
         self.macros: dict[str, str | int] = {
             "T": self.out.dtype.glsl,
@@ -175,18 +188,32 @@ class _Layer:
         self.buffers: dict[str, tuple[Operand, str]] = {
             "gates": (self.gates, "r"),
             "weight": (self.weight, "r"),
+            "state": (self.state, "r"),
             "out": (self.out, "w"),
         }
         self.params: dict[str, Size] = {
+            "steps": self.steps,
             "batches": self.batches,
+            "offset_gates": self.gates.offset,
+            "gates_step": self.gates.strides[0],
             "gates_row": self.gates.strides[1],
             "offset_weight": self.weight.offset,
             "weight_row": self.weight.strides[0],
+            "offset_state": self.state.offset,
+            "state_direction": self.state.strides[0],
+            "state_row": self.state.strides[1],
+            "offset_out": self.out.offset,
+            "out_step": self.out.strides[0],
             "out_row": self.out.strides[1],
         }
         if self.bias is not None:
             self.buffers["bias"] = (self.bias, "r")
             self.params["offset_bias"] = self.bias.offset
+        if self.before is not None and self.cell is not None:
+            for name, operand, use in (("before", self.before, "r"), ("cell", self.cell, "rw")):
+                self.buffers[name] = (operand, use)
+                self.params[f"offset_{name}"] = operand.offset
+                self.params[f"{name}_direction"], self.params[f"{name}_row"] = operand.strides[:2]
 
     @property
     def flops(self) -> Size:
@@ -195,106 +222,67 @@ class _Layer:
         return 2 * self.batches * self.hidden * self.hidden * gates
 
     def run(self, form: _Form) -> None:
-        """All steps in one dispatch."""
-        lowering, state, weight = self.lowering, self.state, self.weight
-        buffers = {**self.buffers, "state": (state, "r")}
-        params = {
-            **self.params,
-            "steps": self.steps,
-            "offset_gates": self.gates.offset,
-            "gates_step": self.gates.strides[0],
-            "offset_state": state.offset,
-            "state_direction": state.strides[0],
-            "state_row": state.strides[1],
-            "offset_out": self.out.offset,
-            "out_step": self.out.strides[0],
-        }
-        if self.before is not None and self.cell is not None:
-            for name, operand, use in (("before", self.before, "r"), ("cell", self.cell, "w")):
-                buffers[name] = (operand, use)
-                params[f"offset_{name}"] = operand.offset
-                params[f"{name}_direction"], params[f"{name}_row"] = operand.strides[:2]
-        vector = gcd4(self.hidden, weight.offset, weight.strides[0])
+        """All steps in one dispatch, or in several if the device ends loops that are so long."""
+        lowering, weight = self.lowering, self.weight
+        limit = lowering.traits.max_iterations // 2
+        whole = _dims.upper(self.steps) <= limit
+        most = self.steps if whole else limit
+        params = {**self.params, "most": most, "iteration": 0}
         lowering.dispatch(
             "matmul/recurrent_layer.comp",
-            buffers,
+            {**self.buffers, "out": (self.out, "rw")},
             macros={
                 **self.macros,
                 "H": _dims.specialize(self.hidden),
                 "LANES": form.lanes,
                 "LOCAL": form.local,
                 "ROWS": form.rows,
-                "VEC4": int(vector),
+                "VEC4": int(gcd4(self.hidden, weight.offset, weight.strides[0])),
             },
             params=params,
-            specialize=lowering.fixed(params),
+            specialize=lowering.fixed(params if whole else self.params),
             grid=(_dims.ceil_div(self.batches, form.rows), self.directions, 1),
             subgroup_size=lowering.traits.subgroup_size,
             flops=self.flops * self.steps,
+            repeat=1 if whole else _dims.ceil_div(self.steps, most),
         )
 
     def run_steps(self) -> None:
-        """A dispatch for each step."""
-        lowering, out, weight, hidden = self.lowering, self.out, self.weight, self.hidden
-        state, before = self.state, self.before
-        lanes = lowering.traits.subgroup_size
-        while lanes > 8 and 4 * lanes > _dims.upper(hidden):
-            lanes //= 2
-        rows = min(power_of_two(_dims.upper(self.batches)), _ROWS)
-        local = max(_LOCAL, lowering.traits.subgroup_size)
-        macros = {**self.macros, "LOCAL": local, "LANES": lanes, "ROWS": rows}
-        macros["BOTH"] = int(self.directions == 2)
-        hop_state = state.strides[0]
-        for t in range(self.steps):
-            # The second direction begins at the last step.
-            back = self.steps - 1 - 2 * t
-            step: dict[str, Size] = {
-                "H": hidden,
-                "offset_gates": self.gates.offset + t * self.gates.strides[0],
-                "hop_gates": back * self.gates.strides[0] + _GATES[self.kind] * hidden,
-                "offset_state": state.offset,
-                "hop_state": hop_state,
-                "state_row": state.strides[-2],
-                "offset_out": out.offset + t * out.strides[0],
-                "hop_out": back * out.strides[0] + hidden,
-            }
-            bound = {**self.buffers, "state": (state, "r")}
-            if before is not None and self.cell is not None:
-                for name, operand, use in (("before", before, "r"), ("cell", self.cell, "w")):
-                    bound[name] = (operand, use)
-                    step[f"offset_{name}"] = operand.offset
-                    step[f"hop_{name}"], step[f"{name}_row"] = operand.strides[:2]
-            params = {**self.params, **step}
-            sizes = {name: params[name] for name in params if not name.startswith(_MOVING)}
-            vector = gcd4(
-                hidden,
-                weight.offset,
-                weight.strides[0],
-                step["offset_state"],
-                step["hop_state"],
-                step["state_row"],
-            )
-            lowering.dispatch(
-                "matmul/recurrent_step.comp",
-                bound,
-                macros={**macros, "VEC4": int(vector)},
-                params=params,
-                specialize=lowering.fixed(sizes),
-                grid=(
-                    _dims.ceil_div(hidden * lanes, local),
-                    _dims.ceil_div(self.batches, rows),
-                    self.directions,
-                ),
-                subgroup_size=lowering.traits.subgroup_size,
-                flops=self.flops,
-            )
-            # The next step reads what this one stored.
-            layout = Layout(step["offset_out"], out.strides[1:])
-            state = Operand(out.storage, layout, out.type.with_dims(out.dims[1:]))
-            hop_state, before = step["hop_out"], self.cell
-
-
-_MOVING = ("offset", "hop")  # beginnings of the names of parameters that steps differ in
+        """A dispatch that is repeated for each step."""
+        lowering, out, weight = self.lowering, self.out, self.weight
+        hidden, state = self.hidden, self.state
+        size, lanes, rows = lowering.traits.subgroup_size, 1, 1
+        if _has_subgroups(lowering.traits):
+            lanes = size
+            while lanes > 8 and 4 * lanes > _dims.upper(hidden):
+                lanes //= 2
+            rows = min(power_of_two(_dims.upper(self.batches)), _ROWS)
+        local = max(_LOCAL, size)
+        vector = gcd4(
+            *(hidden, weight.offset, weight.strides[0]),
+            *(state.offset, *state.strides[:2], out.offset, *out.strides[:2]),
+        )
+        lowering.dispatch(
+            "matmul/recurrent_step.comp",
+            {**self.buffers, "made": (out, "r")},
+            macros={
+                **self.macros,
+                "LOCAL": local,
+                "LANES": lanes,
+                "ROWS": rows,
+                "VEC4": int(vector),
+            },
+            params={**self.params, "H": hidden, "iteration": 0},
+            specialize=lowering.fixed((*self.params, "H")),
+            grid=(
+                _dims.ceil_div(hidden * lanes, local),
+                _dims.ceil_div(self.batches, rows),
+                self.directions,
+            ),
+            subgroup_size=size if lanes > 1 else None,
+            flops=self.flops * self.steps,
+            repeat=self.steps,
+        )
 
 
 def _lower(lowering: Lowering, node: Node) -> None:

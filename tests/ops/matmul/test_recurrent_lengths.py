@@ -1,0 +1,108 @@
+"""Recurrent layers whose number of steps is known only at a call, against eager torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch.export import Dim
+
+import purevk
+from purevk.graph.context import default_context
+from purevk.ops.matmul import recurrent_steps
+from purevk.tuning import DEFAULT
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class Layers(torch.nn.Module):
+    """Random layers that read the same input, or its transpose, and one that reads all of theirs."""
+
+    def __init__(self, draw: random.Random, features: int, batch: int) -> None:
+        super().__init__()
+        self.layers, self.states, width = torch.nn.ModuleList(), [], 0
+        for _ in range(2):
+            kind = draw.choice(["LSTM", "GRU", "RNN"])
+            options: dict[str, object] = {
+                "num_layers": draw.choice([1, 1, 2]),
+                "bidirectional": draw.random() < 0.5,
+                "batch_first": draw.random() < 0.5,
+                "bias": draw.random() < 0.7,
+            }
+            hidden = draw.choice([1, 3, 8, 12, 20, 33])
+            if kind == "LSTM" and hidden > 2 and draw.random() < 0.5:
+                options["proj_size"] = draw.randint(1, hidden - 1)
+            if kind == "RNN":
+                options["nonlinearity"] = draw.choice(["tanh", "relu"])
+            layer = getattr(torch.nn, kind)(features, hidden, **options)
+            directions = 1 + layer.bidirectional
+            out = layer.proj_size or hidden
+            sizes = [(directions * layer.num_layers, batch, each) for each in (out, hidden)]
+            state = [torch.rand(each) - 0.5 for each in sizes[: 1 + (kind == "LSTM")]]
+            self.states.append(state if draw.random() < 0.5 else None)
+            self.layers.append(layer)
+            width += directions * out
+        self.last = torch.nn.GRU(width, 5, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        results, outputs = [], []
+        for layer, state in zip(self.layers, self.states):
+            given = None if state is None else [each.to(x.dtype) for each in state]
+            first = None if given is None else tuple(given) if len(given) > 1 else given[0]
+            made, last = layer(x.transpose(0, 1) if layer.batch_first else x, first)
+            outputs.append(made.transpose(0, 1) if layer.batch_first else made)
+            results += [made, *(last if isinstance(last, tuple) else [last])]
+        return [*results, *self.last(torch.cat(outputs, -1))]
+
+
+def _agree(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor], atol: float) -> None:
+    for made, expected in zip(have, want, strict=True):
+        torch.testing.assert_close(made, expected, atol=atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_length(seed, monkeypatch):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    shared = default_context()
+    if seed % 2:  # as on GPUs: layers whose weights are in registers
+        # A limit that cuts long sequences into several dispatches.
+        profile = dataclasses.replace(DEFAULT, max_iterations=100)
+        monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, profile=profile))
+    dtype = draw.choice(list(_TOLERANCE)) if seed > 1 else torch.float32
+    features, batch = draw.choice([(1, 2), (4, 3), (7, 1)])
+    module = Layers(draw, features, batch).to(dtype).eval()
+    steps = Dim("steps", min=1, max=300)
+    # oneDNN has no LSTM of bfloat16 on some processors.
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        x = torch.randn(6, batch, features).to(dtype)
+        with purevk.compile(module, (x,), ({0: steps},)) as program:
+            for length in (6, 61, draw.randint(2, 130), 1):
+                x = torch.randn(length, batch, features).to(dtype)
+                variants = len(program.methods["forward"].variants)
+                _agree(program(x), module(x), _TOLERANCE[dtype])
+            assert variants == 1  # before that of length 1
+
+
+def test_devices_without_shuffles(monkeypatch):
+    monkeypatch.setattr(recurrent_steps, "_has_subgroups", lambda traits: False)
+    layer = torch.nn.LSTM(4, 9, bidirectional=True).eval().requires_grad_(False)
+    with purevk.compile(layer, (torch.randn(6, 5, 4),), ({0: Dim("steps", max=50)},)) as program:
+        for length in (6, 19):
+            x = torch.randn(length, 5, 4)
+            (made, state), (want, last) = program(x), layer(x)
+            _agree((made, *state), (want, *last), 1e-5)
+
+
+def test_files(tmp_path):
+    layer = torch.nn.GRU(4, 6).eval().requires_grad_(False)
+    with purevk.compile(layer, (torch.randn(6, 2, 4),), ({0: Dim("steps", max=50)},)) as program:
+        program.save(tmp_path / "layer.pvk")
+    with purevk.load(tmp_path / "layer.pvk") as program:
+        for length in (6, 31):
+            x = torch.randn(length, 2, 4)
+            _agree(program(x), layer(x), 1e-5)
