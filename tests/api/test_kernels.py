@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -86,6 +87,49 @@ def test_layout_limits(device: api.Device) -> None:
         api.PipelineLayout.shared(device, 1, 6)
     with pytest.raises(DeviceError, match="buffers"):
         api.PipelineLayout.shared(device, device.limits.max_storage_buffers_per_stage + 1)
+
+
+REACH = """#version 450
+layout(local_size_x = 64) in;
+layout(binding = 0) buffer A { uint a[]; };
+layout(binding = 1) buffer B { uint b[]; };
+layout(push_constant) uniform P { uint first; };
+void main() {
+    uint i = gl_GlobalInvocationID.x;
+    b[i] = a[first + i];
+    a[first + i] = 7u;
+}
+"""
+
+
+def test_accesses_outside_of_a_binding(
+    device: api.Device, compile_glsl: Callable[[str], bytes]
+) -> None:
+    """Those of a kernel that has no checks read zeros, and write nothing, neither beside the binding
+    nor beyond the buffer."""
+    if not device.features.robust_access2:
+        pytest.skip("the device has no VK_EXT_robustness2")
+    words, bound = np.arange(1, 1025, dtype=np.uint32), slice(256, 320)
+    kept = api.Buffer(device, words.nbytes, MemoryKind.READBACK)
+    result = api.Buffer(device, 256, MemoryKind.READBACK)
+    pipeline = api.ComputePipeline(device, compile_glsl(REACH), 2, push_bytes=4, label="reach")
+    arena = api.DescriptorArena(device)
+    (one,) = arena.make([(pipeline.layout, [(kept, 4 * bound.start, 256), (result, 0, None)])])
+    for first in (0, 32, 64, 128, 1 << 10, 1 << 16, (1 << 30) - 64, (1 << 32) - 64):
+        kept.write(0, words)
+        commands = api.CommandPool(device).buffer("reach")
+        commands.begin()
+        commands.record_dispatch(pipeline, one, struct.pack("I", first), 4, 1)
+        commands.barrier(Access.COMPUTE, Access.HOST)
+        commands.end()
+        device.queue.run(commands)
+        inside = max(64 - first, 0)
+        expected = words.copy()
+        expected[bound][64 - inside :] = 7
+        np.testing.assert_array_equal(np.frombuffer(kept.read(), np.uint32), expected)
+        read = np.zeros(64, np.uint32)
+        read[:inside] = words[bound][64 - inside :]
+        np.testing.assert_array_equal(np.frombuffer(result.read(), np.uint32), read)
 
 
 class Counter:
