@@ -297,6 +297,33 @@ def test_a_call_that_is_not_done_is_made_again(
     assert sweep(models["stateful"], stand_in, result, caplog) > 5
 
 
+@pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
+def test_states_after_a_call_that_failed(stand_in: VulkanStandIn, models: dict[str, Model]) -> None:
+    """They are those before the call or those after it, whatever fails in it."""
+    model = models["stateful"]
+    x, failed = model.inputs[0], 0
+    with open_context() as context, model.load(context) as program:
+        program.forward(x)
+        stand_in.fail()
+        program.forward(x)
+        for number in range(len(stand_in.calls)):
+            stand_in.fail()
+            before = program.state["total"]
+            stand_in.fail(number, OUT_OF_DEVICE_MEMORY)
+            try:
+                program.forward(x)
+            except PurevkError:
+                failed += 1
+            stand_in.fail()
+            state = program.state["total"]
+            program.state["total"] = before
+            program.forward(x)
+            after = program.state["total"]
+            assert not np.array_equal(before, after)
+            assert np.array_equal(state, before) or np.array_equal(state, after), stand_in.failed
+    assert failed > 1
+
+
 @pytest.mark.parametrize("result", [NOT_READY, OUT_OF_HOST_MEMORY], ids=["early", "memory"])
 def test_waits_that_poll(result: int, stand_in: VulkanStandIn, models: dict[str, Model]) -> None:
     """As on a graphics card."""
