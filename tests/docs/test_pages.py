@@ -138,6 +138,36 @@ def test_the_other_commands_of_a_page_exist(page: str) -> None:
                 _check_command(words)
 
 
+_PATH = re.compile(r"`((?:tests|scripts|bench|deploy|packaging|examples)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    """CONTRIBUTING.md has recipes for files that are not there yet."""
+    missing = [
+        path
+        for path in _PATH.findall((ROOT / page).read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
+def test_each_promise_of_the_page_on_security_has_a_test() -> None:
+    """Each row of its tables but those that promise nothing, and each paragraph on how."""
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    sections = {each.partition("\n")[0]: each for each in text.split("\n## ")}
+    rows = [
+        line
+        for name in ("What is promised", "When Vulkan or the system fails")
+        for line in sections[name].splitlines()
+        if line.startswith("| ") and not line.startswith("| what ")
+    ]
+    rows = [row for row in rows if "| anything" not in row]
+    rows += sections["How"].split("\n- ")[1:]
+    assert len(rows) > 25
+    assert not [row for row in rows if "`tests/" not in row]
+
+
 def _check_command(words: list[str]) -> None:
     name, *rest = words
     if name == "make":

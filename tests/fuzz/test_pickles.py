@@ -18,6 +18,7 @@ from purevk.cache import Cache
 from purevk.cli import main
 from purevk.errors import PurevkError
 from purevk.graph.context import Context
+from purevk.shaders.bundle import MANIFEST
 from tests.ops.harness import context as shared_context
 from tests.pickles import Evil, members, packed, pickles
 
@@ -129,6 +130,8 @@ def test_the_cache_folder_and_a_bundle_of_it(
     bundle = tmp_path / "bundle"
     Cache(folder).export_entries(bundle)
     contents = members(bundle.read_bytes())
+    assert any("plan" in path.parent.parent.name + path.parent.name for path in entries)
+    assert {name.partition("/")[0] for name in contents} <= {MANIFEST, "spirv", "tuning"}
     for payload in pickles(str(mark)):
         for path in entries:
             whole = path.read_bytes() if path.exists() else b""
