@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ _INT_TOP = (
     2  # exclusive, of random integers: fits masks, token types and any table that is looked into
 )
 
+_SLACK = 1 << 20  # bytes of headers of files, and of arrays for inputs that are numbers
 _MAX_TOP = 2**63 - 1  # of what numpy draws
 
 
@@ -45,7 +47,9 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
         SizeConstraintError: a size is above its bound, or no array is made of so many elements.
     """
     where = f"{where}({describe_inputs(graph)})"
-    given = [item for spec in args.input for item in _expand(spec)] or ["random"]
+    given = [item for spec in args.input for item in _expand(spec, _most_bytes(graph))] or [
+        "random"
+    ]
     if len(given) > len(graph.inputs):
         raise InputError(
             f"{len(given)} inputs were given, the method takes {len(graph.inputs)}",
@@ -62,19 +66,33 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
     ]
 
 
-def _expand(spec: str) -> list[Any]:
-    """The items of one --input: the arrays of a file, or the word or number itself."""
+def _most_bytes(graph: Graph) -> float:
+    """More bytes than arrays for all inputs can have, of any dtype; infinite if a size is not bounded."""
+    values = [value for value in graph.inputs if isinstance(value, Value)]
+    if any(
+        each.open for value in values for size in value.type.dims for each in _dims.symbols(size)
+    ):
+        return math.inf
+    return _SLACK + 16 * sum(value.type.nbytes for value in values)
+
+
+def _expand(spec: str, most: float) -> list[Any]:
+    """The items of one --input: the arrays of a file, of at most so many bytes, or the word or number
+    itself."""
     path, _, pattern = spec.partition(":")
     if not path.lower().endswith((".npy", ".npz")):
         return [spec]
     if path.lower().endswith(".npz") or not pattern:
-        return _read(path, pattern or "*")
-    return _read(spec, "*")
+        return _read(path, pattern or "*", most)
+    return _read(spec, "*", most)
 
 
-def _read(path: str, pattern: str) -> list[np.ndarray]:
+def _read(path: str, pattern: str, most: float) -> list[np.ndarray]:
     try:
         with open_regular(path) as stream:
+            if stream.read(6) == b"\x93NUMPY":
+                _check_bytes(path, os.fstat(stream.fileno()).st_size, most)
+            stream.seek(0)
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return [loaded]
@@ -86,6 +104,10 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
                     where=path,
                     why=f"the file has {', '.join(loaded.files) or 'none'}",
                 )
+            sizes = {
+                each.filename.removesuffix(".npy"): each.file_size for each in loaded.zip.infolist()
+            }
+            _check_bytes(path, sum(sizes[name.removesuffix(".npy")] for name in names), most)
             arrays = [loaded[name] for name in names]
             if not all(isinstance(array, np.ndarray) for array in arrays):
                 raise ValueError("a member of the file is no .npy file")
@@ -99,6 +121,17 @@ def _read(path: str, pattern: str) -> list[np.ndarray]:
             why=str(error) or type(error).__name__,
             next="write it with numpy.save or numpy.savez",
         ) from None
+
+
+def _check_bytes(path: str, nbytes: int, most: float) -> None:
+    """Raises InputError for arrays that are larger than all inputs, before they take memory."""
+    if nbytes > most:
+        raise InputError(
+            f"the arrays have {nbytes} bytes",
+            where=path,
+            why=f"the inputs of the method have {int(most - _SLACK) // 16} at most",
+            next="`purevk inspect` lists the inputs and the bounds of their sizes",
+        )
 
 
 def size_values(graph: Graph, chosen: Mapping[str, int] | None = None) -> dict[Symbol, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import io
+import math
 import os
 import resource
 import time
@@ -12,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from purevk.cli.inputs import _read
-from purevk.errors import PurevkError
-from purevk.frontends.files import open_file
+from purevk.cli.inputs import _read, make_inputs
+from purevk.errors import FileFormatError, InputError, PurevkError
+from purevk.frontends.files import FileSource, open_file
+from purevk.frontends.saved import write_program
+from purevk.pte.source import _data_bytes
 from tests.harness import DATA
 from tests.states import States
 
@@ -35,7 +39,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "program": open_file,
     "data": lambda path: open_file(DATA / "linear_relu.pte", [path]),
     "state": lambda path: States(total=("float32", (3,))).load(path),
-    "input.npy": lambda path: _read(str(path), "*"),
+    "input.npy": lambda path: _read(str(path), "*", 1 << 30),
     "ETRecord": _etrecord,
 }
 HEADS = {
@@ -44,6 +48,73 @@ HEADS = {
     "zip": b"PK\x03\x04",
     "npy": b"\x93NUMPY\1\0",
 }
+
+
+def _packed_zeros(path: Path, name: str, shape: tuple[int, ...]) -> None:
+    """Writes an .npz file with zeros of float32, of 1/1000 of their bytes."""
+    import zipfile
+
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+        file.open(f"{name}.npy", "w", force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
+        for _ in range(math.prod(shape) * 4 >> 20):
+            member.write(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_inputs_that_are_larger_than_a_method_takes(kind: str, tmp_path: Path) -> None:
+    """They are refused before they are read: by the file's size, or the size that the archive states."""
+    path = tmp_path / f"input.{kind}"
+    if kind == "npz":
+        _packed_zeros(path, "x", (1 << 24,))
+    else:
+        with open(path, "wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 30,)}
+            )
+            file.truncate(1 << 32)
+    for program in ("linear_relu.pte", "dynamic_views.pte"):
+        with open_file(DATA / program) as opened:
+            graph = opened.graph("forward")
+        args = argparse.Namespace(input=[str(path)], size=[], seed=0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(InputError, match="arrays have") as caught:
+            make_inputs(graph, args, "method")
+        assert "at most" in caught.value.why and caught.value.next
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 14  # KiB
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="the system knows no holes")
+def test_sound_files_that_are_holes(tmp_path: Path) -> None:
+    """A program whose weights would be 1 TB of nothing is refused, and one with bytes in them is not."""
+    path = tmp_path / "model.pvk"
+    with open_file(DATA / "linear_relu.pte") as opened:
+        write_program(path, "name", {"forward": FileSource(opened, "forward")}, "test")
+    content = path.read_bytes()
+    data = _data_bytes_of(path, 1 << 40)
+    assert data < 1 << 20
+    with pytest.raises(FileFormatError, match="holes") as caught:
+        open_file(path)
+    assert "pass its bytes" in caught.value.next
+    with open(path, "r+b") as file:
+        file.truncate(1 << 30)
+        file.seek(0)
+        for start in range(0, 1 << 30, 1 << 24):  # a sixteenth of it is written
+            file.seek(start)
+            file.write(content if not start else bytes(5 << 18))
+    with pytest.raises(FileFormatError, match="damaged"):  # it has another size
+        open_file(path)
+
+
+def _data_bytes_of(path: Path, size: int) -> int:
+    """Makes a file larger by a hole. The bytes that it has."""
+    os.truncate(path, size)
+    with open(path, "rb") as file:
+        return _data_bytes(file.fileno(), size)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -68,19 +139,9 @@ def test_no_reader_waits_or_takes_memory(reader: str, node: str, tmp_path: Path)
 
 
 def test_arrays_that_grow_when_they_are_unpacked(tmp_path: Path) -> None:
-    """A state file of 4 MB that holds 4 GB is refused before anything is unpacked."""
-    import zipfile
-
+    """A state file of 64 KB that holds 64 MB is refused before anything is unpacked."""
     path = tmp_path / "state.npz"
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
-        file.open("total.npy", "w", force_zip64=True) as member,
-    ):
-        np.lib.format.write_array_header_1_0(
-            member, {"descr": "<f4", "fortran_order": False, "shape": (1 << 26,)}
-        )
-        for _ in range(64):
-            member.write(bytes(1 << 20))
+    _packed_zeros(path, "total", (1 << 24,))
     with pytest.raises(PurevkError, match="not of this program") as caught:
         States(total=("float32", (3,))).load(path)
     assert "bytes there" in caught.value.why
