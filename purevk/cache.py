@@ -40,6 +40,7 @@ from purevk.shaders.cache_entry import (
 )
 from purevk.shaders.cache_folder import EntryFolder
 from purevk.shaders.source import CompileJob, text_hash
+from purevk.whole_file import path_text
 
 __all__ = [
     "Cache",
@@ -97,7 +98,7 @@ class Cache:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, max_bytes: int | None = None) -> None:
-        self.folder = None if folder is None else Path(folder).expanduser()
+        self.folder = None if folder is None else Path(path_text(folder)).expanduser()
         self.max_bytes = knobs.CACHE_MAX_BYTES() if max_bytes is None else max_bytes
         self._lock = threading.RLock()
         self._memory: OrderedDict[str, bytes] = OrderedDict()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from purevk.errors import OutputError
+from purevk.errors import InputError, OutputError
 
 TEMPORARY = ".purevk-"
 """How the names of temporary files begin."""
@@ -179,7 +179,14 @@ def output_target(path: str | os.PathLike[str]) -> tuple[Path, os.stat_result | 
 def _opened(path: str | os.PathLike[str]) -> Iterator[_Target]:
     """The target of `output_target`, with its folder, which is open meanwhile."""
     with contextlib.ExitStack() as stack:
-        target = _followed(os.fspath(path), stack)
+        text = path_text(path)
+        try:
+            target = _followed(text, stack)
+        except OutputError:
+            raise
+        except OSError as error:
+            error.filename = text  # what the user knows
+            raise
         if target.status is not None and stat.S_ISSOCK(target.status.st_mode):
             raise OutputError(
                 "this is a socket, and no file",
@@ -426,6 +433,33 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
+def path_text(path: str | os.PathLike[str]) -> str:
+    """The text of a path that the user names.
+
+    Raises:
+        InputError: no file can have this path.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    why = ""
+    if not isinstance(text, str):
+        why = f"it is {type(text).__name__}; str or pathlib.Path is expected"
+    elif "\0" in text:
+        why = "it has a NUL character"
+    else:
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError as error:
+            why = f"it has characters that names of files cannot have: {error.reason}"
+    if why:
+        raise InputError(
+            "this is no path of a file",
+            where=repr(path)[:200],
+            why=why,
+            next="os.fsdecode makes a text of a path in bytes" if isinstance(text, bytes) else "",
+        )
+    return text
+
+
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
     """Opens a regular file for reading. Never waits, as a pipe would have it.
 
@@ -433,16 +467,19 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> BinaryIO:
         flags: of `os.open`, besides those for reading.
 
     Raises:
+        InputError: as for `path_text`.
         OSError: it cannot be opened, or is no regular file.
     """
+    text = path_text(path)
     flags |= os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = open(os.open(path, flags), "rb")
-    mode = os.fstat(file.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        file.close()
-        why = f"this is {kind_of(mode)}, and no regular file"
-        raise OSError(errno.EINVAL, why, os.fspath(path))
-    return file
+    descriptor = os.open(text, flags)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), text)
+    raise OSError(errno.EINVAL, f"this is {kind_of(mode)}, and no regular file", text)
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:

@@ -15,21 +15,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from purevk import whole_file
+import purevk
+from purevk import runtime, whole_file
 from purevk.cache import Cache
 from purevk.checking import report as checking
 from purevk.cli import cache as cli_cache
 from purevk.cli.output import output_file
-from purevk.errors import OutputError, PurevkError
+from purevk.errors import FileFormatError, InputError, OutputError, PurevkError
 from purevk.frontends.files import FileSource, open_file
 from purevk.frontends.saved import write_program
 from purevk.graph import kernel_files
+from purevk.integrations.worker import Worker
 from purevk.ir import Graph
+from purevk.ir.printer import to_text
+from purevk.ops import extension
 from purevk.passes import pipeline
+from purevk.report.etrecord import read_etrecord
+from purevk.shaders.bundle import Bundle
 from purevk.whole_file import output_target, replace_file
 from tests.cache.harness import key_of, spirv_of
 from tests.harness import DATA
@@ -551,6 +558,79 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     for name in ("link/b/../b/out", "link/none/out", "a/b", "out", "link/"):
         _refused_or_written(Path(name), b"")
     assert os.listdir("/dev/fd") == before
+
+
+class BytesPath:
+    """An os.PathLike whose path is bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"name"
+
+
+def _files() -> dict[str, Callable[[Any], object]]:
+    """All that takes the path of a file from users."""
+    return {
+        "load": purevk.load,
+        "data files": lambda path: purevk.load(DATA / "linear_relu_external.pte", [path]),
+        "data file": lambda path: purevk.load(DATA / "linear_relu_external.pte", path),
+        "plan": purevk.plan,
+        "runtime": runtime.Runtime.get().load_program,
+        "worker": Worker,
+        "save": _save,
+        "save_state": lambda path: States().save(path),
+        "load_state": lambda path: States().load(path),
+        "export_bundle": _export,
+        "import_bundle": lambda path: Cache(None).import_bundle(path, trust=True),
+        "use_bundle": lambda path: Bundle(path, trust=True),
+        "cache": Cache,
+        "ETRecord": lambda path: read_etrecord(path, "forward"),
+        "template": lambda path: extension._read("name", path),
+        "replace_file": lambda path: replace_file(path).__enter__(),
+        "output_target": output_target,
+        "open_regular": whole_file.open_regular,
+    }
+
+
+@pytest.mark.parametrize("path", [BytesPath(), "a\0b", Path("a\0b"), "a\ud800", 3, 1.5, ["a"]])
+def test_paths_that_no_file_can_have(path: Any, tmp_path: Path) -> None:
+    for name, take in _files().items():
+        if name == "plan" and not isinstance(path, (str, os.PathLike)):
+            continue  # is taken for a module
+        if name == "data file" and isinstance(path, list):
+            continue
+        with pytest.raises((InputError, TypeError)) as caught:
+            take(path)
+        error = caught.value
+        if name == "data file" and not isinstance(path, (str, os.PathLike)):
+            continue  # and no sequence
+        if name == "runtime" and not isinstance(path, (str, os.PathLike)):
+            continue  # executorch's error
+        assert isinstance(error, InputError) and error.why, name
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("data", [
+    memoryview(b"abcdefgh" * 20)[::2], memoryview(np.arange(12).reshape(3, 4).T), memoryview(b""),
+    memoryview(np.zeros(9, "i4,f8")), memoryview(np.float32(1)), bytearray(b"x"), memoryview(b"PK\3\4")[::-1],
+])  # fmt: skip
+def test_bytes_of_any_form_that_are_no_program(data: Any) -> None:
+    for files in (
+        (data,),
+        (DATA / "linear_relu_external.pte", [data]),
+        (DATA / "linear_relu_external.pte", data),
+    ):
+        with pytest.raises(FileFormatError):
+            purevk.load(*files)
+
+
+def test_bytes_that_do_not_follow_each_other() -> None:
+    data = (DATA / "linear_relu.pte").read_bytes()
+    strided = memoryview(np.repeat(np.frombuffer(data, np.uint8), 3))[::3]
+    with open_file(strided) as one, open_file(data) as other:
+        assert to_text(one.graph("forward")) == to_text(other.graph("forward"))
+    strided.release()
+    with pytest.raises(InputError, match="cannot be read"):
+        open_file(strided)
 
 
 def test_errors_say_what_to_do() -> None:

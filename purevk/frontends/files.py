@@ -16,7 +16,8 @@ from purevk.frontends import saved
 from purevk.frontends.foreign import is_exported, is_pte, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
-from purevk.pte.source import check_regular
+from purevk.pte.source import Source
+from purevk.whole_file import path_text
 
 if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes
@@ -171,7 +172,7 @@ def open_file(
     if isinstance(file, (bytes, bytearray, memoryview)):
         label = "<bytes>"
     elif isinstance(file, (str, os.PathLike)):
-        label = Path(os.fspath(file)).name
+        label = Path(path_text(file)).name
     else:
         raise InputError(
             f"a program cannot be loaded from {type(file).__name__}",
@@ -181,30 +182,33 @@ def open_file(
             if hasattr(file, "read")
             else "purevk.compile(module, inputs) takes modules and exported programs",
         )
-    check_regular(file)
-    is_saved = saved.is_saved(file)
-    exported = not is_saved and is_exported(file)
-    if not is_saved and not exported:
-        refuse_foreign(file, label)
-    _check_suffix(
-        label, ".pvk" if is_saved else ".pt2" if exported else ".pte" if is_pte(file) else ""
-    )
-    if data_files and (is_saved or exported):
-        raise InputError(
-            "data files go with .pte files only",
-            where=label,
-            why="a saved program holds its own tensors",
-            next="leave them out",
+    source = Source(file)
+    try:
+        is_saved = saved.is_saved(source)
+        exported = not is_saved and is_exported(source)
+        if not is_saved and not exported:
+            refuse_foreign(source, label)
+        _check_suffix(
+            label, ".pvk" if is_saved else ".pt2" if exported else ".pte" if is_pte(source) else ""
         )
-    if exported:
-        from purevk.frontends.torch.archive.members import ExportedFile
+        if data_files and (is_saved or exported):
+            raise InputError(
+                "data files go with .pte files only",
+                where=label,
+                why="a saved program holds its own tensors",
+                next="leave them out",
+            )
+        if exported:
+            from purevk.frontends.torch.archive.members import ExportedFile
 
-        return ModelFile(ExportedFile(file), label)
-    with reading(label):
-        content = (
-            saved.read_program(file, check) if is_saved else pte.read_program(file, data_files)
-        )
-        return ModelFile(content, label)
+            return ModelFile(ExportedFile(source), label)
+        with reading(label):
+            if is_saved:
+                return ModelFile(saved.read_program(source, check), label)
+            return ModelFile(pte.read_program(source, data_files), label)
+    except BaseException:
+        source.close()
+        raise
 
 
 def _check_suffix(label: str, kind: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
 
 from purevk.errors import FileFormatError
-from purevk.pte.source import FileLike
+from purevk.pte.source import Source
 
 _ZIP = b"PK\x03\x04"
 _FROM_WEIGHTS = (
@@ -38,14 +36,14 @@ _KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
 )  # fmt: skip
 
 
-def is_exported(file: FileLike) -> bool:
+def is_exported(source: Source) -> bool:
     """Whether a file is one of torch.export.save."""
-    return any(_is_graph(name) for name in _members(file))
+    return any(_is_graph(name) for name in _members(source))
 
 
-def is_pte(file: FileLike) -> bool:
+def is_pte(source: Source) -> bool:
     """Whether a file begins as one of executorch."""
-    return _head(file)[4:6] == b"ET"
+    return source.head[4:6] == b"ET"
 
 
 def _is_graph(name: str) -> bool:
@@ -56,14 +54,14 @@ def _is_graph(name: str) -> bool:
     )
 
 
-def refuse_foreign(file: FileLike, label: str) -> None:
+def refuse_foreign(source: Source, label: str) -> None:
     """Raises `FileFormatError` for a file of a format that is known and that purevk does not load."""
-    head = _head(file)
+    head = source.head
     for offset, magic, what, next in _KNOWN:
         if head[offset : offset + len(magic)] == magic:
             raise _refused(label, what, next)
     if head.startswith(_ZIP):
-        members = [name.rpartition("/")[2] for name in _members(file)]
+        members = [name.rpartition("/")[2] for name in _members(source)]
         if "constants.pkl" in members:
             raise _refused(
                 label, "a TorchScript program", "export the module that it was scripted from"
@@ -75,7 +73,7 @@ def refuse_foreign(file: FileLike, label: str) -> None:
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise _refused(label, *_PICKLED)
     # Protocol buffers have no magic number: ir_version comes first, then a text or the graph.
-    named = label.lower().endswith(".onnx") and not is_pte(file)  # a renamed .pte file is none
+    named = label.lower().endswith(".onnx") and not is_pte(source)  # a renamed .pte file is none
     if named or (head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x3a")):
         raise _refused(
             label,
@@ -101,23 +99,15 @@ def _refused(label: str, what: str, next: str) -> FileFormatError:
     )
 
 
-def _head(file: FileLike) -> bytes:
-    if isinstance(file, (bytes, bytearray, memoryview)):
-        return bytes(memoryview(file).cast("B")[:16])
-    with open(file, "rb") as stream:
-        return stream.read(16)
-
-
-def _members(file: FileLike) -> list[str]:
+def _members(source: Source) -> list[str]:
     """The names in a zip file; none if it is no zip file, or damaged."""
-    if not _head(file).startswith(_ZIP):
+    if not source.head.startswith(_ZIP):
         return []
     import zipfile  # few files come here
 
-    given = io.BytesIO(file) if isinstance(file, (bytes, bytearray, memoryview)) else file
     with (
         contextlib.suppress(zipfile.BadZipFile, OSError, ValueError),
-        zipfile.ZipFile(given if isinstance(given, io.BytesIO) else os.fspath(given)) as opened,
+        zipfile.ZipFile(source.stream()) as opened,
     ):
         return opened.namelist()
     return []

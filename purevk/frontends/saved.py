@@ -35,12 +35,9 @@ _ZLIB_STEP = 1 << 26
 _MOST_THREADS = 8
 
 
-def is_saved(file: FileLike) -> bool:
-    """Whether a file (path or bytes) begins as a saved program does."""
-    if isinstance(file, (bytes, bytearray, memoryview)):
-        return bytes(memoryview(file).cast("B")[: len(MAGIC)]) == MAGIC
-    with open(file, "rb") as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+def is_saved(source: Source) -> bool:
+    """Whether a file begins as a saved program does."""
+    return source.head.startswith(MAGIC)
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ class SavedProgram:
 
     def __init__(self, source: Source, content: Mapping[str, Any]) -> None:
         self.source = source
-        start, length = _HEADER.unpack_from(source.view)[4:6]
+        start, length = _HEADER.unpack_from(source.head)[4:6]
         self.structure = [(0, _HEADER.size + _CHECK.size), (start, length)]
         self.name, self.producer = str(content["name"]), str(content["producer"])
         self._tensors = [
@@ -145,6 +142,8 @@ class SavedProgram:
         ]
         for start, size, _ in self._tensors:
             source.slice(start, size, "a tensor")
+        if self.tensor_bytes > source.size:  # their checksums would take longer than the file is
+            raise _damaged(source, f"tensors of {self.tensor_bytes} bytes in {source.size}")
         self.methods = tuple(map(str, content["methods"]))
         self._data: dict[str, Any] = dict(content["methods"])  # of those that nobody asked for
         self._methods: dict[str, ReadGraph] = {}  # those that were asked for
@@ -216,18 +215,18 @@ class SavedProgram:
         self.close()
 
 
-def read_program(file: FileLike, check: bool = True) -> SavedProgram:
+def read_program(file: FileLike | Source, check: bool = True) -> SavedProgram:
     """Reads a saved program.
 
     Args:
-        file: path (mapped, not copied) or bytes.
+        file: path (mapped, not copied) or bytes. Of an open file, the program becomes the owner.
         check: compare the tensors with their checksums too. The graphs' checksum is always checked.
 
     Raises:
         FileFormatError: it is no saved program, damaged, cut short, or of another version.
         OSError: the path cannot be opened.
     """
-    source = Source(file, ".pvk")
+    source = Source.of(file, ".pvk")
     try:
         program = _read(source)
         if check:
@@ -240,7 +239,7 @@ def read_program(file: FileLike, check: bool = True) -> SavedProgram:
 
 def _read(source: Source) -> SavedProgram:
     size = _HEADER.size + _CHECK.size
-    head = bytes(own(source.view[:size]))
+    head = source.head[:size]
     if head[: len(MAGIC)] != MAGIC:
         raise FileFormatError(
             "this is no saved program",

@@ -26,6 +26,7 @@ from purevk.ops.registry import Kernel, Operator
 from purevk.shaders.declarations import macro_name
 from purevk.shaders.templates import add_template, template_interface
 from purevk.tuning import DeviceTraits
+from purevk.whole_file import path_text
 
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -261,7 +262,7 @@ def register_kernel(
 def _read(name: str, template: str | os.PathLike[str]) -> tuple[str, Path | None]:
     if isinstance(template, str) and "\n" in template:
         return template, None
-    path = Path(template)
+    path = Path(path_text(template))
     try:
         return path.read_text(encoding="utf-8"), path.parent
     except (OSError, UnicodeDecodeError) as error:

@@ -142,14 +142,16 @@ def load(
     from purevk.frontends.files import FileSource, open_file
 
     check_fork()
-    data_files = (
-        (data_files,) if isinstance(data_files, (str, bytes, os.PathLike)) else tuple(data_files)
+    weights: tuple[Any, ...] = (
+        (data_files,)
+        if isinstance(data_files, (str, bytes, bytearray, memoryview, os.PathLike))
+        else tuple(data_files)
     )
     check_devices(device, context, split)
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
         options = {"progress": progress, "bounds": bounds, "check": check, "compile": compile}
-        return _load_on_several(file, data_files, _contexts(device), split, options)
-    opened = open_file(file, data_files, check)
+        return _load_on_several(file, weights, _contexts(device), split, options)
+    opened = open_file(file, weights, check)
     try:
         sources = {name: FileSource(opened, name) for name in opened.methods}
         shown = progress_bars.default() if progress is None else progress
@@ -166,8 +168,9 @@ def load(
     except BaseException:
         opened.close()
         raise
-    if context is None and not isinstance(device, Context) and isinstance(file, (str, os.PathLike)):
-        paths = [os.path.abspath(os.fspath(each)) for each in (file, *data_files)]
+    files = (file, *weights)
+    paths = [os.path.abspath(each) for each in files if isinstance(each, (str, os.PathLike))]
+    if context is None and not isinstance(device, Context) and len(paths) == len(files):
         program.origin = _load_again, (paths[0], tuple(paths[1:]), bounds, check, compile, device)
     return program
 

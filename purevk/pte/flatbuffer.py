@@ -39,12 +39,14 @@ class Reader:
     Args:
         data: the flatbuffer, from its root offset to its end.
         where: name of the file (and part of it) for error messages.
+        blobs: the same bytes, of which fields of bytes become slices: `data` may be a copy.
     """
 
-    __slots__ = ("_left", "_slots", "_strings", "data", "size", "where")
+    __slots__ = ("_left", "_slots", "_strings", "blobs", "data", "size", "where")
 
-    def __init__(self, data: memoryview, where: str) -> None:
+    def __init__(self, data: memoryview, where: str, blobs: memoryview | None = None) -> None:
         self.data = data
+        self.blobs = data if blobs is None else blobs
         self.size = len(data)
         self.where = where
         self._left = 4 * self.size + 65536
@@ -205,7 +207,7 @@ class Blob(Kind):
 
     def read(self, reader: Reader, pos: int, name: str) -> memoryview:
         first, count = reader.vector(pos, 1, name)
-        return reader.data[first : first + count]
+        return reader.blobs[first : first + count]
 
 
 class One(Kind):

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable
 
 from purevk.errors import FileFormatError
+from purevk.mapped import own
 from purevk.pte.flatbuffer import Blob, Many, One, Reader, Schema, Table, Text, numbers, u32, u64
 from purevk.pte.plan import PLAN, read_plan
 from purevk.pte.program import Program, Segment, Subsegments
@@ -35,11 +36,12 @@ _PROGRAM = Schema(
 )
 
 
-def read_program(file: FileLike, data_files: Iterable[FileLike] = ()) -> Program:
+def read_program(file: FileLike | Source, data_files: Iterable[FileLike] = ()) -> Program:
     """Read an ExecuTorch program.
 
     Args:
-        file: path of a .pte file, which is mapped and not copied, or its bytes.
+        file: path of a .pte file, which is mapped and not copied, or its bytes. Of an open file, the
+            program becomes the owner.
         data_files: the .ptd files that hold weights kept out of the program, by path or bytes; the
             first one that has a key is used.
 
@@ -50,7 +52,7 @@ def read_program(file: FileLike, data_files: Iterable[FileLike] = ()) -> Program
         FileFormatError: a file is not what it should be, is cut short, or refers outside of itself.
         OSError: a path cannot be opened.
     """
-    source = Source(file, ".pte")
+    source = Source.of(file, ".pte")
     opened: list[DataFile] = []
     try:
         for data_file in data_files:
@@ -64,7 +66,8 @@ def read_program(file: FileLike, data_files: Iterable[FileLike] = ()) -> Program
 
 def _read(source: Source, data_files: tuple[DataFile, ...]) -> Program:
     table_size, base = _layout(source)
-    root = Reader(source.view[:table_size], source.name).root(_PROGRAM, _IDENTIFIER)
+    table = source.view[:table_size]
+    root = Reader(own(table), source.name, table).root(_PROGRAM, _IDENTIFIER)
     segments = _segments(source, root, base)
     inline = tuple(row["data"] for row in root["backend_delegate_data"])
     constants = root["constant_segment"]
@@ -91,17 +94,17 @@ def _read(source: Source, data_files: tuple[DataFile, ...]) -> Program:
 
 def _layout(source: Source) -> tuple[int, int]:
     """Size of the flatbuffer and offset of the first segment (0: no segments)."""
-    head = source.view[:64]
-    if bytes(head[4:8]) != _IDENTIFIER:
+    head = source.head
+    if head[4:8] != _IDENTIFIER:
         raise FileFormatError(
             "this is not a .pte file",
             where=source.name,
-            why=f"bytes 4 to 8 of {source.size} are {bytes(head[4:8])!r}; {_IDENTIFIER!r} is accepted."
+            why=f"bytes 4 to 8 of {source.size} are {head[4:8]!r}; {_IDENTIFIER!r} is accepted."
             " purevk.load takes .pvk and .pt2 files too, which begin in other ways",
-            next=_advice(bytes(head)),
+            next=_advice(head),
         )
     end = _EXTENDED_AT + _EXTENDED.size
-    if len(head) < end or bytes(head[_EXTENDED_AT : _EXTENDED_AT + 4]) != b"eh00":
+    if len(head) < end or head[_EXTENDED_AT : _EXTENDED_AT + 4] != b"eh00":
         return source.size, 0  # no header: the whole file is the flatbuffer
     _, length, table_size, base = _EXTENDED.unpack_from(head, _EXTENDED_AT)
     if length < _EXTENDED.size:

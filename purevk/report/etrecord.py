@@ -25,7 +25,7 @@ from purevk.frontends.torch.nodes import is_dense, line_of
 from purevk.mapped import own
 from purevk.pte import program as P
 from purevk.pte import vkgraph as vk
-from purevk.pte.source import check_regular
+from purevk.pte.source import open_program
 from purevk.report.etdump import Place, places_of
 
 _MOST = 4  # lines of a delegate that are listed
@@ -103,9 +103,9 @@ def read_etrecord(path: Path, method: str) -> EtRecord:
             why="an ETRecord has tensors of torch",
             next="pip install torch",
         ) from error
-    check_regular(path)
+    stream = open_program(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with stream, zipfile.ZipFile(stream) as archive:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
                 raise ValueError("it is compressed, which executorch does not do")
             program = _read_program(archive, method)

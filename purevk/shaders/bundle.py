@@ -24,7 +24,7 @@ from typing import Any
 from purevk.errors import FileFormatError, InputError, OutputError, PurevkError
 from purevk.shaders.cache_check import entry_problem
 from purevk.shaders.cache_entry import FORMAT, MOST_BYTES, SUFFIX, unpack
-from purevk.whole_file import output_target, read_file, replace_file
+from purevk.whole_file import output_target, path_text, read_file, replace_file
 
 _log = logging.getLogger("purevk.cache")
 _MOST_BUNDLE = 1 << 30  # bytes of a file
@@ -61,7 +61,7 @@ class Bundle:
     ) -> None:
         import zipfile  # few programs read a bundle
 
-        where = self._where = os.fspath(path)
+        where = self._where = path_text(path)
         errors = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
         self._errors = (*errors, KeyError, ValueError, OSError)
         self._forms = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what `write_bundle` writes
@@ -152,7 +152,7 @@ def _read(path: str, sha256: str | None, trust: bool) -> bytes:
             next="`purevk warmup --bundle` and `purevk cache export` print it",
         )
     try:
-        content = read_file(Path(path), _MOST_BUNDLE)
+        content = read_file(path, _MOST_BUNDLE)
     except OSError as error:
         raise InputError(
             "the bundle cannot be opened",
@@ -190,7 +190,7 @@ def write_bundle(
             bundle.writestr(f"{kind}/{digest}{SUFFIX}", entries[kind, digest])
     content = made.getvalue()
     sha256 = hashlib.sha256(content).hexdigest()
-    target = Path(path)
+    target = Path(path_text(path))
     try:
         with replace_file(path) as file:
             file.write(content)

@@ -212,6 +212,27 @@ def test_tensors_that_lie(small: bytes, read_only: None) -> None:
     assert "no bytes" in load(empty).why
 
 
+def test_weights_that_are_much_larger_than_the_file(small: bytes, read_only: None) -> None:
+    """A stride of 0 states 1 TB in 8 bytes. Weights that are expanded as such are sound."""
+    contents = members(small)
+    config = "archive/data/weights/model_weights_config.json"
+
+    def stated(*sizes: int) -> Any:
+        entries = json.loads(contents[config])
+        meta = entries["config"]["weight"]["tensor_meta"]
+        meta["sizes"] = [{"as_int": each} for each in sizes]
+        meta["strides"] = [{"as_int": 0} for _ in sizes]
+        return load(packed({**contents, config: json.dumps(entries).encode()}))
+
+    assert not isinstance(stated(2000, 2000), PurevkError)
+    error = stated(1 << 20, 1 << 18)
+    assert isinstance(error, FileFormatError) and "bytes in memory" in error.why
+    state = io.BytesIO()
+    torch.save({"weight": torch.ones(2, 1).expand(2, 1 << 38)}, state)
+    changed = {**members(older(small)[0]), "archive/data/weights/model.pt": state.getvalue()}
+    assert "bytes in memory" in load(packed(changed)).why
+
+
 def test_weights_that_are_no_plain_array() -> None:
     class Add(torch.nn.Module):
         def __init__(self) -> None:

@@ -3,15 +3,22 @@ the signal SIGBUS."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import purevk
 from purevk.errors import FileFormatError
+from purevk.frontends.files import FileSource, open_file
+from purevk.frontends.saved import write_program
+from purevk.mapped import own
+from purevk.pte import source
 from tests.harness import DATA
 
 pytestmark = [
@@ -74,3 +81,69 @@ def test_constants_that_the_host_reads(tmp_path: Path) -> None:
         for one, two, three in zip(expected, before, after, strict=True):
             np.testing.assert_array_equal(one, two)
             np.testing.assert_array_equal(two, three)  # of the file as it was
+
+
+def _in_a_child(work: Callable[[], None]) -> int:
+    """The end of a process that does something: 0, or the negative number of a signal."""
+    child = os.fork()
+    if not child:
+        code = 1
+        with contextlib.suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, and forks
+@pytest.mark.parametrize("kind", ["pte", "inline.pte", "pvk", "pt2", "ptd"])
+def test_files_that_are_cut_while_they_are_opened(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each step that opens one, with nothing or a page left of it."""
+    path, data = tmp_path / f"model.{kind[-3:]}", []
+    if kind == "pt2":
+        torch = pytest.importorskip("torch")
+        monkeypatch.setattr("purevk.frontends.torch.module.ProgramSource", lambda *_, **__: None)
+        torch.export.save(torch.export.export(torch.nn.Linear(40, 40), (torch.ones(1, 40),)), path)
+    elif kind == "pvk":
+        with open_file(DATA / "topk.pte") as opened:
+            sources = {name: FileSource(opened, name) for name in opened.methods}
+            write_program(path, "name", sources, "test")
+    elif kind == "ptd":
+        shutil.copy(next((DATA / "linear_relu_external").glob("*.ptd")), path)
+        data = [path]
+    else:
+        shutil.copy(DATA / ("linear_relu_inline.pte" if "inline" in kind else "topk.pte"), path)
+    program = DATA / "linear_relu_external.pte" if data else path
+
+    def read(error: bool) -> None:
+        with open_file(program, data) as opened, contextlib.suppress(FileFormatError):
+            for name in opened.methods if kind != "pt2" else ():  # torch has copies
+                graph = opened.graph(name)
+                for constant in graph.constants.values():
+                    bytes(own(constant.data))
+            if error:
+                raise ValueError("nothing was missing")
+
+    read(error=False)
+    content = path.read_bytes()
+    for owner, name in ((source, "map_file"), (source.Source, "__init__")):
+        for length in {0, min(len(content) - 1, 4096)}:
+            path.write_bytes(content)
+
+            do = getattr(owner, name)
+
+            def cut(*args: object, do: Any = do, length: int = length) -> object:
+                made = do(*args)
+                os.truncate(path, length)
+                return made
+
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, cut)
+
+                def open_and_read() -> None:
+                    with contextlib.suppress(FileFormatError):
+                        read(error=True)
+
+                assert _in_a_child(open_and_read) == 0, (name, length)

@@ -9,7 +9,6 @@ import functools
 import io
 import json
 import math
-import os
 import re
 import struct
 import warnings
@@ -25,6 +24,7 @@ from purevk.mapped import own, pieces
 from purevk.pte.source import FileLike, Source
 
 _SAVE_AGAIN = "save it again with torch.export.save, with the torch that is installed here"
+_MOST_EXPANDED = 1 << 30  # bytes of tensors, whatever the file has
 _PROGRAM = "models/model.json"
 _OLD_PROGRAM = "serialized_exported_program.json"  # up to torch 2.7
 # Members that are read, and those that are skipped, without the folder that all of them are in.
@@ -58,8 +58,8 @@ class ExportedFile:
 
     methods = ("forward",)
 
-    def __init__(self, file: FileLike) -> None:
-        self.source = Source(file, ".pt2")
+    def __init__(self, file: FileLike | Source) -> None:
+        self.source = Source.of(file, ".pt2")
         try:
             import torch  # noqa: F401
         except ImportError as error:
@@ -71,19 +71,20 @@ class ExportedFile:
             ) from error
         from purevk.frontends.torch.module import ProgramSource
 
-        self._graphs = ProgramSource("forward", self._load(file), set(), trusted=False)
+        self._graphs = ProgramSource("forward", self._load(), set(), trusted=False)
 
-    def _load(self, file: FileLike) -> Any:
+    def _load(self) -> Any:
         """The program, as a `torch.export.ExportedProgram`."""
         from purevk.frontends.torch.archive.check import check_program
 
         try:
-            members = _members(file, self.source)
+            members = _members(self.source)
             _check_stated(members, self.source.name)
             text = members[_PROGRAM if _PROGRAM in members else _OLD_PROGRAM]
             program = _read("ExportedProgram", text)
             check_program(program, self.source.name)
             weights, constants = (_tensors(members, kind) for kind in ("weights", "constants"))
+            _check_expanded([*weights.values(), *constants.values()], self.source.size)
             return _torch().ExportedProgramDeserializer().deserialize(program, weights, constants)
         except PurevkError:
             raise
@@ -104,18 +105,13 @@ class ExportedFile:
         self.source.close()
 
 
-def _members(file: FileLike, source: Source) -> dict[str, memoryview]:
+def _members(source: Source) -> dict[str, memoryview]:
     """The members that are read, by their names without the folder.
-
-    Args:
-        file: path or bytes. source: the same, as bytes.
 
     Raises:
         FileFormatError: there is another member, or one is there twice, compressed or damaged.
     """
-    with zipfile.ZipFile(
-        file if isinstance(file, (str, os.PathLike)) else io.BytesIO(file)
-    ) as archive:
+    with zipfile.ZipFile(source.stream()) as archive:
         infos = archive.infolist()
     old = any(info.filename == _OLD_PROGRAM for info in infos)
     folder = "" if old else infos[0].filename.partition("/")[0] + "/"
@@ -205,6 +201,25 @@ def _tensors(members: Mapping[str, memoryview], kind: str) -> dict[str, Any]:
         name: _tensor(entry, members[f"data/{kind}/{entry.path_name}"], shared)
         for name, entry in entries.items()
     }
+
+
+def _check_expanded(tensors: list[Any], stored: int) -> None:
+    """Raises ValueError for tensors that are much larger than the file: strides of 0 make much of few
+    bytes, and what reads them copies them.
+
+    Args:
+        stored: bytes of the file.
+    """
+    import torch
+
+    views = {
+        (each.untyped_storage()._cdata, each.dtype, each.storage_offset(), each.shape, each.stride()): each.nbytes
+        for each in tensors
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_nested
+    }  # fmt: skip
+    nbytes = sum(views.values())
+    if nbytes > _MOST_EXPANDED + 16 * stored:
+        raise ValueError(f"the tensors have {nbytes} bytes in memory, and the file {stored}")
 
 
 def _tensor(entry: Any, data: memoryview, shared: dict[str, Any]) -> Any:
