@@ -379,7 +379,7 @@ def seed_each(
             )
             failed, line = copy.run_tests(*chosen, *listed, limit=limit) if listed else (False, "")
             for each in mirrors(bug):
-                if not failed:
+                if not failed and each not in listed:
                     failed, line = copy.run_tests(*chosen, each, limit=limit)
             if not failed:
                 failed, line = copy.run(["scripts/test.sh", tier, "-x", "--no-header"], limit)

@@ -180,23 +180,24 @@ def test_a_callback_may_submit_and_close(gate: Any) -> None:
 
 
 def test_the_host_prepares_meanwhile(gate: Any) -> None:
-    """Waiting on both sides, so that other work on the machine does not matter: 8 x 30 ms each, of
-    which half must be gone."""
-    program = gate(lambda x: (time.sleep(0.03), x)[1])
+    """Each call runs until the host has prepared and submitted the input of the next one."""
+    submitted = [threading.Event() for _ in range(8)]
 
-    def prepared(n: int) -> np.ndarray:
-        time.sleep(0.03)
-        return np.full(4, n, np.float32)
+    def run(x: np.ndarray) -> np.ndarray:
+        following = int(x[0])
+        if following < len(submitted):
+            assert submitted[following].wait(30), "the host waits for the call"
+        return x
 
-    start = time.perf_counter()
-    plain = [program.forward(prepared(n)) for n in range(8)]
-    one_by_one = time.perf_counter() - start
-    start = time.perf_counter()
-    handles = [program.submit(prepared(n)) for n in range(8)]
+    program = gate(run)
+    handles = []
+    for n, event in enumerate(submitted):
+        x = np.full(4, n, np.float32)
+        event.set()
+        handles.append(program.submit(x))
     wait(handles)
-    overlapped = time.perf_counter() - start
-    np.testing.assert_array_equal([handle.result() for handle in handles], plain)
-    assert overlapped < one_by_one - 0.12
+    for n, handle in enumerate(handles):
+        np.testing.assert_array_equal(handle.result(), np.full(4, 2 * (n + 1)))
 
 
 def test_a_forgotten_program_is_released(linear_input: np.ndarray) -> None:
