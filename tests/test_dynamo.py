@@ -21,8 +21,9 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk import dynamo  # noqa: E402
-from purevk.errors import SizeConstraintError, UnsupportedProgramError  # noqa: E402
+from purevk.errors import InputError, SizeConstraintError, UnsupportedProgramError  # noqa: E402
 from purevk.graph.context import context_of  # noqa: E402
+from purevk.graph.executable import Executable  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -551,18 +552,31 @@ def test_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.compile(lambda x: x + 1, backend="purevk", options=FALLBACK)(torch.randn(3))
 
 
-@pytest.mark.slow
-def test_eager_torch_draws_the_numbers_that_it_would_have_drawn(forgotten: None) -> None:
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        return torch.rand(3) + _through_uint16(x)
+@pytest.mark.parametrize("fails", ["to compile", "after it ran"])
+def test_eager_torch_draws_the_numbers_that_it_would_have_drawn(
+    fails: str, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert = _through_uint16 if fails == "to compile" else torch.relu
 
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand(3) + convert(x)
+
+    run = Executable.run
+
+    def run_and_fail(*args: Any, **kwargs: Any) -> None:
+        run(*args, **kwargs)  # draws a seed
+        raise InputError("not on uint16")
+
+    if fails == "after it ran":
+        monkeypatch.setattr(Executable, "run", run_and_fail)
     compiled = torch.compile(noisy, backend="purevk", options=FALLBACK)
     x = torch.ones(3)
     torch.manual_seed(3)
-    want = noisy(x)
+    want, following = noisy(x), torch.rand(3)
     torch.manual_seed(3)
     with pytest.warns(UserWarning, match="uint16"):
         assert torch.equal(compiled(x), want)
+    assert torch.equal(torch.rand(3), following)
 
 
 @pytest.mark.slow
