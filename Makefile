@@ -1,7 +1,8 @@
 # make demo             semantic search on the best Vulkan device; installs what is missing, the second time it starts at once
 # make lint             the formatter, the linter and the type checker, without changes
 # make test             the landing tier of the tests, on lavapipe, in 20 minutes on two cores; ARGS go to pytest
-# make test-nightly     all tests
+# make test-nightly     all tests, with the wheel's shader compiler, which knows matrix cores (built once, into build/shaderc),
+#                       and the engines; ARGS go to pytest, and then no engines run
 # make test-unit        the tests that need no device
 # make test-fast        what takes less than a second each
 # make test-traits      tests of operators, models and programs on lavapipe taken for a GPU
@@ -12,6 +13,8 @@
 # make test-engines     the recipes for Ray, LitServe and KServe on these engines, in an environment of their own
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
+SHADERC := $(CURDIR)/build/shaderc/libshaderc_shared$(if $(filter Darwin,$(shell uname -s)),.dylib,.so)
+
 .PHONY: demo lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench docs wheels setup test-engines
 demo:
 	@scripts/demo.sh $(ARGS)
@@ -21,8 +24,9 @@ test: test-landing
 test-unit test-fast test-traits test-landing: test-%:
 	@scripts/test.sh $* $(ARGS)
 test-nightly:
-	@scripts/test.sh nightly $(ARGS)
-	@scripts/engines.sh
+	@[ -e $(SHADERC) ] || TARGET=$(SHADERC) VALIDATOR=1 packaging/build_shaderc.sh
+	@PUREVK_SHADERC=$(SHADERC) PATH="$(dir $(SHADERC)):$$PATH" scripts/test.sh nightly $(ARGS)
+	@$(if $(ARGS),,scripts/engines.sh)
 test-validation:
 	@scripts/test.sh landing --validation $(ARGS)
 test-matrix:

@@ -5,7 +5,7 @@
 #
 # Variables: SOURCES (debian, the default: Debian's source packages, which apt checks; git: the tags below from GitHub, on
 # any system), SUITE (the Debian release), GIT_BASE (where the repositories are), JOBS (parallel compile jobs), TARGET (the
-# file to make instead).
+# file to make instead), VALIDATOR (1: puts spirv-val of the same version beside it).
 # Needs: cmake, ninja, a C++17 compiler, python3; apt-get and tar, or git. Nothing is installed, and the machine's own apt
 # configuration is left alone.
 set -eu
@@ -99,6 +99,12 @@ from_debian() {
 from_$SOURCES
 
 # HLSL stays on: without it the library has an undefined symbol, which -z defs turns into an error at link time.
+targets=shaderc_shared
+skip_executables=ON
+if [ -n "${VALIDATOR:-}" ]; then
+    targets="$targets spirv-val"
+    skip_executables=OFF
+fi
 case $suffix in
 .so) flags='-static-libstdc++ -Wl,--exclude-libs,ALL -Wl,--gc-sections -Wl,-z,defs' ;;
 *) flags= ;;
@@ -106,12 +112,15 @@ esac
 cmake -S "$work/shaderc" -B "$work/build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
     -DSHADERC_SKIP_TESTS=ON -DSHADERC_SKIP_EXAMPLES=ON \
-    -DSHADERC_SKIP_COPYRIGHT_CHECK=ON -DSPIRV_SKIP_EXECUTABLES=ON -DSPIRV_SKIP_TESTS=ON -DENABLE_GLSLANG_BINARIES=OFF \
+    -DSHADERC_SKIP_COPYRIGHT_CHECK=ON -DSPIRV_SKIP_EXECUTABLES=$skip_executables -DSPIRV_SKIP_TESTS=ON -DENABLE_GLSLANG_BINARIES=OFF \
     -DGLSLANG_TESTS=OFF -DENABLE_HLSL=ON -DSPIRV_WERROR=OFF \
     -DCMAKE_SHARED_LINKER_FLAGS="$flags"
-cmake --build "$work/build" --target shaderc_shared --parallel "$JOBS"
+cmake --build "$work/build" --target $targets --parallel "$JOBS"
 
 mkdir -p "$(dirname "$target")"
+if [ -n "${VALIDATOR:-}" ]; then
+    cp "$(find "$work/build" -name spirv-val -type f | head -n 1)" "$(dirname "$target")/"
+fi
 cp -L "$work/build/libshaderc/$name" "$target.new"
 [ "$suffix" != .so ] || strip --strip-unneeded "$target.new"
 mv "$target.new" "$target"
