@@ -1,6 +1,7 @@
 """KServe's model server: the Open Inference Protocol (version 2), over REST and gRPC."""
 
 import asyncio
+import reprlib
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,6 +61,7 @@ class ProgramModel(kserve.Model):
                 f" /v2/models/{self.name}/infer"
             )
         try:
+            _check_descriptions(payload)
             names = self._output_names(payload)
             arguments = self._arguments(payload)
             arrays = await asyncio.to_thread(self.worker.forward, *arguments)
@@ -101,6 +103,18 @@ class ProgramModel(kserve.Model):
             else argument
             for spec, argument in zip(self.worker.inputs, arguments)
         ]
+
+
+def _check_descriptions(payload: kserve.InferRequest) -> None:
+    """Raises `InputError` for names and parameters of other types. KServe checks none of those that
+    come with binary data."""
+    tensors = (*payload.inputs, *(payload.request_outputs or ()))
+    for each in tensors:
+        if not isinstance(each.name, str):
+            raise InputError(f"the name of a tensor is {reprlib.repr(each.name)}, and no text")
+    for each in () if payload.from_grpc else (payload, *tensors):
+        if not isinstance(each.parameters or {}, dict):
+            raise InputError(f"parameters are {reprlib.repr(each.parameters)}, and no object")
 
 
 def _array(tensor: kserve.InferInput) -> np.ndarray:

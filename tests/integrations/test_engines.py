@@ -463,6 +463,7 @@ def test_kserve_with_named_outputs(lookup: Path, tmp_path: Path) -> None:
             ({"Inference-Header-Content-Length": "2"}, b"{}"),
             ({"Inference-Header-Content-Length": "3"}, b"[1]abc"),
             ({"Inference-Header-Content-Length": "-1"}, b'{"inputs": [{}]}'),
+            *_binary_requests(),
             ({"ce-id": "1", "ce-source": "x"}, b"\0"),
         ):
             code, answer = _ask(
@@ -482,6 +483,28 @@ def test_kserve_with_named_outputs(lookup: Path, tmp_path: Path) -> None:
         for port in (int(address.rpartition(":")[2]), grpc_port):
             with pytest.raises(OSError):  # another address of this machine
                 socket.create_connection(("127.0.0.2", port), 5).close()
+
+
+def _binary_requests() -> Iterator[tuple[dict[str, str], bytes]]:
+    """Requests with a part in binary, and other types in their JSON."""
+    tensor = {
+        "name": "ids",
+        "shape": [1, 1],
+        "datatype": "INT64",
+        "parameters": {"binary_data_size": 8},
+    }
+    for change in (
+        {"inputs": [{**tensor, "name": ["ids"]}]},
+        {"inputs": [{**tensor, "name": {"a": 1}}]},
+        {"inputs": [{**tensor, "shape": {"a": 1}}]},
+        {"inputs": [{**tensor, "parameters": 1}]},
+        {"outputs": [{"name": "sums", "parameters": 1 << 40}]},
+        {"outputs": [{"name": ["sums"]}]},
+        {"parameters": [1]},
+        {"parameters": "text"},
+    ):
+        head = json.dumps({"inputs": [tensor], **change}).encode()
+        yield {"Inference-Header-Content-Length": str(len(head))}, head + bytes(8)
 
 
 async def _ask_grpc(kserve: Any, address: str, check: Any) -> None:
