@@ -146,11 +146,18 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             if np.can_cast(array.dtype, wanted.numpy, "same_kind")
             else array
         )
+    try:
+        return _of_protocols(given, name, where)
+    except InputError:
+        raise
+    except Exception as error:  # code of others, or what cannot be true
+        raise _no_array(error, name, where) from error
+
+
+def _of_protocols(given: Any, name: str, where: str) -> np.ndarray:
+    """An array over the memory that an object gives away."""
     if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
-        try:
-            kind = int(given.__dlpack_device__()[0])
-        except Exception as error:  # code of others
-            raise _no_array(error, name, where) from error
+        kind = int(given.__dlpack_device__()[0])
         if kind not in _HOST_MEMORY:
             raise InputError(
                 f"{name} is in the memory of another device",
@@ -159,17 +166,19 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
                 next="copy it to the CPU first",
             )
         try:
-            return np.from_dlpack(given)
+            array = np.from_dlpack(given)
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype that numpy has not: the object may give an array in another way
-        except Exception as error:  # a capsule that cannot be true, or code of others
-            raise _no_array(error, name, where) from error
+        else:
+            if array.flags.owndata and array.size:  # numpy makes memory, with anything in it
+                raise ValueError("it has elements, and their address is 0")
+            return array
     if any(
         hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
     ):
         return _asarray(given, name, where)
     try:
-        return np.asarray(memoryview(given))
+        view = memoryview(given)
     except TypeError:
         raise InputError(
             f"{name} is {type(given).__name__}",
@@ -178,8 +187,7 @@ def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
             " the buffer protocol",
             next="convert it: numpy.asarray(x) or torch.as_tensor(x)",
         ) from None
-    except (ValueError, NotImplementedError, BufferError) as error:  # a format that numpy has not
-        raise _no_array(error, name, where) from error
+    return np.asarray(view)
 
 
 def _asarray(given: Any, name: str, where: str) -> np.ndarray:

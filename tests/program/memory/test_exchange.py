@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -122,9 +123,8 @@ class Lying:
         self.shape = (ctypes.c_int64 * 70)(*fields.pop("sizes", (2, 5)))
         self.device, self.name, self.capsule = device, name, capsule
         values = {"device_type": 1, "ndim": 2, "code": 2, "bits": 32, "lanes": 1, **fields}
-        self.tensor = _Tensor(
-            ctypes.addressof(self.memory), shape=ctypes.addressof(self.shape), **values
-        )
+        values = {"data": ctypes.addressof(self.memory), **values}
+        self.tensor = _Tensor(shape=ctypes.addressof(self.shape), **values)
 
     def __dlpack__(self, **options: Any) -> Any:
         if self.capsule is not None:
@@ -153,6 +153,7 @@ LIES: list[dict[str, Any]] = [
     {"code": 77},
     {"lanes": 2},
     {"device_type": 2},
+    {"data": 0},
     {"device": ()},
     {"device": None},
     {"device": ("cpu", 0)},
@@ -165,6 +166,41 @@ def test_dlpack_that_lies(lie: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         as_array(given, DType.float32, "input 0", "a test")
     assert "input 0" in caught.value.what
+
+
+PROTOCOLS = (
+    "__dlpack__",
+    "__dlpack_device__",
+    "__array_interface__",
+    "__array_struct__",
+    "__array__",
+)
+
+
+def test_objects_whose_code_raises() -> None:
+    """Any exception of any member, called or only looked up, is an error of the input."""
+
+    def fail(error: Exception) -> Any:
+        def raises(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return raises
+
+    device = {"__dlpack_device__": lambda _: (1, 0), "__dlpack__": lambda *_, **__: None}
+    kinds = (
+        ValueError,
+        KeyError,
+        OSError,
+        MemoryError,
+        RecursionError,
+        StopIteration,
+        ZeroDivisionError,
+    )
+    for kind, name in itertools.product(kinds, PROTOCOLS):
+        for member in (fail(kind("why")), property(fail(kind("why")))):
+            given = type("Given", (), {**(device if "dlpack" in name else {}), name: member})()
+            with pytest.raises(InputError, match="input 0"):
+                as_array(given, DType.float32, "input 0", "a test")
 
 
 def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
