@@ -10,7 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Value
 from purevk.lower.copies import emit_copy
 from purevk.lower.declarations import buffer, element_features
-from purevk.lower.expression import Expression
+from purevk.lower.expression import ROUND, Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.operands import broadcast_strides
 from purevk.shaders.interface import EXTRA_BINDING
@@ -47,7 +47,8 @@ def make_epilogue(
     """The epilogue of one kernel.
 
     Args:
-        expression: the program; its input 0 is the kernel's own result. None: no epilogue.
+        expression: the program; its input 0 is the kernel's own result, rounded to the dtype of
+            that input. None: no epilogue.
         extras: its other inputs.
         out: the kernel's result; dense.
         arguments: the coordinates that the template passes to EPILOGUE after the value, such as "b,
@@ -112,6 +113,10 @@ def make_epilogue(
         names.append(f"x{number}")
         made.buffers[name] = (operand, "r")
     body, (result,) = expression.glsl(names, (), prefix="t")
+    # What the kernel computes has the digits of float32; without the epilogue, memory rounds it.
+    for name, dtype in zip(names[: 1 + bool(second)], expression.inputs):
+        if dtype in ROUND:
+            body = f"{name} = {ROUND[dtype].replace('$0', name)}; {body}"
     typed = ", ".join(
         [f"float {name}" for name in names[: 1 + bool(second)]]
         + [f"{lowering.operand(v).dtype.acc} x{n}" for n, v in enumerate(extras)]

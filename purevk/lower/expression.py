@@ -56,7 +56,17 @@ class Expression:
     @property
     def code_size(self) -> int:
         """How much code the steps become (`shaders/code_size.py`)."""
-        return sum(_code_size(step.glsl, step.dtype) for step in self.steps)
+        return sum(
+            _code_size(step.glsl, step.dtype) for step in self.steps if not self._rounds_input(step)
+        )
+
+    def _rounds_input(self, step: Step) -> bool:
+        """Whether a step rounds an input, which memory has rounded."""
+        return (
+            step.glsl == ROUND.get(step.dtype)
+            and step.operands[0] < len(self.inputs)
+            and self.inputs[step.operands[0]] is step.dtype
+        )
 
     def glsl(
         self, inputs: Sequence[str], scalars: Sequence[str] = (), prefix: str = "t"
@@ -94,6 +104,10 @@ class Expression:
         each: list[list[str]] = [[] for _ in inputs]
         for step in self.steps:
             common.append(len(inputs) > 1 and all(common[operand] for operand in step.operands))
+            if self._rounds_input(step):
+                for lane_names in names:
+                    lane_names.append(lane_names[step.operands[0]])
+                continue
             for lane, prefix in enumerate(prefixes):
                 name = f"{'t' if common[-1] else prefix}{len(names[lane])}"
                 operands = [names[lane][operand] for operand in step.operands]
@@ -150,8 +164,10 @@ _MINUS_ZEROS = tuple(text.replace(_NO_BITS, f"0x80000000u | {_NO_BITS}") for tex
 _RESULT_ZERO = re.compile(
     r"(?<=[?:+-] )\(0\.0(lf)?\)(?! [<>=!])|(?<![?:+-] )\(0\.0(lf)?\)(?= [+-] )"
 )
+# GLSL that rounds $0, a float, to the nearest number of a dtype.
+ROUND = {DType.float16: "pv_round_float16($0)", DType.bfloat16: "pv_round_bfloat16($0)"}
 # Steps that give 0 if all of their operands are 0.
-_KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", "pv_round_float16($0)", "pv_round_bfloat16($0)")
+_KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", *ROUND.values())
 
 
 class ExpressionBuilder:
@@ -171,12 +187,23 @@ class ExpressionBuilder:
         self._names: list[str] = []
         self._code_size = 0
         self._zeros: set[Term] = set()
+        self._rounded: dict[Term, DType] = {}
 
     def input(self, value: Value, dtype: DType) -> Term:
         if value not in self.inputs:
             self._inputs[value] = Term("input", len(self.inputs))
             self.inputs[value] = dtype
         return self._inputs[value]
+
+    def rounded_input(self, value: Value) -> Term:
+        """An element as memory holds it. Where this program is joined with the one that makes the
+        tensor, that one's result has the digits of float32."""
+        dtype = value.type.dtype
+        return self.rounded(self.input(value, dtype), dtype)
+
+    def rounded(self, term: Term, dtype: DType) -> Term:
+        """A term as memory would hold it in a dtype of 16 bits; of other dtypes the term itself."""
+        return self.step(ROUND[dtype], [term], dtype) if dtype in ROUND else term
 
     def scalar(self, size: Size, dtype: DType) -> Term:
         if size not in self.scalars:
@@ -194,12 +221,17 @@ class ExpressionBuilder:
                 return operands[0]
             if glsl == "($0 * $1)":
                 glsl, operands = times_zero(dtype), [operands[zeros.index(False)]]
+        rounds = glsl == ROUND.get(dtype)
+        if rounds and self._rounded.get(operands[0]) is dtype:
+            return operands[0]
         step: _TermStep = (glsl, tuple(operands), dtype)
         found = self._steps.get(step)
         if found is None:
             found = self._steps[step] = Term("step", len(self._steps))
             if glsl in _OPAQUE_ZEROS:
                 self._zeros.add(found)
+            if rounds:
+                self._rounded[found] = dtype
             self._names.append(name)
             self._code_size += _code_size(glsl, dtype)
         return found
@@ -227,6 +259,7 @@ class ExpressionBuilder:
         while len(self._steps) > steps:
             (glsl, _, dtype), term = self._steps.popitem()
             self._zeros.discard(term)
+            self._rounded.pop(term, None)
             self._code_size -= _code_size(glsl, dtype)
         del self._names[steps:]
 

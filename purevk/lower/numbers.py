@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 
+from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 
@@ -23,6 +24,20 @@ def bits_of(number: float) -> int:
         packed = struct.pack("<f", math.copysign(math.inf, number))
     bits: int = struct.unpack("<i", packed)[0]
     return bits
+
+
+def rounded(number: float, dtype: DType) -> float:
+    """The nearest number of a dtype of floats; infinite beyond its largest."""
+    code = {DType.float16: "<e", DType.float64: "<d"}.get(dtype, "<f")
+    try:
+        (nearest,) = struct.unpack(code, struct.pack(code, number))
+    except OverflowError:
+        nearest = math.copysign(math.inf, number)
+    if dtype is DType.bfloat16 and not math.isnan(nearest):
+        bits = bits_of(nearest) & 0xFFFFFFFF
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        (nearest,) = struct.unpack("<f", struct.pack("<I", bits))
+    return float(nearest)
 
 
 def gcd4(*sizes: Size) -> bool:

@@ -46,10 +46,14 @@ class Pointwise:
         compute: the type in which it is computed: "promote" (torch's promotion of the tensors and
             scalars), "float" (the same, with integers promoted to float32), "result" (the result's
             dtype), a dtype, or a function of the arguments that gives one of these.
+        arithmetic: letters of the arguments that take part in float arithmetic alone. Only these
+            may have the digits of float32 where the dtype is float16 or bfloat16, and a joined
+            program computes them; all others are rounded to the dtype first.
     """
 
     glsl: str | Callable[..., str]
     compute: str | DType | Callable[..., str | DType] = "promote"
+    arithmetic: str = ""
 
 
 @dataclass(frozen=True)

@@ -400,7 +400,7 @@ def _attend(
     if k.type.dims[1] != heads:
         k, v = (repeated(builder, each, q.type.dims[:2]) for each in (k, v))
     scores = builder.emit(
-        "aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
+        "purevk.unrounded_matmul", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
     )
     scores = builder.emit("aten.mul.Scalar", scores, scale)
     if causal:
@@ -414,6 +414,7 @@ def _attend(
         scores = builder.emit("aten.where.ScalarOther", mask, scores, -math.inf)
     elif mask is not None:
         scores = builder.emit("aten.add.Tensor", scores, mask, 1)
+    scores = builder.emit("aten._to_copy.default", scores, q.type.dtype)
     weights = builder.emit("purevk.softmax", scores, -1, False, True, v.type.dtype)
     if dropout:
         weights = dropped(builder, weights, dropout)[0]

@@ -35,7 +35,7 @@ class Algebra:
     # -- leaves -----------------------------------------------------------------------------------
     def tensor(self, value: Value) -> Term:
         """An element of a real tensor, in the dtype of the program."""
-        term = self._steps.input(value, value.type.dtype)
+        term = self._steps.rounded_input(value)
         return self._converted(term, value.type.dtype, self.dtype)
 
     def condition(self, value: Value) -> Term:

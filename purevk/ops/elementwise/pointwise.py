@@ -18,6 +18,7 @@ from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Arg, Dim, Scalar, Size, TensorType, Value
 from purevk.lower.expression import (
+    ROUND,
     Expression,
     ExpressionBuilder,
     Term,
@@ -31,9 +32,6 @@ from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
 
 NAME = "purevk.pointwise"
-# A cast to these rounds at once: what reads the result may be computed in float32 by the same kernel.
-_ROUND = {DType.float16: "pv_round_float16", DType.bfloat16: "pv_round_bfloat16"}
-
 
 Params = Mapping[str, Scalar | str | None]  # names and defaults
 # "promote", "float", "first", "result" or "as is" (see `Pointwise`), a dtype, or a function of the
@@ -49,13 +47,14 @@ def _define(
     compute: Compute,
     out: DType | str | None,
     names: Sequence[str],
+    arithmetic: str,
 ) -> None:
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(each, keyword) for each in tensors]
     parameters += [
         inspect.Parameter(each, keyword, default=default) for each, default in params.items()
     ]
-    register(pointwise_operator(name, glsl, parameters, compute, out, names))
+    register(pointwise_operator(name, glsl, parameters, compute, out, names, arithmetic))
 
 
 def pointwise_operator(
@@ -65,12 +64,13 @@ def pointwise_operator(
     compute: Compute,
     out: DType | str | None,
     names: Sequence[str],
+    arithmetic: str = "",
 ) -> Operator:
     """The definition of a pointwise operator. Of its parameters `x`, `y` and `z` are tensors (or
     numbers).
 
     `out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of
-    this name, "real" for that of the parts of complex numbers.
+    this name, "real" for that of the parts of complex numbers. `arithmetic`: see `Pointwise`.
     """
     tensors = [each.name for each in parameters if each.name in "xyz"]
     params = [each.name for each in parameters if each.name not in "xyz"]
@@ -88,7 +88,7 @@ def pointwise_operator(
         return TensorType(real_dtype(made) if out == "real" else made, sizes)
 
     shape.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
-    return Operator(name, shape, Pointwise(glsl, compute), names=tuple(names))
+    return Operator(name, shape, Pointwise(glsl, compute, arithmetic), names=tuple(names))
 
 
 def _computing(
@@ -122,9 +122,10 @@ def unary(
     params: Params | None = None,
     compute: Compute = "promote",
     out: DType | str | None = None,
+    arithmetic: str = "",
 ) -> None:
-    """A function of `x`."""
-    _define(name, glsl, "x", params or {}, compute, out, names)
+    """A function of `x`; `arithmetic` as in `Pointwise`."""
+    _define(name, glsl, "x", params or {}, compute, out, names, arithmetic)
 
 
 def binary(
@@ -134,9 +135,10 @@ def binary(
     params: Params | None = None,
     compute: Compute = "promote",
     out: DType | str | None = None,
+    arithmetic: str = "",
 ) -> None:
-    """A function of `x` and `y`, either of which may be a number."""
-    _define(name, glsl, "xy", params or {}, compute, out, names)
+    """A function of `x` and `y`, either of which may be a number; `arithmetic` as in `Pointwise`."""
+    _define(name, glsl, "xy", params or {}, compute, out, names, arithmetic)
 
 
 class PointwiseProgram(NamedTuple):
@@ -180,7 +182,8 @@ def expression_of(
     for name, arg in arguments.items():
         if isinstance(arg, Value):
             source = arg.type.dtype
-            term = builder.input(arg, source)
+            joined = name in form.arithmetic and source is computing
+            term = builder.input(arg, source) if joined else builder.rounded_input(arg)
         elif isinstance(arg, Dim):
             source = DType.int32
             term = builder.scalar(arg, source)
@@ -222,8 +225,8 @@ def expression_of(
         result = builder.step(convert("$0", DType.int32, native), [result], native)
     if native is not out:
         result = _converted(builder, result, native, out)
-    if form.compute == "as is" and out in _ROUND and out not in builder.inputs.values():
-        result = builder.step(f"{_ROUND[out]}($0)", [result], out)
+    if form.compute == "as is" and out in ROUND:
+        result = builder.rounded(result, out)
     return PointwiseProgram(builder.build([result]), tuple(builder.inputs), tuple(builder.scalars))
 
 
@@ -254,7 +257,7 @@ for _name, _glsl in {
     "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
     "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
 }.items():  # fmt: skip
-    unary(f"aten.{_name}.default", _glsl, compute="float")
+    unary(f"aten.{_name}.default", _glsl, compute="float", arithmetic="x")
 
 
 def _gelu(approximate: str, dtype: DType, **_: object) -> str:
@@ -263,7 +266,7 @@ def _gelu(approximate: str, dtype: DType, **_: object) -> str:
     return "pv_gelu_half(x)" if dtype.itemsize == 2 else "pv_gelu(x)"
 
 
-unary("aten.gelu.default", _gelu, params={"approximate": "none"})
+unary("aten.gelu.default", _gelu, params={"approximate": "none"}, arithmetic="x")
 
 
 def _of_16_bits(name: str) -> Callable[..., str]:
@@ -271,17 +274,19 @@ def _of_16_bits(name: str) -> Callable[..., str]:
     return lambda dtype, **_: f"pv_{name}{'_half' * (dtype.itemsize == 2)}(x)"
 
 
-unary("aten.sigmoid.default", _of_16_bits("sigmoid"), compute="float")
-unary("aten.silu.default", _of_16_bits("silu"))
+unary("aten.sigmoid.default", _of_16_bits("sigmoid"), compute="float", arithmetic="x")
+unary("aten.silu.default", _of_16_bits("silu"), arithmetic="x")
 unary(
     "aten.softplus.default",
     "pv_softplus(x, ACC(beta), ACC(threshold))",
     params={"beta": 1.0, "threshold": 20.0},
+    arithmetic="x",
 )
 unary(
     "aten.elu.default",
     "pv_elu(x, ACC(alpha), ACC(scale), ACC(input_scale))",
     params={"alpha": 1.0, "scale": 1.0, "input_scale": 1.0},
+    arithmetic="x",
 )
 
 # -- functions of any number ----------------------------------------------------------------------
@@ -295,8 +300,9 @@ unary(
     "aten.abs.default",
     lambda dtype, **_: "(x < ACC(0) ? -x : x)" if dtype is DType.int64 else "abs(x)",
     out="real",
+    arithmetic="x",
 )
-unary("aten.neg.default", "(-x)")
+unary("aten.neg.default", "(-x)", arithmetic="x")
 unary("aten.sign.default", "(x > ACC(0) ? ACC(1) : x < ACC(0) ? ACC(-1) : ACC(0))")
 unary("aten.floor.default", _only_float("floor(x)"))
 unary("aten.ceil.default", _only_float("ceil(x)"))
@@ -306,16 +312,26 @@ unary(
     "aten.square.default",
     "(x * x)",
     compute=lambda x, **_: result_type((x if isinstance(x, TensorType) else x.type, 2)),
+    arithmetic="x",
 )
-unary("aten.relu.default", _only_float("pv_relu(x)", "pv_max(x, ACC(0))"))
-unary("aten.relu6.default", "pv_clamp(x, ACC(0), ACC(6))")
+unary("aten.relu.default", _only_float("pv_relu(x)", "pv_max(x, ACC(0))"), arithmetic="x")
+unary("aten.relu6.default", "pv_clamp(x, ACC(0), ACC(6))", arithmetic="x")
 unary(
     "aten.hardtanh.default",
     "pv_clamp(x, ACC(min_val), ACC(max_val))",
     params={"min_val": -1.0, "max_val": 1.0},
+    arithmetic="x",
 )
-unary("aten.hardsigmoid.default", "(pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))")
-unary("aten.hardswish.default", "(x * pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))")
+unary(
+    "aten.hardsigmoid.default",
+    "(pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))",
+    arithmetic="x",
+)
+unary(
+    "aten.hardswish.default",
+    "(x * pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))",
+    arithmetic="x",
+)
 unary(
     "aten.hardshrink.default",
     "(x >= ACC(-0.0) - ACC(lambd) && x <= ACC(lambd) ? ACC(0) : x)",
@@ -325,6 +341,7 @@ unary(
     "aten.leaky_relu.default",
     "(x > ACC(0) ? x : x * ACC(negative_slope))",
     params={"negative_slope": 0.01},
+    arithmetic="x",
 )
 unary("aten.isnan.default", _only_float("pv_isnan(x)", "false"), out=DType.bool)
 unary("aten.isinf.default", _only_float("pv_isinf(x)", "false"), out=DType.bool)
@@ -340,6 +357,7 @@ unary(
     "aten.contiguous.default",
     "dim_order_ops._clone_dim_order.default",
     params={"memory_format": None, "dim_order": None},
+    arithmetic="x",
 )
 
 
@@ -410,13 +428,14 @@ def _by_number(function: str) -> Callable[..., str]:
     return write
 
 
-binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1})
-binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1})
+binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1}, arithmetic="xy")
+binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1}, arithmetic="xy")
 binary(
     "aten.rsub.Scalar",
     lambda alpha, **_: "(y - x)" if alpha == 1 else "(y - x * ACC(alpha))",
     "aten.rsub.Tensor",
     params={"alpha": 1},
+    arithmetic="xy",
 )
 
 
@@ -427,13 +446,14 @@ def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
     return f"(-{zero})" if math.copysign(1.0, y) < 0 else zero
 
 
-binary("aten.mul.Tensor", _multiply, "aten.mul.Scalar")
+binary("aten.mul.Tensor", _multiply, "aten.mul.Scalar", arithmetic="xy")
 binary(
     "aten.div.Tensor",
     "pv_quotient(x, y)",
     "aten.div.Scalar",
     "aten.true_divide.Tensor",
     compute="float",
+    arithmetic="xy",
 )
 binary(
     "aten.div.Tensor_mode",
@@ -445,9 +465,9 @@ binary(
 binary("aten.floor_divide.default", lambda y, dtype, **_: _divide("floor", dtype, y))
 binary("aten.fmod.Tensor", _by_number("pv_fmod"), "aten.fmod.Scalar")
 binary("aten.remainder.Tensor", _by_number("pv_remainder"), "aten.remainder.Scalar")
-binary("aten.maximum.default", "pv_max(x, y)")
-binary("aten.minimum.default", "pv_min(x, y)")
-binary("aten.atan2.default", "pv_atan2(x, y)", compute="float")
+binary("aten.maximum.default", "pv_max(x, y)", arithmetic="xy")
+binary("aten.minimum.default", "pv_min(x, y)", arithmetic="xy")
+binary("aten.atan2.default", "pv_atan2(x, y)", compute="float", arithmetic="xy")
 
 
 def _pow(y: Arg, dtype: DType, **_: object) -> str:
@@ -469,7 +489,8 @@ def _pow(y: Arg, dtype: DType, **_: object) -> str:
     return "pv_pow(x, y)"
 
 
-binary("aten.pow.Tensor_Tensor", _pow, "aten.pow.Tensor_Scalar", "aten.pow.Scalar")
+# A base below 0 has a power only if the exponent is a whole number.
+binary("aten.pow.Tensor_Tensor", _pow, "aten.pow.Tensor_Scalar", "aten.pow.Scalar", arithmetic="x")
 
 for _name, _sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
     binary(f"aten.{_name}.Tensor", f"(x {_sign} y)", f"aten.{_name}.Scalar", out=DType.bool)
@@ -497,7 +518,7 @@ register(
     Operator(
         "aten.clamp.default",
         _clamp_shape,
-        Pointwise(_clamp, "result"),
+        Pointwise(_clamp, "result", "x"),
         names=("aten.clamp.Tensor",),
     )
 )
@@ -511,7 +532,7 @@ register(
     Operator(
         "aten.where.self",
         _where_shape,
-        Pointwise("(cond ? x : y)", "result"),
+        Pointwise("(cond ? x : y)", "result", "xy"),
         names=("aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"),
     )
 )
@@ -525,7 +546,7 @@ register(
     Operator(
         "aten.masked_fill.Scalar",
         _masked_fill_shape,
-        Pointwise("(cond ? y : x)", "result"),
+        Pointwise("(cond ? y : x)", "result", "xy"),
         names=("aten.masked_fill.Tensor",),
     )
 )

@@ -9,8 +9,16 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Dim, Scalar, Size, TensorType, Value
-from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term, convert, literal
-from purevk.lower.numbers import bits_of
+from purevk.lower.expression import (
+    ROUND,
+    Expression,
+    ExpressionBuilder,
+    Step,
+    Term,
+    convert,
+    literal,
+)
+from purevk.lower.numbers import bits_of, rounded
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 
@@ -30,6 +38,8 @@ def constant(
         return builder.emit("aten._to_copy.default", made, dtype)
     if isinstance(number, complex):
         raise GraphError("no kernel for a complex constant")
+    if dtype in ROUND:
+        number = rounded(number, dtype)
     expression = Expression((), (), (Step(literal(number, dtype), (), dtype),), (0,))
     return builder.emit(POINTWISE, expression, (), (), tuple(sizes))
 
@@ -54,13 +64,11 @@ class Program:
         if not isinstance(source, Value):
             bits = self._steps.scalar(bits_of(float(np.float32(source))), DType.int32)
             return self._steps.step("intBitsToFloat($0)", [bits], REAL)
-        return self.step(
-            convert("$0", source.type.dtype, REAL), self._steps.input(source, source.type.dtype)
-        )
+        return self.step(convert("$0", source.type.dtype, REAL), self.code(source))
 
     def code(self, source: Value) -> Term:
         """A tensor's element as it is."""
-        return self._steps.input(source, source.type.dtype)
+        return self._steps.rounded_input(source)
 
     def step(self, glsl: str, *operands: Term, dtype: DType = REAL) -> Term:
         """One assignment; `glsl` names the operands $0, $1, ..."""

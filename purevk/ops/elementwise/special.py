@@ -21,7 +21,7 @@ for _name, (_glsl, *_names) in {
     "exp2": ("pv_exp2(x)", "aten.special_exp2.default"), "sinc": ("pv_sinc(x)", "aten.special_sinc.default"),
     "deg2rad": ("(x * ACC(0.017453292519943295))",), "rad2deg": ("(x * ACC(57.29577951308232))",),
 }.items():  # fmt: skip
-    unary(f"aten.{_name}.default", _glsl, *_names, compute="float")
+    unary(f"aten.{_name}.default", _glsl, *_names, compute="float", arithmetic="x")
 
 
 def _logit(eps: float | None, **_: object) -> str:
@@ -34,21 +34,32 @@ unary(
     "aten.special_logit.default",
     params={"eps": None},
     compute="float",
+    arithmetic="x",
 )
 
 # -- activations ----------------------------------------------------------------------------------
-unary("aten.selu.default", "pv_elu(x, ACC(1.6732632423543772), ACC(1.0507009873554805), ACC(1))")
+unary(
+    "aten.selu.default",
+    "pv_elu(x, ACC(1.6732632423543772), ACC(1.0507009873554805), ACC(1))",
+    arithmetic="x",
+)
 unary(
     "aten.celu.default",
     lambda alpha, **_: f"pv_elu(x, ACC(alpha), ACC(1), ACC({1.0 / alpha!r}))",
     params={"alpha": 1.0},
+    arithmetic="x",
 )
-unary("aten.mish.default", "pv_mish(x)")
-unary("aten.log_sigmoid.default", "(min(x, ACC(0)) - pv_log1p(pv_exp(-abs(x))))")
+unary("aten.mish.default", "pv_mish(x)", arithmetic="x")
+unary(
+    "aten.log_sigmoid.default",
+    "(min(x, ACC(0)) - pv_log1p(pv_exp(-abs(x))))",
+    arithmetic="x",
+)
 unary(
     "aten.softshrink.default",
     "(x > ACC(lambd) ? x - ACC(lambd) : x < -ACC(lambd) ? x + ACC(lambd) : pv_isnan(x) ? x : ACC(0))",
     params={"lambd": 0.5},
+    arithmetic="x",
 )
 unary(
     "aten.threshold.default",
@@ -107,7 +118,7 @@ unary(
     out=DType.bool,
 )
 unary("aten.frac.default", "(x - pv_trunc(x))")
-unary("aten.positive.default", "x")
+unary("aten.positive.default", "x", arithmetic="x")
 unary(
     "aten.isfinite.default",
     _float_or("(!(pv_isnan(x) || pv_isinf(x)))", "true"),
@@ -159,7 +170,7 @@ for _name, (_glsl, *_names) in {
     "xlogy.Tensor": ("pv_xlogy(x, y)", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other", "aten.special_xlogy.default"),  # noqa: E501
     "special_xlog1py.default": ("pv_xlog1py(x, y)",),
 }.items():  # fmt: skip
-    binary(f"aten.{_name}", _glsl, *_names, compute="float")
+    binary(f"aten.{_name}", _glsl, *_names, compute="float", arithmetic="xy")
 
 
 def _nextafter(dtype: DType, **_: object) -> str:
@@ -182,16 +193,18 @@ binary("aten.nextafter.default", _nextafter, compute="float")
 binary(
     "aten.fmax.default",
     _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : max(x, y))", "pv_max(x, y)"),
+    arithmetic="xy",
 )
 binary(
     "aten.fmin.default",
     _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : min(x, y))", "pv_min(x, y)"),
+    arithmetic="xy",
 )
 
-binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor")
-binary("aten.clamp_max.default", "pv_min(x, y)", "aten.clamp_max.Tensor")
-binary("aten.max.other", "pv_max(x, y)")
-binary("aten.min.other", "pv_min(x, y)")
+binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor", arithmetic="xy")
+binary("aten.clamp_max.default", "pv_min(x, y)", "aten.clamp_max.Tensor", arithmetic="xy")
+binary("aten.max.other", "pv_max(x, y)", arithmetic="xy")
+binary("aten.min.other", "pv_min(x, y)", arithmetic="xy")
 binary("aten.heaviside.default", "(x == ACC(0) ? y : x > ACC(0) ? ACC(1) : ACC(0))")
 binary("aten.gcd.default", "pv_gcd(x, y)")
 binary("aten.lcm.default", "pv_lcm(x, y)")
@@ -224,7 +237,7 @@ register(
     Operator(
         "aten.lerp.Scalar",
         _lerp_shape,
-        Pointwise(_lerp, "result"),
+        Pointwise(_lerp, "result", "xyz"),
         names=("aten.lerp.Tensor",),
     )
 )
@@ -253,8 +266,10 @@ def _add_quotient(value: Arg, dtype: DType, **_: object) -> str:
     return "(x + pv_quotient(ACC(value) * y, z))"
 
 
-register(Operator("aten.addcmul.default", _three_shape, Pointwise(_add_product, "result")))
-register(Operator("aten.addcdiv.default", _three_float_shape, Pointwise(_add_quotient, "result")))
+register(Operator("aten.addcmul.default", _three_shape, Pointwise(_add_product, "result", "xyz")))
+register(
+    Operator("aten.addcdiv.default", _three_float_shape, Pointwise(_add_quotient, "result", "xyz"))
+)
 
 # -- losses ---------------------------------------------------------------------------------------
 _REDUCED = {0: None, 1: "aten.mean.default", 2: "aten.sum.default"}

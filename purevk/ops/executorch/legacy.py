@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
-from purevk.ops.promotion import result_type
+from purevk.ops.promotion import result_type, wide_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast_of
@@ -121,12 +121,13 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
         bits=4,
         high_first=True,
         group=group,
-        dtype=node.result.type.dtype,
+        dtype=wide_type(x.type.dtype),
     )
     groups = builder.emit("aten.view.default", x, (*lead, columns // group, group))
     sums = builder.emit("aten.sum.dim_IntList", groups, (-1,), False, None)
-    of_zeros = builder.emit("aten.matmul.default", sums, zeros)
-    return builder.emit("aten.add.Tensor", linear, of_zeros, 1)
+    of_zeros = builder.emit("purevk.unrounded_matmul", sums, zeros)
+    made = builder.emit("aten.add.Tensor", linear, of_zeros, 1)
+    return builder.emit("aten._to_copy.default", made, node.result.type.dtype)
 
 
 register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))

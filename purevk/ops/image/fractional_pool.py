@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import ShapeError
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.expression import ROUND
+from purevk.lower.numbers import rounded
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped_all
 from purevk.ops.registry import rewrite
 from purevk.tuning import DeviceTraits
-
-# torch computes the positions in the dtype of the samples.
-_ROUND = {DType.float16: "pv_round_float16", DType.bfloat16: "pv_round_bfloat16"}
 
 
 def _shape(
@@ -48,19 +46,21 @@ def _expand(
     rank = len(kernel)
     lead = x.type.rank - rank
     plane = f"{'i0' if lead == 2 else '0'}, i{lead - 1}"
-    around = _ROUND.get(samples.type.dtype, "")
+    # torch computes the positions in the dtype of the samples.
+    around = ROUND.get(samples.type.dtype, "($0)")
     text, inside, index = [], [f"i{d}" for d in range(lead)], "0"
     for d, (window, count) in enumerate(zip(kernel, output)):
         size, count = (_dims.specialize(each) for each in (x.type.dims[lead + d], count))
         # In two dims, the last one has the first sample.
         sample = d if rank == 3 else 1 - d
-        step = _single(size - window) / _single(max(count - 1, 1))
-        step = _rounded(step, samples.type.dtype)
+        step = rounded(size - window, DType.float32) / rounded(max(count - 1, 1), DType.float32)
+        step = rounded(step, samples.type.dtype)
+        shifted = around.replace("$0", f"float(i{lead + d}) + s{d}")
         text.append(
             f"float s{d} = S({plane}, {sample}); int a{d} = {size - window};"
             f" if (i{lead + d} < {count - 1}) a{d} ="
-            f" int({around}({around}(float(i{lead + d}) + s{d}) * {step!r}))"
-            f" - int({around}(s{d} * {step!r}));"
+            f" int({around.replace('$0', f'{shifted} * {step!r}')})"
+            f" - int({around.replace('$0', f's{d} * {step!r}')});"
         )
         inside.append(f"a{d} + j{d}")
         index = f"({index} * {size} + a{d} + j{d})"
@@ -80,24 +80,6 @@ def _expand(
     )
     types = [value.type for value in node.results]
     return mapped_all(builder, body, {"X": x, "S": samples}, *types)
-
-
-def _single(number: float) -> float:
-    """The nearest float32."""
-    found: float = struct.unpack("f", struct.pack("f", number))[0]
-    return found
-
-
-def _rounded(number: float, dtype: DType) -> float:
-    if dtype is DType.float16:
-        found: float = struct.unpack("e", struct.pack("e", number))[0]
-        return found
-    number = _single(number)
-    if dtype is DType.bfloat16:
-        bits = struct.unpack("I", struct.pack("f", number))[0]
-        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-        number = struct.unpack("f", struct.pack("I", bits))[0]
-    return number
 
 
 for _name in ("aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default"):

@@ -87,7 +87,7 @@ def _added(
 
 
 def _multiply(builder: Builder, a: Value, b: Value) -> Value:
-    return builder.emit("aten.matmul.default", a, b)
+    return builder.emit("purevk.unrounded_matmul", a, b)
 
 
 def _summed(builder: Builder, a: Value, b: Value) -> Value:
@@ -97,7 +97,7 @@ def _summed(builder: Builder, a: Value, b: Value) -> Value:
         "aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k)
     )
     right = builder.emit("aten.view.default", b, (count * k, b.type.dims[2]))
-    return builder.emit("aten.mm.default", left, right)
+    return _multiply(builder, left, right)
 
 
 _added("aten.addmv.default", _multiply, matmul_shape)

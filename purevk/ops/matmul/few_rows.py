@@ -17,7 +17,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.declarations import buffer
 from purevk.lower.epilogue import Epilogue, make_epilogue
-from purevk.lower.expression import Expression
+from purevk.lower.expression import ROUND, Expression
 from purevk.lower.gpu_kernels import Dot, Problem, Vector
 from purevk.lower.gpu_tiles import choose_dot_blocks, prefers_few_rows
 from purevk.lower.gpu_tiles import choose_few_rows as choose
@@ -311,6 +311,7 @@ void pv_store_pair(vec4 v, vec4 w, int m, int n) {{
     int position = {position};
     position = clamp(position < 0 ? position + {rows} : position, 0, {rows} - 1);
     if (head < {rotated}) {{
+        {round}
         int row = (m + {start}) * {width};
         vec4 first = v * {cos_low} - w * {sin_low};
         w = w * {cos_high} + v * {sin_high};
@@ -355,7 +356,9 @@ def store_to_cache(lowering: Lowering, node: Node) -> tuple[Operand, Epilogue, i
         return f"FLOATS_OF({operand.dtype.glsl}, buf_{name}[{at}])"
 
     wide_index = index.dtype is DType.int64
+    around = ROUND.get(out.dtype, "$0")
     text = _STORE.format(
+        round=" ".join(f"{name} = {around.replace('$0', name)};" for name in "vw"),
         width=width,
         half=width // 2,
         queries=queries,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.expression import ROUND, Expression
 from purevk.lower.gpu_tiles import prefers_columns
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
@@ -15,12 +16,18 @@ from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
 
+_UNROUNDED_MATMUL = "purevk.unrounded_matmul"
+# The result of a kernel before it is rounded, where what follows may become its epilogue.
+_UNROUNDED = Expression((DType.float32,), (), (), (0,))
 
-def _multiply(builder: Builder, a: Value, b: Value) -> Value:
-    """A matmul. Integers and double precision have a kernel of their own."""
+
+def _multiply(builder: Builder, a: Value, b: Value, unrounded: bool = False) -> Value:
+    """A matmul. Integers and double precision have a kernel of their own. `unrounded`: the result is
+    float32 in place of a dtype of 16 bits."""
     dtype = promote_types(a.type.dtype, b.type.dtype)
     if dtype in KERNEL_TYPES:
-        return builder.emit(NAME, a, b, None, None, ())
+        epilogue = _UNROUNDED if unrounded and dtype in ROUND else None
+        return builder.emit(NAME, a, b, None, epilogue, ())
     return multiply_elements(builder, a, b, dtype)
 
 
@@ -79,15 +86,22 @@ def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
     return result.with_dims(sizes)
 
 
+def _unrounded_shape(a: TensorType, b: TensorType) -> TensorType:
+    result = matmul_shape(a, b)
+    return result.with_dtype(DType.float32) if result.dtype in ROUND else result
+
+
 def _expand_matmul(builder: Builder, node: Node) -> Value:
     a, b = node.tensor("a"), node.tensor("b")
     left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
-    result = _multiply(builder, left, right)
+    result = _multiply(builder, left, right, node.op == _UNROUNDED_MATMUL)
     return builder.emit("aten.view.default", result, node.result.type.dims)
 
 
 register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
+# For operators that compute further before they round.
+register(Operator(_UNROUNDED_MATMUL, _unrounded_shape, Rewrite(_expand_matmul)))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -109,9 +123,11 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
         return result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
     k, n = weight.type.dims[1], weight.type.dims[0]
     if bias is not None and not is_of_columns(bias.type, n):  # torch broadcasts any bias
-        result = builder.emit("aten.linear.default", x, weight, None)
+        weight = builder.emit("aten.permute.default", weight, (1, 0))
+        result = builder.emit(_UNROUNDED_MATMUL, x, weight)
         bias = builder.emit("aten._to_copy.default", bias, result.type.dtype)
         result = builder.emit("aten.add.Tensor", result, bias, 1)
+        result = builder.emit("aten._to_copy.default", result, node.result.type.dtype)
         return builder.emit("aten.view.default", result, node.result.type.dims)
     rows = _dims.product(x.type.dims[:-1])
     flat = builder.emit("aten.view.default", x, (rows, k))
@@ -170,12 +186,13 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     plain = alpha == 1 and beta == 1 and a.type.dtype in KERNEL_TYPES
     if plain and is_of_columns(bias.type, b.type.dims[1]):
         return builder.emit(NAME, a, b, bias, None, ())
-    result = _multiply(builder, a, b)
+    result = builder.emit(_UNROUNDED_MATMUL, a, b)
     if alpha != 1:
         if isinstance(alpha, int) and a.type.dtype.is_float:
             alpha = float(alpha)
         result = builder.emit("aten.mul.Tensor", result, alpha)
-    return builder.emit("aten.add.Tensor", result, bias, beta)
+    result = builder.emit("aten.add.Tensor", result, bias, beta)
+    return builder.emit("aten._to_copy.default", result, node.result.type.dtype)
 
 
 register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))

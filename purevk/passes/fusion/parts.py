@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from purevk.ir import Node, Size, Value
-from purevk.lower.expression import Expression, ExpressionBuilder, Term
+from purevk.lower.expression import ROUND, Expression, ExpressionBuilder, Term
 from purevk.ops.elementwise.pointwise import NAME as PROGRAM
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter
@@ -164,4 +164,4 @@ def _converts(node: Node) -> bool:
     if len(expression.inputs) != 1 or len(expression.steps) > 1:
         return False
     glsl = expression.steps[0].glsl if expression.steps else "$0"
-    return glsl in ("$0", "pv_round_float16($0)", "pv_round_bfloat16($0)")
+    return glsl in ("$0", *ROUND.values())

@@ -246,7 +246,8 @@ def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
         return False
     if not definition.form.epilogue or len(kernel.results) != 1:
         return False
-    if kernel.arg("epilogue") is not None:
+    epilogue = kernel.optional_attribute("epilogue", Expression)
+    if epilogue is not None and epilogue.steps:
         return False
     made = kernel.result.type.dims
     return len(made) == len(sizes) and all(a == b for a, b in zip(made, sizes))
