@@ -55,6 +55,7 @@ from purevk.ir import Bound, Graph, Node
 from purevk.passes.placement import too_large
 from purevk.plain_text import printable
 from purevk.program import Program
+from purevk.program.options import check_round
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk"
@@ -99,6 +100,7 @@ def make_backend(
 
     `torch.compile(model, backend="purevk", options={"fallback": False})` raises what purevk cannot
     run. True runs it in eager torch, and warns. The default is that of PUREVK_EAGER_FALLBACK.
+    The option "round" is that of `purevk.load`: "fused" or "eager".
     """
     if context is None:
         return purevk_backend
@@ -132,11 +134,11 @@ def _compile_or_warn(
     context: Context | None,
 ) -> Callable[..., Any]:
     """A graph of dynamo, as it runs on the device or in eager torch."""
-    fallback = _fallback(options)
+    fallback, round = _checked(options)
     if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
         _warn_about_training()
         return module.forward
-    compile = functools.partial(_compile, context=context)
+    compile = functools.partial(_compile, context=context, round=round)
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
@@ -171,17 +173,19 @@ def _warn_about_training() -> None:
     )
 
 
-def _fallback(options: Mapping[str, Any]) -> bool:
-    """Whether eager torch runs what purevk cannot."""
-    unknown = sorted(set(options) - {"fallback"})
+def _checked(options: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether eager torch runs what purevk cannot, and when values are rounded."""
+    unknown = sorted(set(options) - {"fallback", "round"})
     if unknown:
         raise InputError(
             f"unknown options: {', '.join(unknown)}",
             where="torch.compile(backend='purevk')",
-            why='the option is "fallback": True or False',
+            why='the options are "fallback": True or False, and "round": "fused" or "eager"',
             next="drop them, or set what they stand for in purevk.knobs",
         )
-    return bool(options.get("fallback", knobs.EAGER_FALLBACK()))
+    round = options.get("round", "fused")
+    check_round(round, "torch.compile(backend='purevk')")
+    return bool(options.get("fallback", knobs.EAGER_FALLBACK())), round
 
 
 def _shared_inputs() -> UnsupportedProgramError:
@@ -290,7 +294,10 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _compile(
-    module: torch.fx.GraphModule, example_inputs: Sequence[Any], context: Context | None
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    context: Context | None,
+    round: str,
 ) -> Callable[[list[Any]], list[Any]]:
     """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are
     there."""
@@ -308,7 +315,7 @@ def _compile(
         if meta is None
         else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
     )
-    compiled = _CompiledGraph(module, fixed, context)
+    compiled = _CompiledGraph(module, fixed, context, round)
 
     def run(args: list[Any]) -> list[Any]:
         return compiled(args)
@@ -354,8 +361,8 @@ class _Copied(NamedTuple):
 class _Shared:
     """A program for the graphs of a model, which share its parameters on the device."""
 
-    def __init__(self, context: Context) -> None:
-        self.program = Program("torch.compile", {}, context, bounds="open")
+    def __init__(self, context: Context, round: str) -> None:
+        self.program = Program("torch.compile", {}, context, bounds="open", round=round)
         self.tensors: dict[_Key, _Copied] = {}
 
     def take(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -385,11 +392,12 @@ def _key(tensor: torch.Tensor) -> _Key:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _share(context: Context, tensors: Mapping[int, torch.Tensor]) -> _Shared:
+def _share(context: Context, round: str, tensors: Mapping[int, torch.Tensor]) -> _Shared:
     for each in _shared:
-        if each.program.context is context and each.fits(tensors):
+        program = each.program
+        if program.context is context and program.round == round and each.fits(tensors):
             return each
-    made = _Shared(context)
+    made = _Shared(context, round)
     _shared.add(made)
     return made
 
@@ -403,15 +411,16 @@ class _CompiledGraph:
     Args:
         fixed: positions of the arguments that are parameters or buffers, without those that the
             graph itself writes.
+        round: see `purevk.load`.
     """
 
     def __init__(
-        self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None
+        self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None, round: str
     ) -> None:
         _layers.restore(module)
         self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
         self.fixed = {at for at in self.aot.tensors if at in fixed}
-        self._given_context = context
+        self._given_context, self._round = context, round
         self._changed: set[int] = set()
         self._stamps: list[tuple[int, int, int]] = []
         self._samples = Samples([])
@@ -463,7 +472,7 @@ class _CompiledGraph:
         # Inference tensors do not count their versions, so a change would not be seen.
         self.fixed = {at for at in self.fixed if not args[at].is_inference()}
         tensors = {at: args[at] for at in sorted(self.fixed)}
-        held = _share(context_of(self._given_context), tensors)
+        held = _share(context_of(self._given_context), self._round, tensors)
         constants = held.take(tensors)
         aot = self.aot
 

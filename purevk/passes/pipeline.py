@@ -11,6 +11,7 @@ from purevk import knobs
 from purevk.errors import PurevkError
 from purevk.ir import Graph
 from purevk.ir.verify import verify
+from purevk.lower.expression import ROUND
 from purevk.passes.attention import find_attention, guard_softmax
 from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
@@ -39,6 +40,7 @@ from purevk.passes.packed import join_attention
 from purevk.passes.placement import assign_hosts
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
+from purevk.passes.rounding import JOINING, drop_rounding, round_results
 from purevk.passes.simplify import (
     drop_empty,
     drop_no_ops,
@@ -100,10 +102,13 @@ class Phase:
     passes: tuple[Pass, ...]
 
 
-def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...]:
+def phases(
+    traits: DeviceTraits, skip: Collection[str] = (), round: str = "fused"
+) -> tuple[Phase, ...]:
     """The phases that a graph goes through before each value gets a storage.
 
-    Sub-graphs go through all but the passes that `skip` names.
+    Sub-graphs go through all but the passes that `skip` names. With `round="eager"`, results are
+    rounded before operators are expanded.
 
     - legalize: checks of indices are added; control flow and dtypes that the device
       lacks are replaced, nodes that it cannot run are wrapped, and complex numbers become real ones.
@@ -167,10 +172,11 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
 
     def sub_graphs(graph: Graph) -> Graph:
         def one(inner: Graph) -> Graph:
-            return optimize(replace(inner, shares_weights=True), traits, skip)
+            return optimize(replace(inner, shares_weights=True), traits, skip, round=round)
 
         return optimize_sub_graphs(graph, one)
 
+    rounding, drop = ((round_results,), (drop_rounding,)) if round == "eager" else ((), ())
     dtypes = () if traits.has("storage_16bit") else (widen_halves,)
     return (
         Phase(
@@ -198,8 +204,10 @@ def phases(traits: DeviceTraits, skip: Collection[str] = ()) -> tuple[Phase, ...
         Phase(
             "expand",
             (
+                *rounding,
                 expand,
                 widen_bfloat16,
+                *drop,
                 drop_no_ops,
                 merge_equal,
                 share_cats,
@@ -247,25 +255,32 @@ def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
 
 
 def optimize(
-    graph: Graph, traits: DeviceTraits, skip: Collection[str] | None = None, dump: bool = True
+    graph: Graph,
+    traits: DeviceTraits,
+    skip: Collection[str] | None = None,
+    dump: bool = True,
+    round: str = "fused",
 ) -> Graph:
     """Runs the passes. With PUREVK_VERIFY each result is verified; with PUREVK_DUMP each is written
     to a file, unless `dump` is False.
 
     Args:
         skip: names of optional passes not to run; None reads PUREVK_SKIP_PASSES.
+        round: "eager" rounds after every operator, see `purevk.load`.
 
     Raises:
         PurevkError: a name to skip is not that of an optional pass.
     """
     skipped = skipped_passes() if skip is None else frozenset(skip)
+    if round == "eager" and _has_narrow(graph):
+        skipped |= frozenset(JOINING)
     check, folder = knobs.VERIFY(), knobs.dump_folder() if dump else None
     if check:
         verify(graph, "front end")
     if folder:
         _dump(graph, folder, 0, "front_end")
     number = 0
-    for phase in phases(traits, skipped):
+    for phase in phases(traits, skipped, round):
         for each in phase.passes:
             number += 1
             if each.__name__ in skipped:
@@ -276,6 +291,12 @@ def optimize(
             if folder:
                 _dump(graph, folder, number, f"{phase.name.replace(' ', '_')}.{each.__name__}")
     return graph
+
+
+def _has_narrow(graph: Graph) -> bool:
+    """Whether operators compute values of 16 bits."""
+    results = (value for node in graph.nodes for value in node.results)
+    return any(value.type.dtype in ROUND for value in results)
 
 
 def skipped_passes() -> frozenset[str]:

@@ -14,7 +14,7 @@ from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.program.loading import check_devices, load
-from purevk.program.options import Bounds, Compile
+from purevk.program.options import Bounds, Compile, Round
 from purevk.program.program import Program
 from purevk.whole_file import temporary_folder
 
@@ -37,6 +37,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: Bounds = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Context | int | str | None = ...,
 ) -> Program: ...
 
@@ -51,6 +52,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: Bounds = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: Literal["batch"],
 ) -> Replicas: ...
@@ -66,6 +68,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: Bounds = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: Literal["layers"],
 ) -> StagedProgram: ...
@@ -81,6 +84,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = ...,
     bounds: Bounds = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: str | None = ...,
 ) -> Replicas | StagedProgram: ...
@@ -96,6 +100,7 @@ def compile(
     progress: Callable[[str, int, int], None] | None = None,
     bounds: Bounds = "exported",
     compile: Compile = "allowed",
+    round: Round = "fused",
     device: Context | int | str | Sequence[Context | int | str] | None = None,
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
@@ -116,6 +121,7 @@ def compile(
             terminal.
         bounds: "exported", "grow" or "strict", as for `purevk.load`.
         compile: "allowed" or "never", as for `purevk.load`.
+        round: "fused" or "eager", as for `purevk.load`.
         device: device to run on: its index, a part of its name, its kind
             ("discrete", "integrated", "cpu"), or a context; None: the best one,
             or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices uses all of
@@ -187,7 +193,7 @@ def compile(
         for name, (each, inputs, shapes) in given.items()
     }
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
-        options = {"progress": progress, "bounds": bounds, "compile": compile}
+        options = {"progress": progress, "bounds": bounds, "compile": compile, "round": round}
         return _on_several(label, sources, device, split, options)
     return Program(
         label,
@@ -197,6 +203,7 @@ def compile(
         bounds=bounds,
         weight_watch=Weights(list(sources.values())),
         compile=compile,
+        round=round,
     )
 
 

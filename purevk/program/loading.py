@@ -12,7 +12,7 @@ from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
-from purevk.program.options import Bounds, Compile
+from purevk.program.options import Bounds, Compile, Round
 from purevk.program.program import Program
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def load(
     bounds: Bounds = ...,
     check: bool = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Context | int | str | None = ...,
 ) -> Program: ...
 
@@ -54,6 +55,7 @@ def load(
     bounds: Bounds = ...,
     check: bool = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: Literal["batch"],
 ) -> Replicas: ...
@@ -68,6 +70,7 @@ def load(
     bounds: Bounds = ...,
     check: bool = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: Literal["layers"],
 ) -> StagedProgram: ...
@@ -82,6 +85,7 @@ def load(
     bounds: Bounds = ...,
     check: bool = ...,
     compile: Compile = ...,
+    round: Round = ...,
     device: Devices,
     split: str | None = ...,
 ) -> Replicas | StagedProgram: ...
@@ -96,6 +100,7 @@ def load(
     bounds: Bounds = "exported",
     check: bool = True,
     compile: Compile = "allowed",
+    round: Round = "fused",
     device: Context | int | str | Sequence[Context | int | str] | None = None,
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
@@ -119,6 +124,12 @@ def load(
         compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
             at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
             programs.
+        round: when values of float16 and bfloat16 are rounded. "fused": sums, products and other
+            float arithmetic that one kernel computes keep float32 between operators, as torch's
+            inductor does; what is no float arithmetic (casts, comparisons, `floor`, indices) reads
+            rounded values, and results of matmuls, convolutions and attention are rounded. "eager":
+            after every operator, as eager torch does; chains of pointwise operators give its bits,
+            and some passes that join operators do not run.
         device: device to run on: its index, a part of its name, its kind
             ("discrete", "integrated", "cpu"), or a context; None: the best one,
             or that of PUREVK_DEVICE. `purevk.devices()` lists them. A list of devices, such as
@@ -149,7 +160,13 @@ def load(
     )
     check_devices(device, context, split)
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
-        options = {"progress": progress, "bounds": bounds, "check": check, "compile": compile}
+        options = {
+            "progress": progress,
+            "bounds": bounds,
+            "check": check,
+            "compile": compile,
+            "round": round,
+        }
         return _load_on_several(file, weights, _contexts(device), split, options)
     opened = open_file(file, weights, check)
     try:
@@ -164,6 +181,7 @@ def load(
                 opened.close,
                 bounds,
                 compile=compile,
+                round=round,
             )
     except BaseException:
         opened.close()
@@ -171,7 +189,8 @@ def load(
     files = (file, *weights)
     paths = [os.path.abspath(each) for each in files if isinstance(each, (str, os.PathLike))]
     if context is None and not isinstance(device, Context) and len(paths) == len(files):
-        program.origin = _load_again, (paths[0], tuple(paths[1:]), bounds, check, compile, device)
+        given = (bounds, check, compile, round, device)
+        program.origin = _load_again, (paths[0], tuple(paths[1:]), *given)
     return program
 
 
@@ -246,7 +265,8 @@ def _load_on_several(
         if split == "layers":
             shown = progress_bars.default() if options["progress"] is None else options["progress"]
             with progress_bars.closing(shown):
-                return StagedProgram(opened, contexts, shown, options["bounds"], options["compile"])
+                given = (options[name] for name in ("bounds", "compile", "round"))
+                return StagedProgram(opened, contexts, shown, *given)
     except BaseException:
         opened.close()
         raise
@@ -268,6 +288,9 @@ def _load_again(
     bounds: Bounds,
     check: bool,
     compile: Compile,
+    round: Round,
     device: int | str | None,
 ) -> Program:
-    return load(file, data_files, bounds=bounds, check=check, compile=compile, device=device)
+    return load(
+        file, data_files, bounds=bounds, check=check, compile=compile, round=round, device=device
+    )

@@ -4,5 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from purevk.errors import InputError
+
 Bounds = Literal["exported", "grow", "strict"]
 Compile = Literal["allowed", "never"]
+Round = Literal["fused", "eager"]
+
+
+def check_round(round: object, where: str) -> None:
+    """Raises `InputError` if `round` is no `Round`."""
+    if round not in ("fused", "eager"):
+        raise InputError(
+            f"round={round!r} is not known",
+            where=where,
+            why='"fused" or "eager" is accepted',
+            next='leave round out for "fused"',
+        )

@@ -26,6 +26,7 @@ from purevk.program.cpu_nodes import log_cpu_nodes
 from purevk.program.host_memory import HostMemory
 from purevk.program.leaves import Leaves
 from purevk.program.method import Method
+from purevk.program.options import check_round
 from purevk.program.specs import ArgumentSpec
 from purevk.program.state import StateMapping
 from purevk.program.submissions import Submissions
@@ -68,6 +69,7 @@ class Program:
         context: the device that it runs on.
         bounds: "exported", "grow" or "strict", see `load`; "open": as "grow", for bounds that
             nobody gave.
+        round: "fused" or "eager", see `load`.
         may_compile: whether kernels that the cache lacks are compiled.
         weights, states: what is on the device between calls.
         leaves: the constants and states that lowerings share.
@@ -88,6 +90,7 @@ class Program:
         bounds: str = "exported",
         weight_watch: WeightWatch | None = None,
         compile: str = "allowed",
+        round: str = "fused",
     ) -> None:
         if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
@@ -103,6 +106,8 @@ class Program:
                 why='"allowed" or "never" is accepted',
                 next='leave compile out for "allowed"',
             )
+        check_round(round, name)
+        self.round = round
         self.may_compile = compile == "allowed"
         self.weight_watch = weight_watch
         self.name, self.context, self.bounds = name, context, bounds

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from purevk.ops import registry
-from tests.ops.harness import Case, check
+from purevk.program import Program
+from tests.ops.harness import Case, build, check, context, dispatches
 
 NARROW = (torch.float16, torch.bfloat16)
 aten, functional = torch.ops.aten, torch.nn.functional
@@ -217,3 +218,43 @@ def test_epilogues_read_rounded_results(dtype):
                 )
             )
     check(cases)
+
+
+# -- round="eager" -------------------------------------------------------------------------------
+OPERATORS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    *EXACT,
+    lambda x, y: x / y,
+    lambda x, y: x.abs().sqrt(),
+    lambda x, y: torch.where(x > y, x * 0.7, y),
+    lambda x, y: (x.float() * y.float()).to(x.dtype) - x,
+    lambda x, y: x.floor() + y.clamp(-2, 2),
+    lambda x, y: torch.cat((-x[..., 24:], x[..., :24]), -1) * y,
+    lambda x, y: functional.hardtanh(x) * functional.leaky_relu(y),
+    lambda x, y: functional.hardswish(x) + torch.remainder(y, 3),
+    lambda x, y: (x - y) * (x * 3 - y.square()).to(torch.int32).bitwise_and(255),
+)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_eager_rounding_is_that_of_eager_torch(dtype):
+    """Bit by bit, in chains that one kernel computes."""
+    pick, (a, b) = random.Random(str(dtype)), numbers(dtype, 7)
+    a, b = a[[0, 2, 3]].nan_to_num(1, 2, 3), b[[0, 2, 3]].nan_to_num(3, 2, 1)
+    cases = []
+    for number in range(12):
+        steps = [pick.choice(OPERATORS) for _ in range(3 + number % 4)]
+
+        def run(a, b, steps=steps):
+            for step in steps:
+                a, b = step(a, b), a
+            return a
+
+        cases.append(Case(run, (a, b), name=f"chain {number}"))
+    graph = build(cases)
+    with Program("test", {"forward": lambda sizes: graph}, context(), round="eager") as program:
+        results = program.forward(a, b) if len(graph.inputs) == 2 else program.forward(*[a, b] * 12)
+        assert len(dispatches(program)) < 40  # pointwise programs are joined all the same
+    for case, result in zip(cases, results):
+        expected = case.fn(a, b)
+        same = (result == expected) | (result.isnan() & expected.isnan())
+        assert same.all(), f"{case.name}: {(~same).sum()} elements differ"

@@ -13,6 +13,8 @@ from purevk.ops.promotion import float_type, result_type
 from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewrite
 from purevk.ops.shapes import broadcast_of, wrap
 
+ROUNDED = "purevk.rounded"  # x as memory holds it, see `passes/rounding.py`
+
 # -- functions of real numbers --------------------------------------------------------------------
 for _name, (_glsl, *_names) in {
     "erfc": ("pv_erfc(x)", "aten.special_erfc.default"), "erfinv": ("pv_erfinv(x)", "aten.special_erfinv.default"),
@@ -119,6 +121,7 @@ unary(
 )
 unary("aten.frac.default", "(x - pv_trunc(x))")
 unary("aten.positive.default", "x", arithmetic="x")
+unary(ROUNDED, "x")
 unary(
     "aten.isfinite.default",
     _float_or("(!(pv_isnan(x) || pv_isinf(x)))", "true"),

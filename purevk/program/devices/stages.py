@@ -60,6 +60,7 @@ class StagedProgram:
         progress: Callable[[str, int, int], None] | None = None,
         bounds: str = "exported",
         compile: str = "allowed",
+        round: str = "fused",
     ) -> None:
         self.name, self.bounds, self._closing = opened.label, bounds, opened.close
         self.turns = Turns(len(contexts))
@@ -81,9 +82,10 @@ class StagedProgram:
                     if graphs[name].stages[number].runs
                 }
                 label = f"{self.name}, stage {number + 1} of {len(contexts)}"
-                self.programs += (
-                    Program(label, sources, context, progress, bounds=bounds, compile=compile),
+                program = Program(
+                    label, sources, context, progress, bounds=bounds, compile=compile, round=round
                 )
+                self.programs += (program,)
         except BaseException:
             for program in self.programs:
                 program.close()

@@ -106,6 +106,7 @@ class PlanCache:
         sizes: InputSizes | None,
         expected: Mapping[str, Expected] | None,
         shares_weights: bool,
+        round: str = "fused",
     ) -> str | None:
         """The key of a plan, as JSON; None if what it depends on cannot be told."""
         variables = knobs.set_here()
@@ -129,6 +130,7 @@ class PlanCache:
                 "sizes": plain(sizes),
                 "expected": plain(expected or {}),
                 "shares_weights": shares_weights,
+                "round": round,
             }
         except (TypeError, FileFormatError) as error:  # a file may have been cut short
             _log.debug("%s: its plan is not cached: %s", method, error)

@@ -20,6 +20,7 @@ def lower_graph(
     traits: DeviceTraits,
     expected: Mapping[str, Expected] | None = None,
     add_seconds: Callable[[str, float], None] | None = None,
+    round: str = "fused",
 ) -> Lowered:
     """Runs a front end and the passes, and makes the plan. Needs no device.
 
@@ -28,6 +29,7 @@ def lower_graph(
         traits: of the device.
         expected: data-dependent sizes that earlier calls had, by the names of their symbols.
         add_seconds: is told the name of each phase ("import", "passes", "lower") and when it began.
+        round: "fused" or "eager", see `purevk.load`.
 
     Raises:
         GraphError: a node cannot be lowered; the error names the line of the user's code.
@@ -45,7 +47,7 @@ def lower_graph(
         done("import", start)
         with naming_lines(imported):
             start = time.perf_counter()
-            graph = optimize(imported, traits)
+            graph = optimize(imported, traits, round=round)
             done("passes", start)
             start = time.perf_counter()
             plan = make_plan(graph, traits)

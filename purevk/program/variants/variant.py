@@ -117,7 +117,9 @@ class Variant:
         cache = PlanCache.of(program.context, self.source, program.leaves)
         start = time.perf_counter()
         key = (
-            None if cache is None else cache.key(self.name, sizes, expected, program.shares_weights)
+            None
+            if cache is None
+            else cache.key(self.name, sizes, expected, program.shares_weights, program.round)
         )
         if cache is None or key is None:
             return self._lowered(sizes, expected)
@@ -142,7 +144,8 @@ class Variant:
                 self._refuse_guesses(graph)
             return graph
 
-        return lower_graph(imported, program.context.traits, expected, program.add_seconds)
+        traits, add_seconds = program.context.traits, program.add_seconds
+        return lower_graph(imported, traits, expected, add_seconds, program.round)
 
     def _refuse_guesses(self, graph: Graph) -> None:
         for symbol in graph.symbols:
