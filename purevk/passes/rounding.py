@@ -1,9 +1,15 @@
-"""Rounding after every operator, as eager torch does: the option `round="eager"`."""
+"""Rounding after every operator, as eager torch does on the CPU: the option `round="eager"`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.lower.expression import ROUND
+from purevk.lower.numbers import rounded
 from purevk.ops import registry
 from purevk.ops.elementwise.special import ROUNDED
 from purevk.passes.rewrite import Rewriter, each_node
@@ -32,11 +38,12 @@ def round_results(graph: Graph) -> Graph:
             return None
         if not any(value.type.dtype in ROUND for value in node.results):
             return None
-        rewriter.keep(node)
-        return tuple(
-            rewriter.emit(ROUNDED, value) if value.type.dtype in ROUND else value
-            for value in node.results
-        )
+        if node.op in _FORMULAS:
+            made = _FORMULAS[node.op](rewriter, node)
+            if made is not None:
+                return (_round(rewriter, made),)
+        rewriter.keep(_with_rounded_numbers(node) if isinstance(form, registry.Pointwise) else node)
+        return tuple(_round(rewriter, value) for value in node.results)
 
     return each_node(graph, visit)
 
@@ -60,3 +67,63 @@ def drop_rounding(graph: Graph) -> Graph:
 
 def _is_copy(form: registry.Form) -> bool:
     return isinstance(form, registry.Pointwise) and form.glsl == "x"
+
+
+def _round(rewriter: Rewriter, value: Value) -> Value:
+    return rewriter.emit(ROUNDED, value) if value.type.dtype in ROUND else value
+
+
+def _with_rounded_numbers(node: Node) -> Node:
+    """torch rounds most numbers that are operands, and alpha of sums. It rounds the product with alpha
+    only among the last elements of a tensor, which its vectors do not fill."""
+    if node.op in _IN_FLOAT32:
+        return node
+    arguments = registry.definition_of(node).bind(node.args)
+    for name in ("x", "y", "alpha") if node.op in _SUMS else ("x", "y"):
+        number = arguments.get(name)
+        if isinstance(number, (int, float)):
+            arguments[name] = rounded(number, node.result.type.dtype)
+    return replace(node, args=tuple(arguments.values()))
+
+
+def _cube(rewriter: Rewriter, node: Node) -> Value | None:
+    x, dtype = node.args[0], node.result.type.dtype
+    if not isinstance(x, Value) or node.args[1] != 3 or dtype is not DType.bfloat16:
+        return None
+    square = _round(rewriter, rewriter.emit("aten.mul.Tensor", x, x))
+    return rewriter.emit("aten.mul.Tensor", square, x)
+
+
+def _gelu(rewriter: Rewriter, node: Node) -> Value:
+    """The formula of torch, with what it loses where it subtracts from 1."""
+
+    def times(x: Value, y: Value | float) -> Value:
+        return rewriter.emit("aten.mul.Tensor", x, y)
+
+    def plus(x: Value, y: Value | float) -> Value:
+        return rewriter.emit("aten.add.Tensor", x, y, 1)
+
+    x = rewriter.emit("aten._to_copy.default", node.tensor("x"), DType.float32)
+    if node.str("approximate") == "tanh":
+        cube = times(times(x, x), x)
+        inner = times(plus(x, times(cube, 0.044715)), math.sqrt(2 / math.pi))
+        curve = rewriter.emit("aten.tanh.default", inner)
+    else:
+        curve = rewriter.emit("aten.erf.default", times(x, math.sqrt(0.5)))
+    result = times(times(x, 0.5), plus(curve, 1.0))
+    return rewriter.emit("aten._to_copy.default", result, node.result.type.dtype)
+
+
+# Formulas of which eager torch rounds, or loses, other digits than the definitions.
+_FORMULAS: dict[str, Callable[[Rewriter, Node], Value | None]] = {
+    "aten.gelu.default": _gelu,
+    "aten.pow.Tensor_Tensor": _cube,
+}
+# Operators that take numbers as they are.
+_IN_FLOAT32 = (
+    "aten.mul.Tensor",
+    "aten.div.Tensor",
+    "aten.div.Tensor_mode",
+    "aten.floor_divide.default",
+)
+_SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Scalar")

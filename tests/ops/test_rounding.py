@@ -146,6 +146,23 @@ def test_kernels_and_wider_dtypes_read_rounded_numbers(dtype):
     check(cases)
 
 
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_numbers_are_rounded_where_they_are_compared(dtype):
+    forms: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x >= 0.1,
+        lambda x: x == 0.1,
+        lambda x: x > 0.7,
+        lambda x: x % 0.1,
+        lambda x: x // 0.7,
+        lambda x: x.abs() ** 1.7,
+        lambda x: 1.7**x,
+        lambda x: functional.hardshrink(x, 0.1),
+        lambda x: functional.threshold(x, 0.1, 2.0),
+    ]
+    x = torch.tensor([0.1, 0.7, 0.3, -0.1, 2, 0.4]).to(dtype)
+    check([Case(form, (x,), rtol=0, atol=0, name=f"form {n}") for n, form in enumerate(forms)])
+
+
 # -- epilogues -----------------------------------------------------------------------------------
 EPILOGUES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: x.relu() - y,
@@ -231,6 +248,8 @@ OPERATORS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: torch.cat((-x[..., 24:], x[..., :24]), -1) * y,
     lambda x, y: functional.hardtanh(x) * functional.leaky_relu(y),
     lambda x, y: functional.hardswish(x) + torch.remainder(y, 3),
+    lambda x, y: (x + 0.1 - y) * (x >= 0.7),
+    lambda x, y: 0.3 - x**3 + y**2,
     lambda x, y: (x - y) * (x * 3 - y.square()).to(torch.int32).bitwise_and(255),
 )
 

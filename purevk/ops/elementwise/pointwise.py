@@ -27,6 +27,7 @@ from purevk.lower.expression import (
     literal,
     times_zero,
 )
+from purevk.lower.numbers import rounded
 from purevk.ops.promotion import float_type, real_dtype, result_type
 from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
@@ -189,6 +190,8 @@ def expression_of(
             term = builder.scalar(arg, source)
         else:
             if isinstance(arg, (int, float, bool)):
+                if computing in ROUND and name in "xyz" and name not in form.arithmetic:
+                    arg = rounded(arg, computing)  # as torch does, for comparisons and the like
                 texts[name] = literal(arg, computing)
             continue
         keep = name == "cond" or form.compute == "as is"
@@ -332,11 +335,14 @@ unary(
     "(x * pv_clamp(x + ACC(3), ACC(0), ACC(6)) / ACC(6))",
     arithmetic="x",
 )
-unary(
-    "aten.hardshrink.default",
-    "(x >= ACC(-0.0) - ACC(lambd) && x <= ACC(lambd) ? ACC(0) : x)",
-    params={"lambd": 0.5},
-)
+
+
+def _hardshrink(lambd: float, dtype: DType, **_: object) -> str:
+    edge = literal(rounded(lambd, dtype) if dtype in ROUND else lambd, dtype)
+    return f"(x >= ACC(-0.0) - {edge} && x <= {edge} ? ACC(0) : x)"
+
+
+unary("aten.hardshrink.default", _hardshrink, params={"lambd": 0.5})
 unary(
     "aten.leaky_relu.default",
     "(x > ACC(0) ? x : x * ACC(negative_slope))",
@@ -411,21 +417,14 @@ def _divide(rounding_mode: str | None, dtype: DType, y: Arg, **_: object) -> str
     """In half precision, torch rounds each step of a division by a tensor, and none of a division
     by a number."""
     half = _HALVES.get(dtype) if isinstance(y, Value) and y.type.rank else None
+    divisor = literal(y, dtype) if isinstance(y, (int, float)) else "y"
     if rounding_mode == "floor":
-        return f"fn_floor_divide_{half}(x, y)" if half else "pv_floor_divide(x, y)"
+        return f"fn_floor_divide_{half}(x, y)" if half else f"pv_floor_divide(x, {divisor})"
     if rounding_mode == "trunc":
-        return f"trunc(pv_round_{half}(pv_quotient(x, y)))" if half else "pv_trunc_divide(x, y)"
-    return "pv_quotient(x, y)"
-
-
-def _by_number(function: str) -> Callable[..., str]:
-    """A function of x and y, where a number y is first rounded to the type of x."""
-
-    def write(y: Arg, dtype: DType, **_: object) -> str:
-        rounds = dtype in _HALVES and not isinstance(y, Value)
-        return f"{function}(x, pv_round_{_HALVES[dtype]}(y))" if rounds else f"{function}(x, y)"
-
-    return write
+        if half:
+            return f"trunc(pv_round_{half}(pv_quotient(x, y)))"
+        return f"pv_trunc_divide(x, {divisor})"
+    return f"pv_quotient(x, {divisor})"
 
 
 binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1}, arithmetic="xy")
@@ -463,14 +462,16 @@ binary(
     compute=lambda rounding_mode, **_: "promote" if rounding_mode else "float",
 )
 binary("aten.floor_divide.default", lambda y, dtype, **_: _divide("floor", dtype, y))
-binary("aten.fmod.Tensor", _by_number("pv_fmod"), "aten.fmod.Scalar")
-binary("aten.remainder.Tensor", _by_number("pv_remainder"), "aten.remainder.Scalar")
+binary("aten.fmod.Tensor", "pv_fmod(x, y)", "aten.fmod.Scalar")
+binary("aten.remainder.Tensor", "pv_remainder(x, y)", "aten.remainder.Scalar")
 binary("aten.maximum.default", "pv_max(x, y)", arithmetic="xy")
 binary("aten.minimum.default", "pv_min(x, y)", arithmetic="xy")
 binary("aten.atan2.default", "pv_atan2(x, y)", compute="float", arithmetic="xy")
 
 
-def _pow(y: Arg, dtype: DType, **_: object) -> str:
+def _pow(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
+    if dtype in ROUND and isinstance(x, (int, float)):
+        return f"pv_pow({literal(rounded(x, dtype), dtype)}, y)"
     known = {
         2: "(x * x)",
         3: "(x * x * x)",
