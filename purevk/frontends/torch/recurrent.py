@@ -16,6 +16,17 @@ import torch
 _Tensor = torch.Tensor
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 _LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_Library: Any = torch.library.Library
+_check: Any = torch._check
+_library = _Library("purevk_recurrent", "DEF")  # defines the operators while it lives
+
+
+def _define(name: str, schema: str, results: Callable[..., Any]) -> Any:
+    """An operator that only traces have, with what computes the sizes of its results."""
+    _library.define(f"{name}({schema}")
+    operator = getattr(torch.ops.purevk_recurrent, name).default
+    torch.library.register_fake(operator, results, lib=_library)
+    return operator
 
 
 def _results(
@@ -28,12 +39,48 @@ def _results(
     return x.new_empty((*x.shape[:-1], width)), *map(torch.empty_like, state)
 
 
+def _results_of_lengths(x: _Tensor, lengths: _Tensor, *rest: Any) -> tuple[_Tensor, ...]:
+    return _results(x, *rest, False)
+
+
+def _run_lengths(
+    name: str, x: _Tensor, lengths: _Tensor, hx: Any, *options: Any
+) -> tuple[_Tensor, ...]:
+    """A layer on sequences of some lengths, by torch's own functions."""
+    functions: Any = torch._VF
+    lengths, order = lengths.sort(descending=True)
+    back = order.argsort()
+    sorted_state = [each[:, order] for each in ([hx] if isinstance(hx, _Tensor) else hx)]
+    data, sizes = functions._pack_padded_sequence(x[:, order], lengths, False)
+    given = sorted_state[0] if isinstance(hx, _Tensor) else sorted_state
+    outputs, *last = getattr(functions, name)(data, sizes, given, *options)
+    outputs, _ = functions._pad_packed_sequence(outputs, sizes, False, 0.0, x.shape[0])
+    return outputs[:, back], *(each[:, back] for each in last)
+
+
+for _name in _LAYERS:
+    _state = "Tensor[]" if _name == "lstm" else "Tensor"
+    _define(
+        f"{_name}_of_lengths",
+        f"Tensor x, Tensor lengths, {_state} hx, Tensor[] params, bool has_biases, int num_layers,"
+        " float dropout, bool train, bool bidirectional) -> "
+        + ("(Tensor, Tensor, Tensor)" if _name == "lstm" else "(Tensor, Tensor)"),
+        _results_of_lengths,
+    )
+    _library.impl(f"{_name}_of_lengths", functools.partial(_run_lengths, _name), "CPU")
+
+
 @contextlib.contextmanager
 def traced_whole() -> Iterator[None]:
-    """Within, exports of layers hold for sequences of any length. Only within `tracing`."""
+    """Within, exports of layers hold for sequences of any length, also of packed ones. Only within
+    `tracing`."""
     with contextlib.ExitStack() as stack:
         for name in _LAYERS:
             stack.enter_context(_replaced(name, lambda _: _results))
+        for module in (torch.nn.utils.rnn, torch.nn.modules.rnn):
+            variables: Any = vars(module)
+            stack.callback(variables.__setitem__, "_VF", variables["_VF"])
+            variables["_VF"] = _Functions(variables["_VF"])
         yield
 
 
@@ -53,23 +100,117 @@ def _replaced(name: str, replace: Callable[[Any], Any]) -> Iterator[None]:
         op._dispatch_cache.clear()
 
 
+# -- packed sequences ----------------------------------------------------------------------------
+class _Functions:
+    """The functions that the modules of torch call, with packed sequences as `_Packed` holds them."""
+
+    def __init__(self, functions: Any) -> None:
+        self._functions = functions
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        if name not in _LAYERS:
+            return function
+
+        def layer(x: _Tensor, second: Any, *rest: Any) -> Any:
+            if not isinstance(second, _Packed):
+                return function(x, second, *rest)
+            operator = getattr(torch.ops.purevk_recurrent, f"{name}_of_lengths")
+            return second.run(operator, x, *rest)
+
+        return layer
+
+    def _pack_padded_sequence(
+        self, x: _Tensor, lengths: _Tensor, batch_first: bool
+    ) -> tuple[_Tensor, _Packed]:
+        packed = _Packed(x.transpose(0, 1) if batch_first else x, lengths)
+        return packed.data, packed
+
+    def _pad_packed_sequence(
+        self, data: _Tensor, sizes: Any, batch_first: bool, padding: float, steps: Any
+    ) -> Any:
+        if not isinstance(sizes, _Packed):
+            return self._functions._pad_packed_sequence(data, sizes, batch_first, padding, steps)
+        made = sizes.padded_to(data, padding, steps)
+        return made.transpose(0, 1) if batch_first else made, sizes.lengths
+
+
+class _Packed:
+    """The batch sizes of a packed sequence while a module is exported. torch's tensor of them has a
+    data-dependent size, and numbers of it are sizes of others. Recurrent layers read the sequence
+    that was packed, [steps, batch, ...], and the lengths of its rows.
+
+    Attributes:
+        lengths: int64 [batch].
+        longest: the greatest one.
+        data: the elements, packed as by torch.
+    """
+
+    def __init__(self, x: _Tensor, lengths: _Tensor) -> None:
+        self.lengths, self.device = lengths, lengths.device
+        self.steps, self.batch = x.shape[:2]
+        self.longest = lengths.max().item()
+        _check(self.longest >= 1)
+        _check(self.longest <= self.steps)
+        self._mask = torch.arange(self.steps).unsqueeze(1) < lengths
+        sizes = self._mask.sum(1)
+        ends = sizes.cumsum(0)
+        count = lengths.sum().item()
+        _check(count >= 1)
+        _check(count <= self.steps * self.batch)
+        numbers = torch.arange(count)
+        step = torch.searchsorted(ends, numbers, right=True)
+        row = numbers - (ends - sizes)[step]
+        self._indices = step * self.batch + row  # of the elements in the padded sequence
+        self._places = (ends - sizes).unsqueeze(1) + torch.arange(self.batch)
+        self._padded: dict[int, tuple[_Tensor, _Tensor]] = {}
+        self.data = self._pack(x)
+
+    def _pack(self, padded: _Tensor) -> _Tensor:
+        data = padded.flatten(0, 1)[self._indices]
+        self._padded[id(data)] = data, padded
+        return data
+
+    def __getitem__(self, step: int) -> Any:
+        return self.batch if step == 0 else self._mask[step].sum()
+
+    def size(self, dim: int) -> Any:
+        return self.longest
+
+    def padded(self, data: _Tensor) -> _Tensor:
+        """A packed sequence as [steps, batch, ...]. What is behind the end of a row may be anything."""
+        if id(data) in self._padded:
+            return self._padded[id(data)][1]
+        return data[self._places.clamp(max=data.shape[0] - 1)]
+
+    def padded_to(self, data: _Tensor, padding: float, steps: Any) -> _Tensor:
+        padded = self.padded(data)
+        mask = self._mask.reshape(*self._mask.shape, *[1] * (padded.dim() - 2))
+        padded = torch.where(mask, padded, padding)
+        if steps is self.longest:
+            return padded[:steps]
+        more = padded.new_full((steps, *padded.shape[1:]), padding)
+        return torch.cat([padded, more])[:steps]
+
+    def run(self, operator: Any, data: _Tensor, hx: Any, *options: Any) -> Any:
+        """The results of a layer: the packed outputs, and the last states."""
+        state = [hx] if isinstance(hx, _Tensor) else list(hx)
+        given = state if len(state) > 1 else state[0]
+        outputs, *last = operator(self.padded(data), self.lengths, given, *options)
+        return self._pack(outputs), *last
+
+
 # -- torch.compile -------------------------------------------------------------------------------
 class WholeLayers:
     """Has torch.compile keep layers whole, as operators of this project, where `wanted` says so. For
     others, torch traces them as before."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
-        make: Any = torch.library.Library
-        self._library = library = make(
-            "purevk_recurrent", "DEF"
-        )  # which defines the operators while it lives
         self._originals: dict[Any, Any] = {}
         for name in _LAYERS:
             original: Any = getattr(torch.ops.aten, name).input
             schema = str(original._schema).partition("(")[2]
-            library.define(f"{name}({schema}")
-            operator = getattr(torch.ops.purevk_recurrent, name).default
-            torch.library.register_fake(operator, _results, lib=library)
+            operator = _define(name, schema, _results)
             self._originals[operator] = original
             for key in _KEYS:
                 original.py_kernels[key] = functools.partial(

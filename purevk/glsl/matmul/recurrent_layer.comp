@@ -13,7 +13,8 @@
 //   bias), weight [directions * GATES * H, H], bias [directions * GATES * H] (if BIAS), state
 //   [directions, batches, H] (before the first step), out [steps, batches, directions * H]; for an LSTM
 //   also before and cell [directions, batches, H], the cells before the first and after the last step.
-//   All are of type T; their last dims are dense.
+//   All are of type T; their last dims are dense. lengths [batches], dense, are the steps of each row
+//   (if LENGTHS).
 // Gates are in torch's order, see `recurrent.glslh`. Offsets and strides are in elements.
 // Macros:
 //   T      float, float16_t or uint16_t (bfloat16)
@@ -24,6 +25,7 @@
 //   ROWS   rows of the batch of a workgroup
 //   VEC4   1: H, and the offset and stride of the weight, are multiples of 4
 //   BIAS   1: there is a bias
+//   LENGTHS  1: rows of the batch have fewer steps, see `recurrent.glslh`
 // Grid: (ceil(batches / ROWS), directions, 1). The second direction begins at the last step.
 #include "core/common.glslh"
 #include "core/elements.glslh"
@@ -49,6 +51,9 @@
 #endif
 #ifndef BIAS
 #define BIAS 0
+#endif
+#ifndef LENGTHS
+#define LENGTHS 0
 #endif
 #include "matmul/recurrent.glslh"
 
@@ -77,7 +82,10 @@ PARAM(18, cell_direction)
 PARAM(19, cell_row)
 #endif
 PARAM(20, most)
-PARAM(21, iteration)
+#if LENGTHS
+PARAM(21, offset_lengths)
+#endif
+PARAM(22, iteration)
 
 READONLY_BUFFER(0, gates, T)
 #if VEC4
@@ -94,7 +102,14 @@ BUFFER(3 + BIAS, out, T)
 READONLY_BUFFER(4 + BIAS, before, T)
 BUFFER(5 + BIAS, cell, T)
 #endif
-
+#if KIND == 3
+#define LENGTHS_BINDING (6 + BIAS)
+#else
+#define LENGTHS_BINDING (4 + BIAS)
+#endif
+#if LENGTHS
+READONLY_BUFFER(LENGTHS_BINDING, lengths, int)
+#endif
 #define QUADS ((H + 3) / 4)
 #define COLUMNS ((QUADS + LANES - 1) / LANES)  // vectors of a row of the weight in one invocation
 
@@ -127,7 +142,7 @@ void main() {
         states[i / (ROWS * COLUMNS * LANES)][i / (COLUMNS * LANES) % ROWS][i % (COLUMNS * LANES)] = vec4(0.0);
     }
     barrier();
-    int start = iteration * most, end = min(start + most, steps);
+    int start = iteration * most, end = min(start + most, steps), count = STEPS_OF(min(row, batches - 1));
     float before = 0.0, cell = 0.0;
     float bias[GATES];
     UNROLL for (int g = 0; g < GATES; g++) bias[g] = 0.0;
@@ -135,7 +150,7 @@ void main() {
         if (iteration == 0) {
             before = FLOAT_OF(T, buf_state[offset_state + direction * state_direction + row * state_row + unit]);
         } else {
-            int earlier = direction == 0 ? start - 1 : steps - start;
+            int earlier = step_at(start - 1, count, direction);
             before = FLOAT_OF(T, buf_out[offset_out + earlier * out_step + row * out_row + direction * H + unit]);
         }
         states[0][lane][unit >> 2][unit & 3] = before;
@@ -150,10 +165,11 @@ void main() {
     barrier();
 
     for (int s = start; s < end; s++) {
-        int t = direction == 0 ? s : steps - 1 - s, now = (s - start) & 1;
+        int t = step_at(s, count, direction), now = (s - start) & 1;
+        bool runs = s < count;
         float given[GATES];
         UNROLL for (int g = 0; g < GATES; g++) {
-            given[g] = finishes ? FLOAT_OF(T, buf_gates[offset_gates + t * gates_step + row * gates_row + first + g * H + unit]) : 0.0;
+            given[g] = finishes && runs ? FLOAT_OF(T, buf_gates[offset_gates + t * gates_step + row * gates_row + first + g * H + unit]) : 0.0;
         }
         float sum[GATES][ROWS];
         UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
@@ -176,10 +192,12 @@ void main() {
             UNROLL for (int r = 1; r < ROWS; r++) mine[g] = lane == r ? sum[g][r] : mine[g];
             mine[g] += bias[g];
         }
-        before = state_after(given, mine, before, cell);
+        float cell_after = cell, after = state_after(given, mine, before, cell_after);
+        before = runs ? after : before;
+        cell = runs ? cell_after : cell;
         if (finishes) {
             states[1 - now][lane][unit >> 2][unit & 3] = before;
-            buf_out[offset_out + t * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, before);
+            buf_out[offset_out + (runs ? t : s) * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, runs ? before : 0.0);
         }
         barrier();
     }

@@ -11,7 +11,8 @@
 //   bias), weight [directions * GATES * H, H], bias [directions * GATES * H] (if BIAS), state
 //   [directions, batches, H] (before the first step), out [steps, batches, directions * H], which is
 //   read as made; for an LSTM also before and cell [directions, batches, H], the cells before the first
-//   and after the last step. All are of type T; their last dims are dense.
+//   and after the last step. All are of type T; their last dims are dense. lengths [batches], dense, are
+//   the steps of each row (if LENGTHS).
 // Gates are in torch's order, see `recurrent.glslh`. Offsets and strides are in elements.
 // Macros:
 //   T      float, float16_t or uint16_t (bfloat16)
@@ -22,6 +23,7 @@
 //   ROWS   rows of an invocation
 //   VEC4   1: H, and the offsets and strides of weight, state and out, are multiples of 4
 //   BIAS   1: there is a bias
+//   LENGTHS  1: rows of the batch have fewer steps, see `recurrent.glslh`
 // Grid: (ceil(H * LANES / LOCAL), ceil(batches / ROWS), directions). The second direction begins at the
 // last step.
 #include "core/common.glslh"
@@ -45,6 +47,9 @@
 #endif
 #ifndef BIAS
 #define BIAS 0
+#endif
+#ifndef LENGTHS
+#define LENGTHS 0
 #endif
 #include "matmul/recurrent.glslh"
 
@@ -73,7 +78,10 @@ PARAM(18, offset_cell)
 PARAM(19, cell_direction)
 PARAM(20, cell_row)
 #endif
-PARAM(21, iteration)
+#if LENGTHS
+PARAM(21, offset_lengths)
+#endif
+PARAM(22, iteration)
 
 READONLY_BUFFER(0, gates, T)
 #if VEC4
@@ -93,6 +101,14 @@ WRITEONLY_BUFFER(4 + BIAS, out, T)
 READONLY_BUFFER(5 + BIAS, before, T)
 BUFFER(6 + BIAS, cell, T)
 #endif
+#if KIND == 3
+#define LENGTHS_BINDING (7 + BIAS)
+#else
+#define LENGTHS_BINDING (5 + BIAS)
+#endif
+#if LENGTHS
+READONLY_BUFFER(LENGTHS_BINDING, lengths, int)
+#endif
 
 // Elements of the state before the step, which is at `i` of its tensor.
 #if VEC4
@@ -108,6 +124,13 @@ float state_at(int i) {
 }
 #endif
 
+// Where the state of a row before the step starts, in its tensor.
+int start_of_state(int row, int direction) {
+    if (iteration == 0) return offset_state + direction * state_direction + row * state_row;
+    int earlier = step_at(iteration - 1, STEPS_OF(row), direction);
+    return offset_out + earlier * out_step + row * out_row + direction * H;
+}
+
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
 LOOPS(loop(ceil(H, LANES)))
@@ -116,13 +139,10 @@ void main() {
     int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
     int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;
     int direction = int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
-    int t = direction == 0 ? iteration : steps - 1 - iteration, earlier = direction == 0 ? t - 1 : t + 1;
-    int state0 = iteration == 0 ? offset_state + direction * state_direction : offset_out + earlier * out_step + direction * H;
-    int state_hop = iteration == 0 ? state_row : out_row;  // from one row of the batch to the next
     float sum[GATES][ROWS];
     UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
     int from[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++) from[r] = state0 + min(row0 + r, batches - 1) * state_hop;
+    UNROLL for (int r = 0; r < ROWS; r++) from[r] = start_of_state(min(row0 + r, batches - 1), direction);
 #if VEC4
     int quads = H >> 2, row_of_unit = (offset_weight + (first + unit) * weight_row) >> 2, gate = (H * weight_row) >> 2;
     for (int q = lane; q < quads; q += LANES) {
@@ -157,6 +177,7 @@ void main() {
     }
     int row = row0 + lane;
     bool finishes = id / LANES < H && lane < ROWS && row < batches;
+    int count = STEPS_OF(min(row, batches - 1)), t = step_at(iteration, count, direction);
     float given[GATES], bias[GATES], before = 0.0, cell = 0.0;
     UNROLL for (int g = 0; g < GATES; g++) given[g] = bias[g] = 0.0;
     if (finishes) {
@@ -167,7 +188,7 @@ void main() {
 #endif
         }
 #if KIND == 2
-        before = state_at(state0 + row * state_hop + unit);
+        before = state_at(start_of_state(row, direction) + unit);
 #elif KIND == 3
         if (iteration == 0) cell = FLOAT_OF(T, buf_before[offset_before + direction * before_direction + row * before_row + unit]);
         else cell = FLOAT_OF(T, buf_cell[offset_cell + direction * cell_direction + row * cell_row + unit]);
@@ -175,6 +196,12 @@ void main() {
     }
     UNROLL for (int g = 0; g < GATES; g++) mine[g] += bias[g];
     if (!finishes) return;
+#if LENGTHS
+    if (iteration >= count) {
+        buf_out[offset_out + iteration * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, 0.0);
+        return;
+    }
+#endif
     float after = state_after(given, mine, before, cell);
     buf_out[offset_out + t * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, after);
 #if KIND == 3

@@ -4,7 +4,9 @@ state of each. On GPUs, all steps of a layer are one node (`recurrent_steps.py`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
@@ -98,18 +100,20 @@ def _layer(
     state: tuple[Value, ...],
     weights: Sequence[_Weights],
     step: Step,
+    lengths: Value | None,
 ) -> tuple[Value, tuple[Value, ...]]:
     """A layer with the weights of each of its directions.
 
     Args:
         x: [steps, batch, features].
         state: each [directions, batch, hidden], before the first step.
+        lengths: int32 [batch], the steps of each row if they are not the same.
 
     Returns:
         The outputs [steps, batch, directions * hidden], and the last state.
     """
     count = x.type.dims[0]
-    if count != 0 and (made := _as_node(builder, kind, x, state, weights)) is not None:
+    if count != 0 and (made := _as_node(builder, kind, x, state, weights, lengths)) is not None:
         return made
     steps = range(_dims.specialize(count))
     outputs, finals = [], []
@@ -131,6 +135,7 @@ def _as_node(
     x: Value,
     state: tuple[Value, ...],
     weights: Sequence[_Weights],
+    lengths: Value | None,
 ) -> tuple[Value, tuple[Value, ...]] | None:
     """The same as one node, if the device should run it so."""
     outer = [
@@ -142,13 +147,13 @@ def _as_node(
         if not can_run(builder.traits, kind, gates, [state[1].type, *types]):
             return None
         return _projected(builder, kind, x, state, weights)
-    if not can_run(builder.traits, kind, gates, types):
+    if not can_run(builder.traits, kind, gates, types, lengths is not None):
         return None
     made = _linear(builder, x, *_joint(builder, weights, "inner", "inner_bias"))
     weight, bias = _joint(builder, weights, "outer", "outer_bias")
     cell = state[1] if len(state) > 1 else None
-    outputs, *last = emit_steps(builder, kind, made, state[0], cell, weight, bias)
-    return outputs, (last_steps(builder, outputs, len(weights)), *last)
+    outputs, *last = emit_steps(builder, kind, made, state[0], cell, weight, bias, lengths)
+    return outputs, (last_steps(builder, outputs, len(weights), lengths), *last)
 
 
 def _projected(
@@ -176,7 +181,16 @@ def _projected(
     zeros = builder.emit("aten.full_like.default", cell, 0)
     bias = _joint(builder, weights, "outer", "outer_bias")[1]
     outputs, *last = emit_steps(
-        *(builder, kind, _joined(builder, gates, -1), zeros, cell, _joined(builder, outer, 0), bias)
+        *(
+            builder,
+            kind,
+            _joined(builder, gates, -1),
+            zeros,
+            cell,
+            _joined(builder, outer, 0),
+            bias,
+            None,
+        )
     )
     hidden = _dims.specialize(cell.type.dims[-1])
     projected = []
@@ -214,6 +228,7 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
     step: Step,
+    lengths: Value | None = None,
 ) -> tuple[Value, ...]:
     """All layers. `first` has for each part of the state [layers * directions, batch, features].
     Returns the outputs and the last states."""
@@ -233,7 +248,7 @@ def _run(
         state = tuple(
             builder.emit("aten.slice.Tensor", value, 0, rows[0], rows[-1] + 1, 1) for value in first
         )
-        x, state = _layer(builder, kind, x, state, weights, step)
+        x, state = _layer(builder, kind, x, state, weights, step, lengths)
         finals.append(state)
     last = [_joined(builder, parts, 0) for parts in zip(*finals)]
     if unbatched:
@@ -263,6 +278,18 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     if node.float("dropout") and node.bool("train"):
         return "no kernel for dropout while training"
     return supports_float(node, traits)
+
+
+def _refuse_lengths(node: Node, traits: DeviceTraits) -> str | None:
+    hx: Any = node.args[2]
+    dtype = node.tensor("x").type.dtype
+    if isinstance(hx, tuple) and hx[0].type.dims[-1] != hx[-1].type.dims[-1]:
+        return "no kernel for packed sequences of an LSTM with projections"
+    if dtype not in FLOATS:
+        return f"no kernel for packed sequences of {dtype.name}"
+    if node.float("dropout") and node.bool("train"):
+        return "no kernel for dropout while training"
+    return None
 
 
 def _lstm_shape(
@@ -376,7 +403,41 @@ def _register(
     ) -> tuple[Value, ...]:
         return _cell(builder, x, parts(hx), params, step)
 
+    def shape_of_lengths(
+        x: TensorType,
+        lengths: TensorType,
+        hx: Any,
+        params: Sequence[TensorType],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Types:
+        return shape(*(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False))
+
+    def layer_of_lengths(
+        builder: Builder,
+        node: Node,
+        x: Value,
+        lengths: Value,
+        hx: Value | tuple[Value, ...],
+        params: tuple[Value, ...],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[Value, ...]:
+        count = builder.emit("aten._to_copy.default", lengths, DType.int32)
+        rest = parts(hx), params, has_biases, num_layers, bidirectional, False, step, count
+        return _run(builder, name, x, *rest)
+
     rewrite(f"aten.{name}.input", shape, layer, supports=_refuse)
+    rewrite(
+        *(f"purevk_recurrent.{name}_of_lengths.default", shape_of_lengths, layer_of_lengths),
+        supports=_refuse_lengths,
+    )
     rewrite(f"aten.{name}_cell.default", cell_shape, cell, supports=supports_float)
 
 

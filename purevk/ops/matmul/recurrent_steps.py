@@ -41,10 +41,15 @@ class _Form(NamedTuple):
 
 
 def can_run(
-    traits: DeviceTraits, kind: str, gates: TensorType, others: Sequence[TensorType]
+    traits: DeviceTraits,
+    kind: str,
+    gates: TensorType,
+    others: Sequence[TensorType],
+    whole: bool = False,
 ) -> bool:
     """Whether a layer should run as one node. `gates` is [steps, batch, directions * gates * hidden],
-    `others` are the state, [directions, batch, hidden], and the weights."""
+    `others` are the state, [directions, batch, hidden], and the weights. `whole`: there is no other
+    way."""
     hidden = others[0].dims[-1]
     if not (
         gates.dtype in FLOATS
@@ -53,7 +58,7 @@ def can_run(
         and hidden > 0
     ):
         return False
-    if not isinstance(gates.dims[0], int):
+    if whole or not isinstance(gates.dims[0], int):
         return True
     if not (traits.profile.has_fast_shared_memory and _has_subgroups(traits)):
         return False
@@ -105,6 +110,7 @@ def emit_steps(
     cell: Value | None,
     weight: Value,
     bias: Value | None,
+    lengths: Value | None,
 ) -> list[Value]:
     """The outputs [steps, batch, directions * hidden] of all steps; for an LSTM also the last cell.
 
@@ -115,20 +121,33 @@ def emit_steps(
             second direction begins at the last step.
         weight, bias: [directions * gates * hidden, hidden] and [directions * gates * hidden] of the
             state.
+        lengths: int32 [batch], the steps of each row if they are not the same. Outputs after them are
+            0.
     """
-    return list(builder.emit_all(NAME, gates, state, cell, weight, bias, kind))
+    return list(builder.emit_all(NAME, gates, state, cell, weight, bias, lengths, kind))
 
 
-def last_steps(builder: Builder, outputs: Value, directions: int) -> Value:
+def last_steps(
+    builder: Builder, outputs: Value, directions: int, lengths: Value | None = None
+) -> Value:
     """The last state [directions, batch, width] of outputs [steps, batch, directions * width]."""
     width = _dims.specialize(outputs.type.dims[2]) // directions
     ends = []
     for direction in range(directions):
-        end = 0 if direction else outputs.type.dims[0] - 1
-        made = builder.emit("aten.slice.Tensor", outputs, 0, end, end + 1, 1)
+        made = outputs
         if directions > 1:
             first = direction * width
             made = builder.emit("aten.slice.Tensor", made, 2, first, first + width, 1)
+        if lengths is not None and not direction:
+            batch = outputs.type.dims[1]
+            index = builder.emit("aten.add.Scalar", lengths, -1, 1)
+            index = builder.emit("aten._to_copy.default", index, DType.int64)
+            index = builder.emit("aten.view.default", index, (1, batch, 1))
+            index = builder.emit("aten.expand.default", index, (1, batch, width))
+            made = builder.emit("aten.gather.default", made, 0, index)
+        else:
+            end = 0 if direction else outputs.type.dims[0] - 1
+            made = builder.emit("aten.slice.Tensor", made, 0, end, end + 1, 1)
         ends.append(made)
     return ends[0] if directions == 1 else builder.emit("aten.cat.default", tuple(ends), 0)
 
@@ -139,6 +158,7 @@ def _shape(
     cell: TensorType | None,
     weight: TensorType,
     bias: TensorType | None,
+    lengths: TensorType | None,
     kind: str,
 ) -> Types:
     if gates.rank != 3 or state.rank != 3:
@@ -184,6 +204,7 @@ class _Layer:
             "T": self.out.dtype.glsl,
             "KIND": _KINDS[self.kind],
             "BIAS": int(self.bias is not None),
+            "LENGTHS": int(node.optional_tensor("lengths") is not None),
         }
         self.buffers: dict[str, tuple[Operand, str]] = {
             "gates": (self.gates, "r"),
@@ -209,6 +230,10 @@ class _Layer:
         if self.bias is not None:
             self.buffers["bias"] = (self.bias, "r")
             self.params["offset_bias"] = self.bias.offset
+        lengths = packed(lowering, node.optional_tensor("lengths"))
+        if lengths is not None:
+            self.buffers["lengths"] = (lengths, "r")
+            self.params["offset_lengths"] = lengths.offset
         if self.before is not None and self.cell is not None:
             for name, operand, use in (("before", self.before, "r"), ("cell", self.cell, "rw")):
                 self.buffers[name] = (operand, use)

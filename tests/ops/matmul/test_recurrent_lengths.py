@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.export import Dim
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import purevk
 from purevk.graph.context import default_context
@@ -86,6 +88,62 @@ def test_any_length(seed, monkeypatch):
                 variants = len(program.methods["forward"].variants)
                 _agree(program(x), module(x), _TOLERANCE[dtype])
             assert variants == 1  # before that of length 1
+
+
+class Packed(torch.nn.Module):
+    """A random layer on packed sequences."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        kind = draw.choice(["LSTM", "GRU", "RNN"])
+        self.layer = getattr(torch.nn, kind)(
+            *(4, draw.choice([3, 8, 20])),
+            num_layers=draw.choice([1, 2]),
+            bidirectional=draw.random() < 0.7,
+            bias=draw.random() < 0.7,
+        )
+        self.first, self.sorted = draw.random() < 0.5, draw.random() < 0.3
+        self.padding, self.whole = draw.choice([0.0, -1.0]), draw.random() < 0.5
+        self.scaled = draw.random() < 0.3
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> list[Any]:
+        given = x.transpose(0, 1) if self.first else x
+        packed = pack_padded_sequence(given, lengths, self.first, enforce_sorted=self.sorted)
+        if self.scaled:
+            packed = PackedSequence(packed.data * 0.5, *packed[1:])
+        hx = (state, state * 2) if isinstance(self.layer, torch.nn.LSTM) else state
+        made, last = self.layer(packed, hx)
+        total = x.shape[0] if self.whole else None
+        padded, counts = pad_packed_sequence(made, self.first, self.padding, total)
+        return [padded, counts, *(last if isinstance(last, tuple) else [last])]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_sequences(seed, monkeypatch):
+    """The sequences of a batch have different lengths, all of them known only at a call."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    if seed % 2:
+        shared = default_context()
+        profile = dataclasses.replace(DEFAULT, max_iterations=60)
+        monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, profile=profile))
+    module = Packed(draw).eval()
+    layer, steps = module.layer, Dim("steps", min=2, max=100)
+
+    def inputs(count: int) -> tuple[torch.Tensor, ...]:
+        lengths = sorted([draw.randint(1, count) for _ in range(3)], reverse=True)
+        if not module.sorted:
+            draw.shuffle(lengths)
+        if module.whole and draw.random() < 0.5:
+            lengths[0] = count
+        sizes = (1 + layer.bidirectional) * layer.num_layers, 3, layer.hidden_size
+        return torch.randn(count, 3, 4), torch.tensor(lengths), torch.rand(sizes) - 0.5
+
+    with torch.no_grad(), purevk.compile(module, inputs(9), ({0: steps}, {}, {})) as program:
+        assert "CPU" not in repr(program)
+        for count in (9, 4, draw.randint(40, 90)):
+            given = inputs(count)
+            _agree(program(*given), module(*given), 1e-5)
 
 
 def test_devices_without_shuffles(monkeypatch):
