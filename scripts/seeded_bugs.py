@@ -35,6 +35,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 MAP = Path(__file__).with_suffix(".json")
 TESTS_PER_BUG = 12
+# It fails with each bug: its texts are no longer there.
+NOT_THIS = "--deselect=tests/architecture/test_seeded_bugs.py"
 
 
 class Bug(NamedTuple):
@@ -342,13 +344,16 @@ class Copy:
             return False, f"no test failed in {limit:.0f} s; stopped"
         lines = done.stdout.splitlines()
         failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        if "ERROR: not found: " in done.stdout + done.stderr:
+            return False, "a listed test is gone"
         if done.returncode not in (0, 1, 2, 5):
             failed = failed or [f"exit status {done.returncode}: {done.stderr.strip()[-200:]}"]
         return bool(failed) or done.returncode in (1, 2), (failed or lines[-1:] or [""])[0][:160]
 
     def run_tests(self, *args: str, limit: float | None = None) -> tuple[bool, str]:
         return self.run(
-            [".venv/bin/python", "-m", "pytest", "-q", "-x", "--no-header", *args], limit
+            [".venv/bin/python", "-m", "pytest", "-q", "-x", "--no-header", NOT_THIS, *args],
+            limit,
         )
 
 
@@ -382,7 +387,9 @@ def seed_each(
                 if not failed and each not in listed:
                     failed, line = copy.run_tests(*chosen, each, limit=limit)
             if not failed:
-                failed, line = copy.run(["scripts/test.sh", tier, "-x", "--no-header"], limit)
+                failed, line = copy.run(
+                    ["scripts/test.sh", tier, "-x", "--no-header", NOT_THIS], limit
+                )
             copy.restore()
             survivors += [] if failed else [bug]
             name = line.removeprefix("FAILED ").partition(" - ")[0]
