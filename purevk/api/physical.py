@@ -129,6 +129,7 @@ class PhysicalDevice:
         limits, heaps, memory_types: see those classes.
         extensions: frozenset of names. available: the `Features` offered.
         subgroup_size, subgroup_operations (VkSubgroupFeatureFlags), subgroup_stages.
+        preserves_denorms: whether shaders may ask for subnormal float32 numbers.
         queue_family, timestamp_bits, timestamp_period (nanoseconds a tick).
         core_count: multiprocessors or compute units; 0: unknown.
     """
@@ -163,7 +164,9 @@ class PhysicalDevice:
         third = vk.struct("VkPhysicalDeviceMaintenance3Properties", ids)
         subgroup = vk.struct("VkPhysicalDeviceSubgroupProperties", third)
         head, has = subgroup, self.extensions.__contains__
-        driver = control = fourth = sms = units = units2 = cores = matrix2 = None
+        driver = control = fourth = sms = units = units2 = cores = matrix2 = floats = None
+        if self.api_version >= (1, 2, 0):
+            floats = head = vk.struct("VkPhysicalDeviceFloatControlsProperties", head)
         if self.api_version >= (1, 2, 0) or has("VK_KHR_driver_properties"):
             driver = head = vk.struct("VkPhysicalDeviceDriverProperties", head)
         if self.api_version >= (1, 3, 0) or has("VK_EXT_subgroup_size_control"):
@@ -200,6 +203,7 @@ class PhysicalDevice:
             subgroup.supportedOperations,
             subgroup.supportedStages,
         )
+        self.preserves_denorms = floats is not None and bool(floats.shaderDenormPreserveFloat32)
         self.required_subgroup_stages = control.requiredSubgroupSizeStages if control else 0
         self.timestamp_period: float = properties.limits.timestampPeriod
         self.core_count = 0

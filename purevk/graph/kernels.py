@@ -70,6 +70,8 @@ class KernelStore:
         self._on_disk = b""  # what the cache has of it
         self._dirty = False
         self.report = KernelReport()
+        keeps = device.features.denorm_preserve
+        self._device_macros = {"KEEP_SUBNORMALS": "1"} if keeps else {}
         # SPIR-V 1.6 writes workgroup sizes in a way that needs maintenance4.
         newest = 3 if device.features.maintenance4 else 2
         self.target_env = f"vulkan1.{min(device.physical.api_version[1], newest)}"
@@ -99,7 +101,7 @@ class KernelStore:
         return CompileJob(
             source,
             name=spec.template,
-            macros=dict(spec.macros),
+            macros={**dict(spec.macros), **self._device_macros},
             include=GLSL_FOLDER,
             target_env=self.target_env,
             optimize=UNOPTIMIZED not in dict(spec.macros),

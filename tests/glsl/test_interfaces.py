@@ -22,7 +22,7 @@ from tests.glsl.harness import compile_template
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = sorted(path.relative_to(GLSL_FOLDER).as_posix() for path in GLSL_FOLDER.rglob("*.comp"))
-OWN = ("PUREVK_", "PUSH_", "PARAMS_BUFFER")  # what is no macro of a dispatch
+OWN = ("PUREVK_", "PUSH_", "PARAMS_BUFFER", "GL_EXT_")  # what is no macro of a dispatch
 TESTED = re.compile(r"^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif)\b(.*?)(?://.*)?$", re.MULTILINE)
 DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 NAME = re.compile(r"\b[A-Za-z_]\w*")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from purevk import api
+from purevk.api.features import Features
 from purevk.cache import Cache, default_cache
 from purevk.errors import DeviceError
 from purevk.frontends.files import open_file
@@ -32,6 +34,29 @@ def test_a_device_that_takes_no_subgroup_size_runs_kernels_of_its_own_size() -> 
         assert made and all(pipeline.alive for pipeline in made)
         with pytest.raises(DeviceError, match="offers no choice"):
             store.prepare([replace(kernels[0], subgroup_size=2 * traits.subgroup_size)])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("preserves", [False, True])
+def test_kernels_ask_for_subnormal_numbers_where_they_may(
+    monkeypatch: pytest.MonkeyPatch, preserves: bool
+) -> None:
+    """The execution mode DenormPreserve of float32, in all kernels and nowhere else."""
+    with api.Instance() as instance, api.Device(instance.pick()) as device:
+        features = set(device.features) - {"denorm_preserve"}
+        if preserves:
+            features.add("denorm_preserve")
+        monkeypatch.setattr(device, "features", Features(features))
+        traits = traits_of(device)
+        store = KernelStore(device, default_cache(), traits)
+        with open_file(str(DATA / "linear_relu_half.pte"), check=False) as program:
+            kernels = lower(program, "forward", traits).plan.kernels
+        for code in store.spirv(kernels).values():
+            words = np.frombuffer(code, np.uint32)
+            # OpExecutionMode of 4 words, the entry point, DenormPreserve, 32
+            starts = np.flatnonzero(words == (4 << 16 | 16))
+            asks = any(words[at + 2 : at + 4].tolist() == [4459, 32] for at in starts)
+            assert asks == preserves
 
 
 @pytest.mark.device

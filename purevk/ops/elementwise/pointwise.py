@@ -255,7 +255,7 @@ def _converted(builder: ExpressionBuilder, term: Term, source: DType, target: DT
 # -- functions of real numbers -------------------------------------------------------------------
 for _name, _glsl in {
     "exp": "pv_exp(x)", "expm1": "pv_expm1(x)", "log": "pv_log(x)", "log2": "pv_log2(x)", "log1p": "pv_log1p(x)",
-    "log10": "pv_log10(x)", "sqrt": "sqrt(x)", "rsqrt": "inversesqrt(x)", "reciprocal": "pv_quotient(ACC(1), x)",
+    "log10": "pv_log10(x)", "sqrt": "pv_sqrt(x)", "rsqrt": "pv_rsqrt(x)", "reciprocal": "pv_quotient(ACC(1), x)",
     "tanh": "pv_tanh(x)", "sin": "pv_sin(x)", "cos": "pv_cos(x)", "tan": "pv_tan(x)",
     "asin": "pv_asin(x)", "acos": "pv_acos(x)", "atan": "pv_atan(x)", "sinh": "pv_sinh(x)", "cosh": "pv_cosh(x)",
     "asinh": "pv_asinh(x)", "acosh": "pv_acosh(x)", "atanh": "pv_atanh(x)", "erf": "pv_erf(x)",
@@ -476,9 +476,9 @@ def _pow(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
         2: "(x * x)",
         3: "(x * x * x)",
         1: "x",
-        0.5: "sqrt(x)",
+        0.5: "pv_sqrt(x)",
         -1: "pv_quotient(ACC(1), x)",
-        -0.5: "inversesqrt(x)",
+        -0.5: "pv_rsqrt(x)",
     }
     if (
         isinstance(y, (int, float))
