@@ -3,6 +3,7 @@ with changed ones. Archives stand for folders."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from unittest import mock
 import numpy as np
 
 from purevk import cli, whole_file
-from purevk.cli.inputs import _read as read_arrays
+from purevk.cli.inputs import make_inputs
 from purevk.frontends.files import open_file
 from purevk.graph import kernel_files
 from purevk.graph.context import typical_traits
@@ -109,7 +111,8 @@ def read_array(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(suffix=".npy" if data[:1] == b"\x93" else ".npz") as file:
         file.write(data)
         file.flush()
-        read_arrays(file.name, "*")
+        args = argparse.Namespace(input=[file.name], size=[], seed=0)
+        make_inputs(replace(_graph(), inputs=2 * _graph().inputs), args, "fuzz")
 
 
 # -- folders -------------------------------------------------------------------------------------
