@@ -8,7 +8,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
-from purevk.ops.promotion import promote_types, wide_type
+from purevk.ops.promotion import promote_types, result_type
 from purevk.ops.registry import rewrite
 from purevk.ops.sort.sort import sort
 
@@ -39,23 +39,26 @@ def _is_before(right: bool, row: str, value: str) -> str:
 def _bucketize(
     builder: Builder,
     node: Node,
-    x: Value | float,
+    x: Value | Scalar,
     boundaries: Value,
     out_int32: bool,
     right: bool,
 ) -> Value:
-    if not isinstance(x, Value):
-        x = builder.emit("aten.scalar_tensor.default", float(x), wide_type(boundaries.type.dtype))
-    value = f"X({coordinates(x.type.rank)})"
     x, boundaries = _same_type(builder, x, boundaries)
+    value = f"X({coordinates(x.type.rank)})"
     count = boundaries.type.dims[0]
     body = _bisect(_is_before(right, "ROW(m)", value), count)
     inputs = {"X": x, "ROW": boundaries}
     return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
 
 
-def _same_type(builder: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    dtype = promote_types(x.type.dtype, y.type.dtype)
+def _same_type(builder: Builder, x: Value | Scalar, y: Value) -> tuple[Value, Value]:
+    """Both as tensors of the dtype that torch compares them in. A number takes that of the tensor."""
+    if not isinstance(x, Value):
+        dtype = result_type((x, y.type))
+        x = builder.emit("aten.scalar_tensor.default", x, dtype)
+    else:
+        dtype = promote_types(x.type.dtype, y.type.dtype)
     x, y = (
         value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
         for value in (x, y)
@@ -88,7 +91,7 @@ def _search(
     builder: Builder,
     node: Node,
     rows: Value,
-    x: Value | float,
+    x: Value | Scalar,
     out_int32: bool,
     right: bool,
     side: str | None,
@@ -114,7 +117,12 @@ _FEW_TESTS = 128  # that each element is compared with
 
 
 def _isin(
-    builder: Builder, node: Node, x: Value, tests: Value, assume_unique: bool, invert: bool
+    builder: Builder,
+    node: Node,
+    x: Value | Scalar,
+    tests: Value,
+    assume_unique: bool,
+    invert: bool,
 ) -> Value:
     x, tests = _same_type(builder, x, tests)
     tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
@@ -140,8 +148,10 @@ def _isin(
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
 
 
-rewrite(
-    "aten.isin.Tensor_Tensor",
-    lambda x, tests, assume_unique=False, invert=False: x.with_dtype(DType.bool),
-    _isin,
-)
+def _isin_shape(
+    x: TensorType | Scalar, tests: TensorType, assume_unique: bool = False, invert: bool = False
+) -> TensorType:
+    return TensorType(DType.bool, x.dims if isinstance(x, TensorType) else ())
+
+
+rewrite("aten.isin.Tensor_Tensor", _isin_shape, _isin, "aten.isin.Scalar_Tensor")

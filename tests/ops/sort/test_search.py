@@ -57,6 +57,26 @@ def test_searches_with_nan() -> None:
     check([_search(draw, dtype) for dtype in DTYPES for _ in range(4)])
 
 
+def _numbers_searched(x: torch.Tensor) -> list[torch.Tensor]:
+    special = (0.1, 2.5, math.inf, math.nan) if x.is_floating_point() else (2**24 + 1, -1, 100, 0.5)
+    edges = x.sort().values
+    found = [torch.isin(number, x) for number in (2, 4, *special[-2:])]
+    for number in (2, *special):
+        found.append(torch.bucketize(number, edges))
+        found.append(torch.searchsorted(edges, number, right=True))
+    return found
+
+
+def test_searches_for_a_number() -> None:
+    # torch rounds the number to the dtype of the tensor.
+    draw = random.Random(5)
+    dtypes = (*DTYPES, torch.uint8)
+    tensors = [
+        _numbers(draw, dtype, 17).abs().where(torch.arange(17) != 3, 0.1) for dtype in dtypes
+    ]
+    check([Case(_numbers_searched, (each.to(dtype),)) for each, dtype in zip(tensors, dtypes)])
+
+
 def test_a_search_of_any_length() -> None:
     edges = torch.tensor([-1.0, 0, 1, 2, 2, math.nan, math.nan])
     x = torch.tensor([-2.0, 0.5, 3, math.nan, math.inf])
