@@ -396,16 +396,19 @@ def is_factor_zero(factor: Arg, dtype: DType) -> TypeGuard[float]:
     return dtype.is_float and isinstance(factor, (int, float)) and is_zero(factor, dtype)
 
 
-def zero_times(dtype: DType, operand: str) -> str:
+def zero_times(dtype: DType, operand: str, zero: float = 0.0) -> str:
     """GLSL for 0 times an operand, which is NaN if that is infinite or NaN."""
-    return times_zero(dtype).replace("$0", operand)
+    text = times_zero(dtype).replace("$0", operand)
+    return f"(-{text})" if math.copysign(1.0, zero) < 0 else text
 
 
-def _scaled(sign: str) -> Callable[..., str]:
+def _scaled(sign: str, x: str = "x", y: str = "y") -> Callable[..., str]:
+    """`x + alpha * y`, or `-`."""
+
     def write(alpha: Arg, dtype: DType, **_: object) -> str:
         if is_factor_zero(alpha, dtype):
-            return f"(x {sign} {zero_times(dtype, 'y')})"
-        return f"(x {sign} y)" if alpha == 1 else f"(x {sign} y * ACC(alpha))"
+            return f"({x} {sign} {zero_times(dtype, y, alpha)})"
+        return f"({x} {sign} {y})" if alpha == 1 else f"({x} {sign} {y} * ACC(alpha))"
 
     return write
 
@@ -431,7 +434,7 @@ binary("aten.add.Tensor", _scaled("+"), "aten.add.Scalar", params={"alpha": 1}, 
 binary("aten.sub.Tensor", _scaled("-"), "aten.sub.Scalar", params={"alpha": 1}, arithmetic="xy")
 binary(
     "aten.rsub.Scalar",
-    lambda alpha, **_: "(y - x)" if alpha == 1 else "(y - x * ACC(alpha))",
+    _scaled("-", "y", "x"),
     "aten.rsub.Tensor",
     params={"alpha": 1},
     arithmetic="xy",
@@ -441,8 +444,7 @@ binary(
 def _multiply(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
     if not is_factor_zero(y, dtype):
         return "(x * y)"
-    zero = zero_times(dtype, "x")
-    return f"(-{zero})" if math.copysign(1.0, y) < 0 else zero
+    return zero_times(dtype, "x", y)
 
 
 binary("aten.mul.Tensor", _multiply, "aten.mul.Scalar", arithmetic="xy")

@@ -35,6 +35,27 @@ def test_each_step_is_rounded_as_in_torch(dtype):
     check([Case(function, (x, y), rtol=0, atol=0) for function in functions])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_whole_quotients_of_large_numbers(dtype):
+    """Quotients at which a half cannot be added, and dividends at which products are infinite."""
+    top, digits = torch.finfo(dtype).max, 24 if dtype is torch.float32 else 53
+    edges = (2.0**digits - 1, 2.0**digits - 3, 2.0 ** (digits + 8), top, top / 2, 1.0, 0.0)
+    quotients = torch.randint(1, 2**digits, (200,), generator=torch.Generator().manual_seed(3))
+    x = torch.cat([torch.tensor(edges, dtype=torch.float64), quotients.double() * 3]).to(dtype)
+    x = torch.cat([x, -x])
+
+    def run(x, y):
+        modes, divisors = ("floor", "trunc"), (1, -1, 3, 300, -math.inf, math.inf, 2.0**40)
+        made = [
+            torch.div(x, divisor, rounding_mode=mode)
+            for mode in modes
+            for divisor in (*divisors, y)
+        ]
+        return [*made, *map(torch.signbit, made)]
+
+    check([Case(run, (x, x.flip(0).abs().sqrt() + 1), rtol=0, atol=0)])
+
+
 def test_doubles_below_the_least_normal_one():
     """Against C's fmod: that of torch overflows for such quotients where it is vectorized."""
     odd = (1.0, 5e-324, -3.7, 1e-310, 2.0**-1022, 1e308, -1e-320, 3.0)
