@@ -22,6 +22,7 @@ from typing import Any
 
 from purevk import knobs
 from purevk.errors import KernelNotCachedError, PurevkError, ShaderCompilerError
+from purevk.paths import path_text
 from purevk.plain_text import printable
 from purevk.shaders.bundle import Bundle, WrittenBundle, write_bundle
 from purevk.shaders.cache_check import (
@@ -40,7 +41,6 @@ from purevk.shaders.cache_entry import (
 )
 from purevk.shaders.cache_folder import EntryFolder
 from purevk.shaders.source import CompileJob, text_hash
-from purevk.whole_file import path_text
 
 __all__ = [
     "Cache",

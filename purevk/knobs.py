@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import OutputError, PurevkError
+from purevk.paths import others_may_write
 from purevk.plain_text import printable
-from purevk.whole_file import make_private, others_may_write, replace_file
+from purevk.whole_file import make_private, replace_file
 
 DRIVER_FOLDER = "driver"
 """The folder of Mesa's drivers, in that of the on-disk cache."""

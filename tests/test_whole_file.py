@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import purevk
-from purevk import runtime, whole_file
+from purevk import paths, runtime, whole_file
 from purevk.cache import Cache
 from purevk.checking import report as checking
 from purevk.cli import cache as cli_cache
@@ -337,8 +337,7 @@ def test_a_pipe_that_is_replaced_while_it_has_no_reader(
 def test_what_the_process_has_open(name: str, where: str, tmp_path: Path) -> None:
     """What was printed before and after stays."""
     lines = (
-        "import sys; from purevk.whole_file import replace_file",
-        "print('before', flush=True)",
+        "import sys; from purevk.whole_file import replace_fileprint('before', flush=True)",
         "with replace_file(sys.argv[1]) as file: file.write(b'page\\n')",
         "print('after')",
     )
@@ -587,7 +586,7 @@ def _files() -> dict[str, Callable[[Any], object]]:
         "template": lambda path: extension._read("name", path),
         "replace_file": lambda path: replace_file(path).__enter__(),
         "output_target": output_target,
-        "open_regular": whole_file.open_regular,
+        "open_regular": paths.open_regular,
     }
 
 

@@ -17,9 +17,9 @@ from purevk.dtypes import DType
 from purevk.errors import InputError, SizeConstraintError
 from purevk.ir import Dim, FixedInput, Graph, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.paths import open_regular
 from purevk.program.arguments import describe_inputs
 from purevk.program.state import array_errors, check_packing
-from purevk.whole_file import open_regular
 
 _INT_TOP = (
     2  # exclusive, of random integers: fits masks, token types and any table that is looked into

@@ -16,8 +16,8 @@ from purevk.frontends import saved
 from purevk.frontends.foreign import is_exported, is_pte, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
+from purevk.paths import path_text
 from purevk.pte.source import Source
-from purevk.whole_file import path_text
 
 if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from purevk import knobs
 from purevk.errors import InputError, ShaderCompilerError
+from purevk.paths import read_file
 from purevk.shaders.cache_entry import MOST_BYTES, CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
-from purevk.whole_file import read_file
 
 _log = logging.getLogger("purevk")
 # By folder of PUREVK_OVERRIDE, the names of the kernels of this process.

@@ -23,10 +23,10 @@ from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import pointwise_operator
 from purevk.ops.executors import executors, full_name
 from purevk.ops.registry import Kernel, Operator
+from purevk.paths import path_text
 from purevk.shaders.declarations import macro_name
 from purevk.shaders.templates import add_template, template_interface
 from purevk.tuning import DeviceTraits
-from purevk.whole_file import path_text
 
 _MAX_NUMBERS = 32  # words of the push constants
 _FLOATS = ("float32", "float16", "bfloat16")

@@ -12,8 +12,9 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, InputError
 from purevk.ir import Value
+from purevk.paths import open_regular
 from purevk.plain_text import printable
-from purevk.whole_file import open_regular, replace_file
+from purevk.whole_file import replace_file
 
 if TYPE_CHECKING:
     from zipfile import ZipInfo

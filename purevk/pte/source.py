@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Union
 
 from purevk.errors import FileFormatError, InputError, PurevkError
 from purevk.mapped import MappedFile, map_file, own, read_into
-from purevk.whole_file import open_regular, path_text
+from purevk.paths import open_regular, path_text
 
 FileLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview]
 _HEAD = 64  # bytes that tell kinds of files

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import FileFormatError, InputError, OutputError, PurevkError
+from purevk.paths import path_text, read_file
 from purevk.shaders.cache_check import entry_problem
 from purevk.shaders.cache_entry import FORMAT, MOST_BYTES, SUFFIX, unpack
-from purevk.whole_file import output_target, path_text, read_file, replace_file
+from purevk.whole_file import output_target, replace_file
 
 _log = logging.getLogger("purevk.cache")
 _MOST_BUNDLE = 1 << 30  # bytes of a file

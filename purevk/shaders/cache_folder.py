@@ -15,16 +15,9 @@ from typing import Any
 from purevk import knobs
 from purevk.errors import PurevkError
 from purevk.knobs import DRIVER_FOLDER, warn
+from purevk.paths import open_regular, others_may_write
 from purevk.shaders.cache_entry import MOST_BYTES, SUFFIX, unpack
-from purevk.whole_file import (
-    TEMPORARY,
-    is_stale,
-    make_private,
-    open_regular,
-    others_may_write,
-    remove,
-    replacing,
-)
+from purevk.whole_file import TEMPORARY, is_stale, make_private, remove, replacing
 
 _log = logging.getLogger("purevk.cache")
 _KINDS = ("spirv", "pipeline", "tuning", "plan")

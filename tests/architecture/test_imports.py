@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
-EVERYONE = {"errors", "knobs", "dtypes", "mapped", "plain_text", "whole_file"}
+EVERYONE = {"errors", "knobs", "dtypes", "mapped", "paths", "plain_text", "whole_file"}
 BELOW = {
     "errors": set(),
     "knobs": set(),
     "dtypes": set(),
     "plain_text": set(),
+    "paths": set(),
     "whole_file": set(),
     "mapped": set(),
     "progress": set(),

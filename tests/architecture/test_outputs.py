@@ -15,6 +15,7 @@ ALLOWED = {
     ("cli/__init__.py", "open"): "the null device, in place of a closed stdout",
     ("cli/bench.py", "mkdir"): "in a temporary folder",
     ("cli/doctor.py", "NamedTemporaryFile"): "tries whether the cache folder can be written",
+    ("paths.py", "open"): "for reading",
     ("knobs.py", "mkdir"): "the folder of PUREVK_DUMP",
 }
 # By attribute or name: whether a call writes, from its node.
