@@ -128,7 +128,10 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
     "Scans": ("cumulative sums, products and extremes", "scan"),
     "Sorting and selection": ("sort, top k, medians, quantiles, searches", "sort selection"),
-    "Indexing": ("gather, scatter, embedding, masks", "gather indexing embedding scatter masked"),
+    "Indexing": (
+        "gather, scatter, embedding, masks, assertions",
+        "gather indexing embedding scatter masked check",
+    ),
     "Data-dependent sizes": (
         "results whose sizes depend on the elements of a tensor",
         "data_dependent",
@@ -303,8 +306,9 @@ _READER = {
     "aten.item.default": "an integer becomes a symbol, unbacked if it is known only during the call; a"
     " float stays a tensor on the device",
     "aten._local_scalar_dense.default": "the same",
-    "aten._assert_scalar.default": "a comparison of data-dependent sizes is checked at each call",
-    "aten._assert": "the other assertions are dropped",
+    "aten._assert_scalar.default": "checked at each call: of sizes by the host, of other numbers by"
+    " `aten._assert_async`",
+    "aten._assert_tensor": "`aten._assert_tensor_metadata`: dropped, since types are known",
     "aten.sym_constrain": "`aten.sym_constrain_range`, `aten.sym_constrain_range_for_size`: dropped,"
     " since the exported program states the range of each symbol",
     "aten._to_copy.default": "of a Python number, as torch writes scalars: `aten.scalar_tensor`",

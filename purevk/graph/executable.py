@@ -344,15 +344,26 @@ class Executable:
         ]
 
     def _check_note(self, memory: CallMemory, earlier: bool = False) -> None:
-        """Raises `InputError` if a kernel has met an index that is out of range. `earlier`: in the
-        call before."""
+        """Raises `InputError` if a kernel has met an index that is out of range, or an assertion that
+        fails. `earlier`: in the call before."""
         note = memory.take_note()
         if note is None:
             return
         check = self.plan.checks[note.storage]
+        before = " in the call before this one" if earlier else ""
+        where = f"{self.plan.graph.name}{f', {check.source}' if check.source else ''}"
+        if check.message:
+            raise InputError(
+                f"{check.message}{before}",
+                where=where,
+                why=f"it is {note.found}, and {check.op} takes {note.lowest} to {note.below - 1}"
+                if check.op
+                else "the model asserts it",
+                next="correct the inputs; states are as they were before that call",
+            )
         raise InputError(
-            f"an index of {check.op} is {note.found}{' in the call before this one' if earlier else ''}",
-            where=f"{self.plan.graph.name}{f', {check.source}' if check.source else ''}",
+            f"an index of {check.op} is {note.found}{before}",
+            where=where,
             why=f"it takes indices from {note.lowest} to {note.below - 1}",
             next="correct the model, or its inputs; states are as they were before that call",
         )

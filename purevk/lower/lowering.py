@@ -131,11 +131,17 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """What a note of an index that is out of range is about: the operator that takes the index, and
-    its location in the source."""
+    """What a note of an index that is out of range is about.
+
+    Attributes:
+        op: the operator that takes the index.
+        source: its location in the source.
+        message: what the call raises, if it is no index: of an assertion of the model, "op" is "".
+    """
 
     op: str
     source: str
+    message: str = ""
 
 
 @dataclass(frozen=True)

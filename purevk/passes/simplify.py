@@ -3,11 +3,11 @@ and tensors without elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import cast
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Constant, Dim, Graph, Node, Symbol, Value
+from purevk.ir import Arg, Constant, Dim, Graph, Guard, Node, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
@@ -222,31 +222,9 @@ def share_cats(graph: Graph) -> Graph:
 
 def drop_unused(graph: Graph) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
-    nobody needs. A relation that only such symbols have to keep is not checked. A symbol about which
-    something was decided is needed: each call checks the guard."""
-    related = _dims.decided_symbols() & set(graph.unbacked) if graph.unbacked else set()
-    while True:
-        after = _drop_unused(graph, related)
-        kept = after.unbacked
-        found = {
-            symbol
-            for guard, _ in graph.checks
-            if any(symbol in kept for symbol in guard.symbols)
-            for symbol in guard.symbols & set(graph.unbacked)
-        }
-        if found <= set(kept):
-            return after
-        related |= found
-
-
-def _drop_unused(graph: Graph, related: Set[Symbol]) -> Graph:
-    """Does so once.
-
-    Args:
-        related: unbacked symbols that have to keep a relation with others that are needed.
-    """
-    needed = set(graph.output_values())
+    nobody needs. Calls check relations, and guards of what was decided: they need its symbols."""
     unbacked = graph.unbacked
+    needed = set(graph.output_values())
     seen: set[Symbol] = set()
 
     def mention(*args: Arg) -> None:
@@ -256,7 +234,12 @@ def _drop_unused(graph: Graph, related: Set[Symbol]) -> Graph:
             if source is not None and source.value is not None:
                 needed.add(source.value)
 
-    mention(*graph.outputs, *(value.type.dims for value in needed), *map(Dim.of, related))
+    mention(*graph.outputs, *(value.type.dims for value in needed))
+    if unbacked:
+        checked = _dims.decided_symbols().union(
+            *(guard.symbols for guard, _ in graph.checks if not _is_of_sizes(guard, unbacked))
+        )
+        mention(*(Dim.of(symbol) for symbol in checked if symbol in unbacked))
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or registry.mutated(node) or not node.results:
@@ -278,6 +261,13 @@ def _drop_unused(graph: Graph, related: Set[Symbol]) -> Graph:
         symbols={symbol: source for symbol, source in graph.symbols.items() if symbol not in gone},
         checks=tuple(check for check in graph.checks if not check[0].symbols & gone),
     )
+
+
+def _is_of_sizes(guard: Guard, unbacked: Mapping[Symbol, SymbolSource]) -> bool:
+    """Whether a guard says only that a size of a tensor is not negative, as torch.export asserts of
+    each."""
+    sizes = all(symbol in unbacked and unbacked[symbol].dim is not None for symbol in guard.symbols)
+    return sizes and (guard.left, guard.op) == (0, "<=") and _dims.range_of(guard.right)[0] >= 0
 
 
 # Operators with a flag (its position) that asks for some of the results, and which results these are.

@@ -1,6 +1,7 @@
 """Operators that are written with other ones here: what the transformer modules of torch call for
 inference, kernels of whole layers, for which torch has no decompositions, and a loss whose
-decomposition in torch is wrong; and how these modules are traced with masks. Imports torch.
+decomposition in torch is wrong; how these modules are traced with masks, and assertions of floats.
+Imports torch.
 
 Masks are True, or not 0, where a key is not seen. `mask_type` says which they are: 0 for [T, T], 1
 for [B, T], 2 for sizes that broadcast to [B, heads, T, T].
@@ -12,7 +13,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import sympy
 import torch
+from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
 from torch.nn.modules import transformer
 
@@ -21,6 +24,8 @@ _Tensor = torch.Tensor
 
 _DETECT = "_detect_is_causal_mask"
 _detect_in_torch = vars(transformer).get(_DETECT)
+_ASSERTION = "RuntimeAssert"
+_assertion_in_torch = vars(symbolic_shapes).get(_ASSERTION)
 
 
 def _as_given(mask: _Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -40,6 +45,30 @@ def masks_as_given() -> Iterator[None]:
         yield
     finally:
         vars(transformer)[_DETECT] = _detect_in_torch
+
+
+@contextlib.contextmanager
+def with_bounds_of_floats() -> Iterator[None]:
+    """Within, torch.export keeps the assertion `x.item() >= 2` of a float. Else it drops it, as if the
+    range of the item said the same."""
+    if _assertion_in_torch is None:
+        yield
+        return
+    vars(symbolic_shapes)[_ASSERTION] = _assertion
+    try:
+        yield
+    finally:
+        vars(symbolic_shapes)[_ASSERTION] = _assertion_in_torch
+
+
+def _assertion(condition: Any, *args: Any) -> Any:
+    if isinstance(condition, (sympy.Le, sympy.Ge)) and not all(
+        symbol.is_integer for symbol in condition.free_symbols
+    ):
+        less, equal = (kind(condition.lts, condition.gts) for kind in (sympy.Lt, sympy.Eq))
+        condition = sympy.Or(less, equal, evaluate=False)
+    assert _assertion_in_torch is not None
+    return _assertion_in_torch(condition, *args)
 
 
 def table() -> dict[Any, Any]:

@@ -154,7 +154,7 @@ class ModuleSource:
         import torch
         from torch.utils._pytree import tree_map
 
-        from purevk.frontends.torch.fast_paths import masks_as_given
+        from purevk.frontends.torch.fast_paths import masks_as_given, with_bounds_of_floats
         from purevk.frontends.torch.recurrent import traced_whole
 
         args, kwargs = tree_map(_from_numpy, (tuple(args), dict(kwargs)))
@@ -171,6 +171,7 @@ class ModuleSource:
                 exportable(module),
                 masks_as_given(),
                 traced_whole(),
+                with_bounds_of_floats(),
             ):
                 try:
                     made = _export(module, positional, named, dynamic_shapes)

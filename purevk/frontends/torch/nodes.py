@@ -44,6 +44,7 @@ from purevk.ir import (
 from purevk.ir import dims as _dims
 from purevk.ir.relations import as_size
 from purevk.ops import registry
+from purevk.ops.index.check import ASSERT
 
 # Functions of numbers, by their names without `sym_`: steps of arithmetic, operators that give whole
 # numbers, and functions for which torch has one of its own, such as torch._sym_sqrt.
@@ -327,8 +328,7 @@ class NodeReader:
             self.bind_symbol(examples, found)
             return found
         if name == "aten._assert_scalar.default":
-            self._assert(self.env.get(given[0]), str(args[1]))
-            return None
+            return self._assert(node, given[0], str(args[1]))
         if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
             return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
         if name == "aten.copy_.default":
@@ -336,7 +336,7 @@ class NodeReader:
         if name in positions.NAMES:
             base = given[0].meta["val"]
             args = positions.from_start(self.importer, self.known, name, args, base, examples)
-        if name.startswith(("aten._assert", "aten.sym_constrain")):
+        if name.startswith(("aten._assert_tensor", "aten.sym_constrain")):
             return None
         if target._opname.startswith("as_strided"):
             first = in_memory_order(
@@ -349,9 +349,15 @@ class NodeReader:
             name, args = positions.with_lengths(args, len(examples))
         return self._emit(node, name, args, examples)
 
-    def _assert(self, condition: Any, message: str) -> None:
+    def _assert(self, node: Any, condition: Any, message: str) -> None:
         """Has each call check a condition, also one that the stated bounds settle."""
-        if isinstance(condition, Relation):
+        # As it is: `arg` settles relations by their bounds.
+        condition = self.env.get(condition, condition)
+        if isinstance(condition, Dim):
+            condition = Relation(condition, "!=", 0)
+        if isinstance(condition, Value):
+            self.importer.emit(ASSERT, (condition, message), [], [], path_of(node))
+        elif isinstance(condition, Relation):
             self.importer.check(*condition.sides, message)
             if condition.op == "==":
                 self._use_equal(condition.left, condition.right)

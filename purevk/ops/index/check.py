@@ -1,27 +1,36 @@
-"""Checks of indices on the device: the kernel `purevk.check_index`."""
+"""Checks of indices on the device, and assertions of the model: the kernel `purevk.check_index`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from purevk import knobs
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Binding, IndexCheck, Lowering
 from purevk.lower.rows import collapse
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.builder import Builder
+from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty
 
 NAME = "purevk.check_index"
+ASSERT = "aten._assert_async.msg"
 _ITEMS = 8
 
 
 def _shape(
-    index: TensorType, lowest: Size, below: Size, op: str, source: str, given: bool = False
+    index: TensorType,
+    lowest: Size,
+    below: Size,
+    op: str,
+    source: str,
+    given: bool = False,
+    message: str = "",
 ) -> None:
     """No result: the host reads the note of the kernel. `given`: the index is an input of the call,
-    which the host compares if it is there."""
+    which the host compares if it is there. `message`: see `IndexCheck`."""
     if index.dtype not in (DType.int32, DType.int64):
         raise ShapeError(f"an index of {index.dtype.name}")
 
@@ -36,7 +45,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         loop, strides = _walk(index.dims, index.strides)
     count = _dims.product(loop)
     given = node.bool("given")
-    note = lowering.note(IndexCheck(node.str("op"), node.str("source")))
+    note = lowering.note(IndexCheck(node.str("op"), node.str("source"), node.str("message")))
     flag = {"flag": (note, "w")} if lowering.states else {}
     params: dict[str, Size] = {
         "count": count,
@@ -81,3 +90,32 @@ def _walk(dims: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[list[Size]
 
 
 register(Operator(NAME, _shape, Kernel(_lower)))
+
+
+def _assert_shape(
+    x: TensorType, assert_msg: str = "Expected Tensor with single nonzero value, but got zero"
+) -> None:
+    """No result: the call raises if `x`, a tensor of one element, is zero."""
+    if isinstance(x.numel, int) and x.numel != 1:
+        raise ShapeError(f"an assertion of {x.numel} elements")
+
+
+def check(
+    builder: Builder, node: Node, x: Value, lowest: Size, below: Size, message: str, op: str = ""
+) -> None:
+    """Has calls raise `message` if an element of x, int32 or int64, is not within lowest .. below - 1.
+
+    Args:
+        op: the operator that takes the elements; "": the model asserts it.
+    """
+    if knobs.CHECK_INDICES():
+        builder.emit_all(NAME, x, lowest, below, op, node.source, False, message)
+
+
+def _assert(builder: Builder, node: Node, x: Value, assert_msg: str) -> None:
+    fails = builder.emit("aten.logical_not.default", x)
+    fails = builder.emit("aten._to_copy.default", fails, DType.int32)
+    check(builder, node, fails, 0, 1, assert_msg)
+
+
+rewrite(ASSERT, _assert_shape, _assert, "aten._assert_async.default")

@@ -17,6 +17,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
+from purevk.ops.index.check import check
 from purevk.ops.map import mapped, mapped_over
 from purevk.ops.registry import DataDependentSize, DataDependentType, UnknownSizes, rewrite
 from purevk.ops.shapes import broadcast, is_empty, wrap
@@ -409,8 +410,14 @@ def _repeat(
     if is_empty(repeats.type):
         return _nothing(builder, node)
     ends = builder.emit("aten.cumsum.default", repeats, 0, DType.int32)
+    check(
+        builder, node, repeats, 0, _dims.UNBOUNDED, "a number of repetitions is negative", node.op
+    )
     if output_size is None:
         builder.bind_symbol(size, _last(builder, ends))
+    else:
+        wrong = "the repetitions do not add up to output_size"
+        check(builder, node, _last(builder, ends), size, size + 1, wrong, node.op)
     body = (
         "LOOPS(loop(32)) int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
         " if (ENDS(m) <= i0) low = m + 1; else high = m; } r = low;"
