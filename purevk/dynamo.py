@@ -51,7 +51,8 @@ from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
-from purevk.ir import Bound, Graph, Node
+from purevk.ir import Bound, Graph, GuardLog, Node
+from purevk.ir.dims import note
 from purevk.passes.placement import too_large
 from purevk.plain_text import printable
 from purevk.program import Program
@@ -503,15 +504,17 @@ class _CompiledGraph:
             GraphError: it does not with those that it is asked for.
         """
         while True:
-            graph = self.aot.read(constants, sizes)
-            if not any(too_large(node, traits) for node in graph.nodes if _is_open(node)):
-                return graph
+            with GuardLog() as log:
+                graph = self.aot.read(constants, sizes)
+            fits = not any(too_large(node, traits) for node in graph.nodes if _is_open(node))
             wanted = [size for given in sizes or () for size in given or ()]
-            if any(isinstance(size, Bound) for size in wanted):
+            if not fits and any(isinstance(size, Bound) for size in wanted):
                 raise GraphError(
                     "at these bounds, a tensor is larger than one binding of the device"
                 )
-            if sizes is not None or not self.aot.tighten():
+            if fits or sizes is not None or not self.aot.tighten():
+                for guard in log.guards:  # without those of attempts with other bounds
+                    note(guard)
                 return graph
 
 
