@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
+
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 def request_dtype(dtype: str | None) -> np.dtype:
@@ -41,12 +44,21 @@ def read_values(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
             its index.
     """
     try:
-        numbers = np.asarray(value)
+        # As objects first: a long text among numbers would make each of them as long.
+        objects = np.asarray(value) if isinstance(value, np.ndarray) else np.asarray(value, object)
+        elements = objects.reshape(-1).tolist() if objects.dtype.kind == "O" else []
+        if not all(issubclass(kind, _NUMBERS) for kind in set(map(type, elements))):
+            return _read_elements(name, objects, dtype)
+        numbers = np.asarray(elements).reshape(objects.shape) if elements else objects
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{name} is no tensor of {dtype}", why=str(error)) from None
+    if not numbers.size:
+        return np.empty(numbers.shape, dtype)
     inexact = dtype.kind in "iu" and numbers.dtype.kind == "f" and (abs(numbers) >= 2**53).any()
     if numbers.dtype.kind not in "biuf" or inexact:
-        return _read_elements(name, value, dtype)
+        return _read_elements(name, objects, dtype)
     with np.errstate(all="ignore"):
         array = numbers.astype(dtype)
         if dtype.kind == "f":
@@ -54,35 +66,37 @@ def read_values(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
         else:
             wrong = array != numbers
     if wrong.any():
-        index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-        raise _refused(name, tuple(map(int, index)), numbers[index].item(), dtype)
+        at = int(np.argmax(wrong))
+        raise _refused(name, _index(at, wrong.shape), numbers.reshape(-1)[at].item(), dtype)
     return array
 
 
-def _read_elements(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    """The same, element by element: a text, null, an object, or an integer beyond 64 bits is among
-    them."""
-    objects = np.asarray(value, dtype=object)
-    array = np.empty(objects.shape, dtype)
-    for index, element in np.ndenumerate(objects):
-        if not isinstance(element, (int, float)):
-            raise _refused(name, index, element, dtype)
+def _read_elements(name: str, objects: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The same of an array of objects, element by element: a text, null, an object, or an integer
+    beyond 64 bits is among them."""
+    low, high = (0, 1) if dtype.kind not in "iu" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    numbers: list[float] = []
+    for at, element in enumerate(objects.reshape(-1).tolist()):
         try:
-            array[index] = read_values(name, _plain(element, dtype), dtype)
-        except (InputError, OverflowError, ValueError):
-            raise _refused(name, index, element, dtype) from None
-    return array
+            if not isinstance(element, _NUMBERS):
+                raise ValueError("no number")
+            number = float(element) if dtype.kind == "f" else int(element)
+            if dtype.kind != "f" and not (number == element and low <= number <= high):
+                raise ValueError("no number of the dtype")
+        except (OverflowError, ValueError):
+            raise _refused(name, _index(at, objects.shape), element, dtype) from None
+        numbers.append(number)
+    array = np.array(numbers, np.float64 if dtype.kind == "f" else dtype).reshape(objects.shape)
+    return read_values(name, array, dtype)
 
 
-def _plain(element: int | float, dtype: np.dtype) -> int | float:
-    """A number as one that numpy reads exactly. Raises `OverflowError` or `ValueError` if the dtype
-    cannot have it."""
-    if dtype.kind == "f":
-        return float(element)
-    number = int(element)
-    if number != element or not -(1 << 63) <= number < 1 << 64:
-        raise ValueError("no integer of 64 bits")
-    return number
+def _index(at: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element by its position. numpy has it for 32 dims at most."""
+    index: list[int] = []
+    for size in reversed(shape):
+        at, last = divmod(at, size)
+        index.insert(0, last)
+    return tuple(index)
 
 
 def _refused(name: str, index: tuple[int, ...], element: Any, dtype: np.dtype) -> InputError:

@@ -36,6 +36,7 @@ NUMBERS = [
 ITEMS: list[Any] = [
     None, True, False, -1, 0, 1, 2, 3, 7, 64, 1 << 31, 1 << 40, -(1 << 63), 1.5, 1e308, "", "x", "s0",
     "\x1b[2J\x9b\u202e", f"__import__('os').mkdir('{MARK}')", "9**9**9**9", "../../x", "(" * 3000,
+    json.loads("[" * 40 + "1" + "]" * 40), json.loads("[" * 70 + "null" + "]" * 70), [1] * 2000 + ["a" * 20_000],
     "float32", "int64", "bool", "aten.relu.default", "aten.cat.default", "aten.view.default",
     "aten.from_file.default", "purevk.store", [], [1], [-1], [0, 0], [[2, []]], [[2, ["s0"]]],
     [["//", 1, 0]], {}, {"value": 0}, {"value": 1}, {"value": 99}, {"size": [[1, ["s0"]]]},

@@ -99,6 +99,8 @@ WRONG: list[tuple[bytes, bytes]] = [
     (b'{"ids": {"a": 1}, "scale": 1}', b"ids is {'a': 1}"),
     (b'{"ids": [1]}', b"lacks the inputs scale"),
     (b'{"ids": [1], "scale": 1, "x": 1}', b"there is no input x"),
+    (b'{"ids": ' + b"[" * 40 + b"1" + b"]" * 40 + b', "scale": 1}', b"is expected"),
+    (b'{"ids": ' + b"[" * 40 + b"null" + b"]" * 40 + b', "scale": 1}', b"ids is no tensor"),
     (b"[1]", b"has the inputs"),
     (b"null", b"has the inputs"),
     (b'{"ids": [1', b"no JSON"),

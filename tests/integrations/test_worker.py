@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 import sys
+import tracemalloc
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,6 +300,34 @@ def test_values_of_requests(dtype: str, seed: int) -> None:
         ]
         named = [f"x{index if index else ''} is" for index in indices]
         assert any(each in str(refused.value) for each in named), (nested, refused.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nested_values(dtype: str) -> None:
+    """Any depth, also beyond the 32 and 64 dims of numpy."""
+    for depth in (0, 1, 31, 32, 33, 63, 64, 65, 900):
+        for leaf in (1, None, "a", 10**400, 0.5, [], {}, [1, [2]]):
+            value: Any = leaf
+            for _ in range(depth):
+                value = [value]
+            try:
+                array = read_values("x", value, np.dtype(dtype))
+            except purevk.InputError as error:
+                assert "x is no tensor" in error.what
+            else:
+                assert array.dtype == dtype and depth <= 64
+
+
+def test_memory_of_values() -> None:
+    """A long text among numbers does not make each of them as long."""
+    for wrong in ("a" * 20_000, 10**4000, None, ["a" * 20_000], b"a" * 20_000):
+        for dtype in ("float32", "int64"):
+            tracemalloc.start()
+            with pytest.raises(purevk.InputError, match="x.2000. is"):
+                read_values("x", [1] * 2000 + [wrong], np.dtype(dtype))
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 1 << 20
 
 
 def _is_of(dtype: np.dtype, element: Any) -> bool:
