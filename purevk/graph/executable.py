@@ -25,6 +25,7 @@ from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.host import SEED
+from purevk.lower.lowering import FOUND
 from purevk.mapped import is_mapped
 from purevk.schedule.plan import Plan
 
@@ -354,7 +355,7 @@ class Executable:
         where = f"{self.plan.graph.name}{f', {check.source}' if check.source else ''}"
         if check.message:
             raise InputError(
-                f"{check.message}{before}",
+                f"{check.message.replace(FOUND, str(note.found))}{before}",
                 where=where,
                 why=f"it is {note.found}, and {check.op} takes {note.lowest} to {note.below - 1}"
                 if check.op

@@ -129,6 +129,9 @@ class Dispatch:
     repeat: Size = 1
 
 
+FOUND = "{found}"
+
+
 @dataclass(frozen=True)
 class IndexCheck:
     """What a note of an index that is out of range is about.
@@ -137,6 +140,7 @@ class IndexCheck:
         op: the operator that takes the index.
         source: its location in the source.
         message: what the call raises, if it is no index: of an assertion of the model, "op" is "".
+            `FOUND` in it stands for the number that a kernel has noted.
     """
 
     op: str

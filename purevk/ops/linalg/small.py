@@ -12,7 +12,9 @@ from collections.abc import Callable
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.lowering import FOUND
 from purevk.ops.builder import Builder
+from purevk.ops.index.check import check
 from purevk.ops.map import mapped
 from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.tuning import DeviceTraits
@@ -87,3 +89,32 @@ def with_info(a: TensorType) -> tuple[TensorType, TensorType]:
     failed."""
     require_square(a)
     return a, TensorType(INT, a.dims[:-2])
+
+
+# Why an operation fails, as torch says it, by what the name of the operator contains: the first that
+# does counts.
+_FAILURES = {
+    "inv": f"The diagonal element {FOUND} is zero, the inversion could not be completed because the"
+    " input matrix is singular.",
+    "solve": "The solver failed because the input matrix is singular.",
+    "cholesky": "The factorization could not be completed because the input is not positive-definite"
+    f" (the leading minor of order {FOUND} is not positive-definite).",
+    "lu_factor": f"U[{FOUND},{FOUND}] is zero and using it on lu_solve would result in a division by"
+    " zero. If you still want to perform the factorization, consider calling linalg.lu(A, pivot) or"
+    " linalg.lu_factor_ex(A, pivot)",
+    "": f"The algorithm failed (error code: {FOUND}).",
+}
+
+
+def _check_shape(info: TensorType, api_name: str, is_matrix: bool) -> None:
+    """No result: the call raises if a number of `info`, int32, is not 0."""
+    if info.dtype != INT:
+        raise ShapeError(f"numbers of errors in {info.dtype.name}")
+
+
+def _check(builder: Builder, node: Node, info: Value, api_name: str, is_matrix: bool) -> None:
+    why = next(text for part, text in _FAILURES.items() if part in api_name)
+    check(builder, node, info, 0, 1, f"{api_name}: {why}")
+
+
+rewrite("aten._linalg_check_errors.default", _check_shape, _check)

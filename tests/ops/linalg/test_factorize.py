@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+import purevk
+from purevk.errors import InputError
 from tests.ops.harness import Case, aten, check, host_nodes, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -118,3 +124,52 @@ def test_singular_matrices_say_so():
 def test_large_matrices_stay_on_the_cpu():
     with program_of(torch.linalg.inv_ex, (definite(40, 40),)) as program:
         assert "above 32 rows" in host_nodes(program)[0]
+
+
+class Operation(torch.nn.Module):
+    """A function that raises for some matrices."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x):
+        if self.name == "solve":
+            return torch.linalg.solve(x, torch.ones(x.shape[-1], 1))
+        made = getattr(torch.linalg, self.name)(x)
+        return made if isinstance(made, torch.Tensor) else tuple(made)
+
+
+@pytest.mark.parametrize("name, shape", [
+    ("cholesky", (3, 4, 4)), ("inv", (3, 3)), ("solve", (2, 5, 5)), ("lu_factor", (3, 3, 3)), ("inv", (2, 40, 40)),
+])  # fmt: skip
+def test_files_raise_what_torch_raises(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """`.pt2` and `.pvk` files, on the device, for matrices that are singular or not definite by chance."""
+    module, draw = Operation(name), random.Random(str((name, shape)))
+    torch.export.save(torch.export.export(module, (definite(*shape),)), tmp_path / "m.pt2")
+    with purevk.load(tmp_path / "m.pt2") as program:
+        program.save(tmp_path / "m.pvk")
+        if shape[-1] <= 32:
+            assert not host_nodes(program)
+    raised = 0
+    for suffix in ("pt2", "pvk"):
+        with purevk.load(tmp_path / f"m.{suffix}") as program:
+            for number in range(8):
+                x = definite(*shape)
+                matrix = x.reshape(-1, *shape[-2:])[draw.randrange(x[..., 0, 0].numel())]
+                row = draw.randrange(shape[-1])
+                if number % 2 and name == "cholesky":
+                    matrix[row, row] = -draw.random() * 9 - 0.1
+                elif number % 2:
+                    matrix[row] = matrix[:, row] = 0
+                try:
+                    expected = module(x)
+                except RuntimeError as error:
+                    text = re.sub(r" \(Batch element \d+\):", "", str(error))
+                    with pytest.raises(InputError) as caught:
+                        program(x)
+                    assert caught.value.what == text and caught.value.where
+                    raised += 1
+                else:
+                    torch.testing.assert_close(program(x), expected, rtol=1e-3, atol=1e-3)
+    assert raised == 8
