@@ -50,8 +50,6 @@ _QUANTIZED = (
 
 def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> Iterator[str]:
     """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
-    import torch
-
     kind, text = type(error).__name__, str(error)
     weights = (*module.parameters(), *module.buffers())
     if "meta" in text and any(each.is_meta for each in weights):
@@ -94,8 +92,6 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
                 "With torch.export.Dim.AUTO in place of the Dim, purevk exports the module again for "
                 "each size that it fixes."
             )
-        if any(isinstance(each, torch.nn.RNNBase) for each in module.modules()):
-            yield "Recurrent layers fix the length of their sequences."
     elif "not a known type" in text or "Unsupported input type" in text:
         yield (
             "The arguments and results of forward may be tensors, numbers, and tuples, lists and dicts "

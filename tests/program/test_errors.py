@@ -521,30 +521,16 @@ def test_checks_of_distributions_are_named() -> None:
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
-def test_fixed_lengths_of_recurrent_layers_are_named() -> None:
-    import torch
-
-    with pytest.raises(Exception, match="specialized") as caught:
-        purevk.compile(torch.nn.GRU(3, 4), (torch.rand(5, 2, 3),), ({0: torch.export.Dim.DYNAMIC},))
-    (note,) = caught.value.__notes__
-    assert "Recurrent layers" in note
-
-
-@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
 def test_what_tracing_breaks_names_torch_compile() -> None:
-    """The module runs: only torch.export does not follow packed sequences."""
+    """The module runs: only torch.export does not follow an exchange of memory."""
     import torch
 
-    class Packed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.GRU(3, 4)
+    class Exchanged(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.from_dlpack(x.__dlpack__()) + 1
 
-        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-            return self.layer(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))[0].data
-
-    with pytest.raises(TypeError) as caught:
-        purevk.compile(Packed(), (torch.rand(5, 2, 3), torch.tensor([5, 2])))
+    with pytest.raises(RuntimeError) as caught:
+        purevk.compile(Exchanged(), (torch.rand(5),))
     (note,) = caught.value.__notes__
     assert "module itself runs" in note and 'backend="purevk"' in note
 

@@ -26,6 +26,9 @@ FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
+# Units and rows up to which a dispatch for each step is faster on lavapipe than the operators of a step,
+# which also take ten times as long to compile.
+_SMALL, _SMALL_ROWS = 64, 16
 # All steps in one dispatch, measured on an NVIDIA H200: bytes of a weight; invocations that a
 # multiprocessor runs without slowing down; and how many workgroups after each other are faster than
 # matmuls of all rows at once.
@@ -60,8 +63,10 @@ def can_run(
         return False
     if whole or not isinstance(gates.dims[0], int):
         return True
-    if not (traits.profile.has_fast_shared_memory and _has_subgroups(traits)):
+    if not _has_subgroups(traits):
         return False
+    if not traits.profile.has_fast_shared_memory:
+        return hidden <= _SMALL and _dims.upper(gates.dims[1]) <= _SMALL_ROWS
     directions, batches = _dims.specialize(others[0].dims[0]), _dims.upper(gates.dims[1])
     return batches <= _MOST_ROWS or bool(
         _form(traits, _GATES[kind], hidden, gates.dtype, directions, batches)

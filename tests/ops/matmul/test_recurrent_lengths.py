@@ -156,9 +156,10 @@ def test_devices_without_shuffles(monkeypatch):
             _agree((made, *state), (want, *last), 1e-5)
 
 
-def test_files(tmp_path):
+@pytest.mark.parametrize("steps", [Dim.DYNAMIC, Dim("steps", max=50)], ids=["open", "bounded"])
+def test_files(steps, tmp_path):
     layer = torch.nn.GRU(4, 6).eval().requires_grad_(False)
-    with purevk.compile(layer, (torch.randn(6, 2, 4),), ({0: Dim("steps", max=50)},)) as program:
+    with purevk.compile(layer, (torch.randn(6, 2, 4),), ({0: steps},)) as program:
         program.save(tmp_path / "layer.pvk")
     with purevk.load(tmp_path / "layer.pvk") as program:
         for length in (6, 31):
