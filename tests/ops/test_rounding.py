@@ -134,6 +134,7 @@ def test_kernels_and_wider_dtypes_read_rounded_numbers(dtype):
         lambda x, a: a.flatten()[x.nan_to_num(0, 0, 0).clamp(0, 9).to(torch.int64)],
         lambda x, a: torch.bucketize(x.float(), torch.tensor([0.0, 1.0, 100.0])),
         lambda x, a: (x.float() * 3).sum(-1),
+        lambda x, a: torch.isclose(x, a),
         lambda x, a: torch.full((), 0.1, dtype=dtype) * a,
     ]
     pick, (a, b) = random.Random(2), numbers(dtype, 3)

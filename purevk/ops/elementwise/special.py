@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Scalar, TensorType, Value
-from purevk.lower.expression import literal
+from purevk.lower.expression import ROUND, literal
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, is_factor_zero, unary, zero_times
 from purevk.ops.promotion import float_type, result_type
@@ -340,6 +340,8 @@ def _isclose_shape(
 def _isclose(
     builder: Builder, node: Node, x: Value, y: Value, rtol: float, atol: float, equal_nan: bool
 ) -> Value:
+    # All of it is one comparison.
+    x, y = (builder.emit(ROUNDED, v) if v.type.dtype in ROUND else v for v in (x, y))
     equal = builder.emit("aten.eq.Tensor", x, y)
     if not x.type.dtype.is_float:
         x, y = (builder.emit("aten._to_copy.default", value, DType.float32) for value in (x, y))
