@@ -11,6 +11,7 @@ from purevk.ir import Graph, Node, Value
 from purevk.lower.expression import ROUND
 from purevk.lower.numbers import rounded
 from purevk.ops import registry
+from purevk.ops.elementwise.pointwise import NAME as PROGRAM
 from purevk.ops.elementwise.special import ROUNDED
 from purevk.passes.rewrite import Rewriter, each_node
 
@@ -59,8 +60,9 @@ def drop_rounding(graph: Graph) -> Graph:
         while source is not None and registry.is_view(source):
             source = made.get(source.inputs[0])
         definition = None if source is None else registry.find(source.op)
-        computed = definition is not None and isinstance(definition.form, registry.Pointwise)
-        return None if computed else node.inputs[0]
+        pointwise = definition is not None and isinstance(definition.form, registry.Pointwise)
+        joined = pointwise or (source is not None and source.op == PROGRAM)
+        return None if joined else node.inputs[0]
 
     return each_node(graph, visit)
 
