@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shlex
 import stat
 import threading
@@ -21,6 +22,9 @@ from purevk.whole_file import TEMPORARY, is_stale, make_private, remove, replaci
 
 _log = logging.getLogger("purevk.cache")
 _KINDS = ("spirv", "pipeline", "tuning", "plan")
+# Saved programs have the same suffix, and may be in a folder of such a name.
+_ENTRY = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
+_OF_MESA = "mesa_shader_cache"  # how the names of its folders begin
 
 
 class EntryFolder:
@@ -160,7 +164,8 @@ class EntryFolder:
         for root in [self.folder / kind for kind in _KINDS] if self.folder is not None else ():
             for folder, _, names in os.walk(root):
                 for name in names:
-                    if not name.endswith(SUFFIX) and not (temporary and name.startswith(TEMPORARY)):
+                    unfinished = temporary and name.startswith(TEMPORARY)
+                    if not (unfinished or _ENTRY.fullmatch(name)):
                         continue
                     path = Path(folder) / name
                     try:
@@ -175,7 +180,11 @@ class EntryFolder:
         found: list[tuple[Path, int]] = []
         if self.folder is None:
             return found
-        for folder, _, names in os.walk(self.folder / DRIVER_FOLDER):
+        root = str(self.folder / DRIVER_FOLDER)
+        for folder, folders, names in os.walk(root):
+            if folder == root:
+                folders[:] = [name for name in folders if name.startswith(_OF_MESA)]
+                continue
             for path in (Path(folder) / name for name in names):
                 with contextlib.suppress(OSError):  # the driver removed it
                     found.append((path, path.lstat().st_size))

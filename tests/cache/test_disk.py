@@ -230,17 +230,34 @@ def test_temporary_files_of_a_killed_process_go(tmp_path: Path) -> None:
 
 
 def test_clear_leaves_strangers_alone(tmp_path: Path) -> None:
-    stranger, inside = tmp_path / "notes.txt", tmp_path / "spirv" / "notes.txt"
+    """Also saved programs, which have the suffix of entries, and what is behind links."""
+    outside = tmp_path / "outside"
+    (outside / "ab").mkdir(parents=True)
+    names = (
+        "notes.txt",
+        "spirv/notes.txt",
+        "plan/model.pvk",
+        "driver/main.c",
+        "outside/ab/model.pvk",
+    )
+    strangers = [tmp_path / name for name in names]
     cache = Cache(tmp_path)
     cache.put_spirv(key_of(1), spirv_of(1))
     cache.put_tuning("device", "tile", 3)
     cache.put_pipeline_cache("device", pipeline_data())
-    for path in (stranger, inside):
+    for path in strangers:
+        path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
+    (tmp_path / "spirv" / "ab").symlink_to(outside / "ab")
+    (tmp_path / "plan" / "ab").symlink_to(outside)
     assert cache.clear() == 3
     assert cache.get_spirv(key_of(1)) is None
     assert cache.get_tuning("device", "tile") is None
-    assert stranger.read_text() == inside.read_text() == "mine"
+    assert all(path.read_text() == "mine" for path in strangers)
+    small = Cache(tmp_path, max_bytes=1000)
+    for number in range(20):
+        small.put_spirv(key_of(number), spirv_of(number))
+    assert small.clear() < 10 and all(path.read_text() == "mine" for path in strangers)
 
 
 def test_what_is_no_spirv_is_not_kept(tmp_path: Path) -> None:
