@@ -420,7 +420,8 @@ class _CompiledGraph:
     ) -> None:
         _layers.restore(module)
         self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
-        self.fixed = {at for at in self.aot.tensors if at in fixed}
+        # An attribute whose size varies is an input: it has told its size to the trace.
+        self.fixed = {at for at in self.aot.tensors if at in fixed and not self.aot.varies(at)}
         self._given_context, self._round = context, round
         self._changed: set[int] = set()
         self._stamps: list[tuple[int, int, int]] = []

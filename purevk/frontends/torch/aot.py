@@ -106,6 +106,10 @@ class AotGraph:
         self.room, before = (1 if self.room > 1 else 0), self.room
         return before > 0
 
+    def varies(self, at: int) -> bool:
+        """Whether a size of the tensor argument at a position is another one from call to call."""
+        return any(not isinstance(size, int) for size in self._nodes[at].meta["val"].shape)
+
     def arguments(self, constants: Mapping[int, Any]) -> list[int]:
         """Positions of the arguments that the method takes, in its order: those that are not among
         the constants."""

@@ -63,3 +63,54 @@ def test_slices_and_concatenations_at_several_sizes(seed: int) -> None:
         torch.testing.assert_close(
             run(x), forward(x), msg=lambda text: f"{chosen} at {shape}: {text}"
         )
+
+
+# Where a module has the tensor that its call reads.
+HOLDERS: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any], Any]]] = {
+    "attribute": (lambda m, t: setattr(m, "kept", t), lambda m: m.kept),
+    "list": (lambda m, t: setattr(m, "kept", [t, t + 1]), lambda m: m.kept[1]),
+    "dict": (lambda m, t: setattr(m, "kept", {"a": t}), lambda m: m.kept["a"]),
+    "changed dict": (lambda m, t: m.other.update(a=t), lambda m: m.other["a"]),
+    "tuple in a dict": (
+        lambda m, t: setattr(m, "kept", {"a": (t, t * 2)}),
+        lambda m: m.kept["a"][1],
+    ),
+    "buffer": (lambda m, t: setattr(m, "rows", t), lambda m: m.rows),
+    "parameter": (
+        lambda m, t: setattr(m, "weight", torch.nn.Parameter(t, False)),
+        lambda m: m.weight,
+    ),
+}
+READERS: list[Callable[[Any, Any], Any]] = [
+    lambda x, t: t[0] * x.sum(),
+    lambda x, t: x[:1, :1] + t.transpose(0, 1),
+    lambda x, t: (x[:, :2] @ t).relu(),
+    lambda x, t: torch.cat([t, t * 2], 1).sum(0) - x.mean(),
+    lambda x, t: t.sum() + x[: t.shape[1]],
+]
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_tensors_of_modules_have_another_size_at_a_later_call(name: str) -> None:
+    rng = random.Random(name)
+    write, read = HOLDERS[name]
+    reader = rng.choice(READERS)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other: dict[str, Any] = {}
+            self.register_buffer("rows", torch.zeros(2, 2))
+
+        def forward(self, x: Any) -> Any:
+            return reader(x, read(self))
+
+    torch._dynamo.reset()
+    module = Model()
+    run = torch.compile(module, backend="purevk", options={"fallback": False})
+    with torch.no_grad():
+        for width in (3, 5, 4, 6, 5):
+            write(module, torch.randint(-4, 5, (2, width)).float())
+            for rows in (6, 7):
+                x = torch.randint(-4, 5, (rows, 3)).float()
+                torch.testing.assert_close(run(x), module(x))
