@@ -149,8 +149,9 @@ class _Packed:
     def __init__(self, x: _Tensor, lengths: _Tensor) -> None:
         self.lengths, self.device = lengths, lengths.device
         self.steps, self.batch = x.shape[:2]
-        self.longest = lengths.max().item()
+        self.longest, shortest = lengths.max().item(), lengths.min().item()
         _check(self.longest >= 1)
+        _check(shortest >= 1)
         _check(self.longest <= self.steps)
         self._mask = torch.arange(self.steps).unsqueeze(1) < lengths
         sizes = self._mask.sum(1)

@@ -144,6 +144,9 @@ def test_packed_sequences(seed, monkeypatch):
         for count in (9, 4, draw.randint(40, 90)):
             given = inputs(count)
             _agree(program(*given), module(*given), 1e-5)
+        for lengths in ([4, 2, 0], [5, 1, -1], [6, 4, 2]):
+            with pytest.raises(purevk.InputError):
+                program(torch.randn(5, 3, 4), torch.tensor(lengths), given[2])
 
 
 def test_devices_without_shuffles(monkeypatch):
