@@ -48,6 +48,14 @@ InputSizes = Sequence[tuple[int | Bound, ...] | None]
 
 # Parameters for which an operator takes a tensor of one element as well as a number.
 _NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s", "predicate"}
+# The same of pointwise operators, but of sums, and of what is written with these. Passes read `alpha`.
+_FACTORS = {"alpha", "beta", "eps", "lambd", "negative_slope", "threshold", "value"}
+_SUMS = {"aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Scalar"}
+_WITH_FACTORS = {
+    "aten.addbmm.default", "aten.addmm.default", "aten.addmv.default", "aten.addr.default",
+    "aten.baddbmm.default", "aten.fill.Scalar", "aten.index_fill.int_Scalar", "aten.scatter.value",
+    "aten.scatter.value_reduce",
+}  # fmt: skip
 
 
 class Importer:
@@ -374,8 +382,14 @@ class Importer:
 
     def _takes_number(self, definition: registry.Operator, args: tuple[Arg, ...]) -> bool:
         """Whether a number that an operator gave is an argument that cannot be a tensor."""
+        pointwise = isinstance(definition.form, registry.Pointwise)
+        allowed = _NUMBER_OR_TENSOR
+        if definition.name in _WITH_FACTORS or (pointwise and definition.name not in _SUMS):
+            allowed = allowed | _FACTORS
+        if definition.name == "aten.linspace.default":
+            allowed = allowed | {"start", "end"}
         return any(
-            isinstance(arg, Value) and arg in self.numbers and name not in _NUMBER_OR_TENSOR
+            isinstance(arg, Value) and arg in self.numbers and name not in allowed
             for name, arg in zip(definition.parameters, args)
         )
 

@@ -43,6 +43,7 @@ _OPERATORS = {
     "min": _Operator(_dims.minimum, "aten.minimum.default"),
     "&": _Operator(_dims.bitwise_and, "aten.logical_and.default"),
     "|": _Operator(_dims.bitwise_or, "aten.logical_or.default"),
+    "^": _Operator(lambda a, b: _dims.bitwise_or(a, b) - _dims.bitwise_and(a, b)),
     "not": _Operator(operator.not_, "aten.logical_not.default"),
     "==": _Operator(operator.eq, "aten.eq.Tensor"),
     "!=": _Operator(operator.ne, "aten.ne.Tensor"),

@@ -40,7 +40,7 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
         elif node.op == "aten.addmm.default":
             x, bias = node.tensor("a"), node.tensor("bias")
-            if (node.scalar("beta"), node.scalar("alpha")) != (1, 1):
+            if (node.arg("beta"), node.arg("alpha")) != (1, 1):
                 return None
             weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
         elif node.op == "aten.embedding.default":

@@ -209,6 +209,64 @@ def test_decisions_about_computed_numbers_are_checked() -> None:
         lower_graph(lambda: (gone == 9, made)[1], TRAITS)
 
 
+_CORNER = torch.tensor([[1.0, -1, -1, -1, 5], [0.5, 2, -3, 0.25, 1]])
+_AT = torch.tensor([[0], [1]])
+_FACTORS: list[Callable[[Any, Any], Any]] = [
+    lambda x, n: torch.addmm(torch.eye(2), x, x.T, alpha=n),
+    lambda x, n: torch.baddbmm(torch.eye(2)[None], x[None], x.T[None], beta=n, alpha=n),
+    lambda x, n: torch.addmv(x[:, 0], x, x[0], alpha=n),
+    lambda x, n: torch.addbmm(torch.eye(2), x[None], x.T[None], beta=n),
+    lambda x, n: torch.addcmul(x, x, x, value=n),
+    lambda x, n: torch.addcdiv(x, x, x, value=n),
+    nn.functional.leaky_relu,
+    nn.functional.elu,
+    nn.functional.celu,
+    lambda x, n: nn.functional.threshold(x, n, n),
+    nn.functional.softplus,
+    nn.functional.hardshrink,
+    lambda x, n: torch.linspace(-n, n + 1, 4),
+    lambda x, n: torch.logspace(0, n, 3),
+    lambda x, n: torch.linspace(n, 2, 1),
+    lambda x, n: x.clone().fill_(n),
+    lambda x, n: x.index_fill(0, torch.tensor([1]), n),
+    lambda x, n: x.scatter(1, _AT, n),
+    lambda x, n: x.scatter(1, _AT, n, reduce="add"),
+    lambda x, n: torch.bucketize(n, x.flatten().sort().values),
+]
+
+
+class Factors(nn.Module):
+    def __init__(self, of_integers: bool) -> None:
+        super().__init__()
+        self.of_integers = of_integers
+
+    def forward(self, x: Any) -> Any:
+        if not self.of_integers:
+            number = x.abs().mean().item()
+            return [function(x, number) for function in _FACTORS[:-1]]
+        number = (x > 0).sum().item()
+        sums = [torch.add(x, x, alpha=number), torch.sub(x, x, alpha=number)]
+        chosen = x[:, : torch.sym_ite(number > 3, 1, 2)]
+        return [*sums, chosen, *[function(x, number) for function in _FACTORS]]
+
+
+@pytest.mark.parametrize("of_integers", [True, False])
+def test_numbers_as_arguments_of_operators(
+    of_integers: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "purevk")
+    module = Factors(of_integers)
+    program = purevk.compile(module, (_CORNER,))
+    program.save(tmp_path / "numbers.pvk")
+    with purevk.load(tmp_path / "numbers.pvk") as saved:
+        for x in (_CORNER, _CORNER * 2 - 1, -_CORNER.abs() + 0.75):
+            for called in (program, saved):
+                torch.testing.assert_close(
+                    called(x), module(x), rtol=1e-5, atol=1e-5, equal_nan=True
+                )
+    assert "on the CPU" not in caplog.text
+
+
 def test_integers_of_calls_may_be_negative() -> None:
     module = _Function(
         lambda x, i: [x * (i >= 0), x * abs(i), x + (i & 7), x * torch.sym_max(i, -9)]

@@ -14,7 +14,7 @@ PYTHON = {
     operator.add: "+", operator.sub: "-", operator.mul: "*", operator.neg: "neg", operator.floordiv: "//",
     operator.mod: "%", operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=", operator.truediv: "/", operator.pow: "**", operator.lshift: "<<", operator.rshift: ">>",
-    operator.and_: "&", operator.or_: "|", operator.abs: "abs", operator.not_: "not",
+    operator.and_: "&", operator.or_: "|", operator.xor: "^", operator.abs: "abs", operator.not_: "not",
 }  # fmt: skip
 BATCH_NORM = "aten.batch_norm.default"
 INSTANCE_NORM = "aten.instance_norm.default"

@@ -13,12 +13,18 @@ from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
+from purevk.frontends.numbers import of_sizes
 from purevk.frontends.torch.conditions import conditions, environments, relations
 from purevk.frontends.torch.ratios import Ratios, is_rounded
-from purevk.ir import Dim, Guard, Size, Symbol
+from purevk.ir import Dim, Guard, Relation, Size, Symbol
 from purevk.ir import dims as _dims
 
 _DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv")
+# Functions of sizes in torch's sympy, as steps of arithmetic.
+_STEPS = {
+    "BitwiseFn_bitwise_and": "&", "BitwiseFn_bitwise_or": "|", "BitwiseFn_bitwise_xor": "^",
+    "LShift": "<<", "RShift": ">>", "PowByNatural": "**",
+}  # fmt: skip
 _MOST_TESTED = 256  # values of a size of which the conditions are tried
 
 
@@ -336,8 +342,13 @@ class Sizes:
                     )
                 self.importer.constrain(guard)
             return found
-        args = [self.size(arg) for arg in expression.args]
         kind = type(expression).__name__
+        if kind == "Piecewise":
+            found = 0
+            for value, condition in reversed(expression.args):
+                found = found + self._truth(condition) * (self.size(value) - found)
+            return found
+        args = [self.size(arg) for arg in expression.args]
         if kind in ("Add", "Mul"):
             total = args[0]
             for arg in args[1:]:
@@ -349,10 +360,35 @@ class Sizes:
             return args[0] % args[1]
         if kind in ("Max", "Min"):
             return functools.reduce(_dims.maximum if kind == "Max" else _dims.minimum, args)
+        if kind == "Abs":
+            return _dims.maximum(args[0], -args[0])
         if kind == "Pow" and isinstance(args[1], int):
             return _dims.product([args[0]] * args[1])
+        if kind in _STEPS:
+            size: Size = of_sizes(_STEPS[kind], *args)
+            return size
         raise UnsupportedProgramError(
             f"size {expression} cannot be followed", where=self.importer.where
+        )
+
+    def _truth(self, condition: Any) -> Size:
+        """A condition in sympy as 1 or 0."""
+        import sympy
+
+        if isinstance(condition, sympy.Rel):
+            sides = self.size(condition.lhs), self.size(condition.rhs)
+            return Relation(sides[0], condition.rel_op, sides[1]).truth
+        parts = [self._truth(arg) for arg in condition.args]
+        if isinstance(condition, sympy.Not):
+            return 1 - parts[0]
+        if isinstance(condition, sympy.And):
+            return functools.reduce(_dims.minimum, parts)
+        if isinstance(condition, sympy.Or):
+            return functools.reduce(_dims.maximum, parts)
+        if condition in (sympy.true, sympy.false):
+            return int(bool(condition))
+        raise UnsupportedProgramError(
+            f"the condition {condition} cannot be followed", where=self.importer.where
         )
 
     def range(self, expression: Any) -> tuple[int | None, int | None]:

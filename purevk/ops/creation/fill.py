@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
+from purevk.ir import Arg, Dim, Node, Scalar, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.creation.shapes import like
 from purevk.ops.elementwise.program import constant
@@ -126,17 +127,48 @@ def _whole_steps(start: int, end: int, steps: int) -> np.ndarray:
     return np.trunc(numbers).astype(np.int64)
 
 
+def _linspace_at_call(
+    builder: Builder, type: TensorType, start: Value | Scalar, end: Value | Scalar, steps: Size
+) -> Value:
+    """`torch.linspace` between numbers of which a call gives one."""
+    if type.dtype.is_int:
+        raise ShapeError("linspace of integers between numbers that are known only at a call")
+    dtype = wide_type(type.dtype)
+    first, last = (
+        builder.emit("aten._to_copy.default", number, dtype)
+        if isinstance(number, Value)
+        else builder.emit("aten.scalar_tensor.default", number, dtype)
+        for number in (start, end)
+    )
+    gaps = _dims.maximum(steps - 1, 1)
+    step = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", last, first, 1), gaps)
+    at = builder.emit("purevk.iota", steps, DType.int32)
+    rising = builder.emit("aten._to_copy.default", at, dtype)
+    falling = builder.emit("aten.rsub.Scalar", rising, steps - 1, 1)
+    from_first = builder.emit(
+        "aten.add.Tensor", builder.emit("aten.mul.Tensor", rising, step), first, 1
+    )
+    from_last = builder.emit(
+        "aten.sub.Tensor", last, builder.emit("aten.mul.Tensor", falling, step), 1
+    )
+    is_first = builder.emit("aten.lt.Tensor", at, steps - steps // 2)
+    made = builder.emit("aten.where.self", is_first, from_first, from_last)
+    return builder.emit("aten._to_copy.default", made, type.dtype)
+
+
 def _linspace(
     builder: Builder,
     node: Node,
-    start: Value | float,
-    end: Value | float,
+    start: Value | Scalar,
+    end: Value | Scalar,
     steps: Size,
     *_: Arg,
 ) -> Value:
     type = node.result.type
-    if isinstance(start, Value) or isinstance(end, Value):
-        raise ShapeError("linspace between tensors")
+    if isinstance(start, complex) or isinstance(end, complex):
+        raise ShapeError("linspace between complex numbers")
+    if isinstance(start, (Value, Dim)) or isinstance(end, (Value, Dim)):
+        return _linspace_at_call(builder, type, start, end, steps)
     if type.dtype.is_int:
         start, end = int(start), int(end)
         if isinstance(steps, int) and steps <= _MOST_STEPS:

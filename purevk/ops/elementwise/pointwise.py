@@ -236,7 +236,8 @@ def expression_of(
 def _acc(text: str, arguments: Mapping[str, Any], dtype: DType) -> str:
     """The GLSL of `ACC(text)`: a number, or the argument of this name."""
     if text in arguments:
-        return literal(arguments[text], dtype)
+        at_call = isinstance(arguments[text], (Value, Dim))
+        return text if at_call else literal(arguments[text], dtype)
     return literal(float(text) if dtype.is_float else int(float(text)), dtype)
 
 
@@ -337,8 +338,10 @@ unary(
 )
 
 
-def _hardshrink(lambd: float, dtype: DType, **_: object) -> str:
-    edge = literal(rounded(lambd, dtype) if dtype in ROUND else lambd, dtype)
+def _hardshrink(lambd: Arg, dtype: DType, **_: object) -> str:
+    edge = "lambd"
+    if isinstance(lambd, (int, float)):
+        edge = literal(rounded(lambd, dtype) if dtype in ROUND else lambd, dtype)
     return f"(x >= ACC(-0.0) - {edge} && x <= {edge} ? ACC(0) : x)"
 
 
@@ -408,7 +411,8 @@ def _scaled(sign: str, x: str = "x", y: str = "y") -> Callable[..., str]:
     def write(alpha: Arg, dtype: DType, **_: object) -> str:
         if is_factor_zero(alpha, dtype):
             return f"({x} {sign} {zero_times(dtype, y, alpha)})"
-        return f"({x} {sign} {y})" if alpha == 1 else f"({x} {sign} {y} * ACC(alpha))"
+        is_one = isinstance(alpha, (int, float)) and alpha == 1
+        return f"({x} {sign} {y})" if is_one else f"({x} {sign} {y} * ACC(alpha))"
 
     return write
 

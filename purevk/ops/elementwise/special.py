@@ -47,7 +47,7 @@ unary(
 )
 unary(
     "aten.celu.default",
-    lambda alpha, **_: f"pv_elu(x, ACC(alpha), ACC(1), ACC({1.0 / alpha!r}))",
+    "pv_elu(x, ACC(alpha), ACC(1), pv_quotient(ACC(1), ACC(alpha)))",
     params={"alpha": 1.0},
     arithmetic="x",
 )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
-from purevk.ir import Arg, Node, Scalar, Size, TensorType, Value
+from purevk.ir import Arg, Dim, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
@@ -111,6 +111,14 @@ _REDUCES = {
     "amin": "amin",
 }
 
+
+def _source(builder: Builder, x: Value, index: Value, value: Value | Scalar) -> Value | Scalar:
+    """A number to scatter; one that is known only at a call as a tensor of the sizes of `index`."""
+    if not isinstance(value, (Value, Dim)):
+        return value
+    return builder.emit("aten.full.default", index.type.dims, value, x.type.dtype)
+
+
 rewrite(
     "aten.scatter.src",
     lambda x, dim, index, src: _scatter_shape(x, dim, index),
@@ -122,7 +130,7 @@ rewrite(
     "aten.scatter.value",
     lambda x, dim, index, value: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source: scatter_along(
-        builder, x, dim, index, source, "set"
+        builder, x, dim, index, _source(builder, x, index, source), "set"
     ),
 )
 rewrite(
@@ -136,7 +144,7 @@ rewrite(
     "aten.scatter.value_reduce",
     lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index),
     lambda builder, node, x, dim, index, source, how: scatter_along(
-        builder, x, dim, index, source, _REDUCES[how]
+        builder, x, dim, index, _source(builder, x, index, source), _REDUCES[how]
     ),
 )
 rewrite(
@@ -291,6 +299,8 @@ rewrite(
 def _index_fill(
     builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Value | Scalar
 ) -> Value:
+    if isinstance(value, Dim):
+        value = builder.emit("aten.scalar_tensor.default", value, x.type.dtype)
     return _one_index(builder, x, dim, index, value, "set")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_type
@@ -20,14 +20,19 @@ from purevk.tuning import DeviceTraits
 
 # -- dot and outer products, sums of matmuls -----------------------------------------------------
 def _scaled_sum(
-    builder: Builder, x: Value, product: Value, beta: float, alpha: float, dtype: DType
+    builder: Builder,
+    x: Value,
+    product: Value,
+    beta: Value | Scalar,
+    alpha: Value | Scalar,
+    dtype: DType,
 ) -> Value:
     """beta * x + alpha * product. If beta is 0, x is not read."""
     if not dtype.is_float:
-        beta, alpha = int(beta), int(alpha)
-    if alpha != 1:
+        beta, alpha = (int(each) if isinstance(each, float) else each for each in (beta, alpha))
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
         product = builder.emit("aten.mul.Tensor", product, alpha)
-    if beta != 0:
+    if not (isinstance(beta, (int, float)) and beta == 0):
         product = builder.emit("aten.add.Tensor", product, x, beta)
     return builder.emit("aten._to_copy.default", product, dtype)
 
@@ -71,7 +76,13 @@ def _added(
     """beta * x + alpha * product(a, b)"""
 
     def expand(
-        builder: Builder, node: Node, x: Value, a: Value, b: Value, beta: float, alpha: float
+        builder: Builder,
+        node: Node,
+        x: Value,
+        a: Value,
+        b: Value,
+        beta: Value | Scalar,
+        alpha: Value | Scalar,
     ) -> Value:
         return _scaled_sum(builder, x, product(builder, a, b), beta, alpha, node.result.type.dtype)
 

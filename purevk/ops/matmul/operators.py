@@ -182,16 +182,19 @@ def _addmm_shape(
 
 def _expand_addmm(builder: Builder, node: Node) -> Value:
     bias, a, b = node.tensor("bias"), node.tensor("a"), node.tensor("b")
-    beta, alpha = node.scalar("beta"), node.scalar("alpha")
-    plain = alpha == 1 and beta == 1 and a.type.dtype in KERNEL_TYPES
+    beta, alpha = node.tensor_or_scalar("beta"), node.tensor_or_scalar("alpha")
+    unscaled = isinstance(alpha, (int, float)) and alpha == 1
+    static = isinstance(beta, (int, float))
+    plain = unscaled and static and beta == 1 and a.type.dtype in KERNEL_TYPES
     if plain and is_of_columns(bias.type, b.type.dims[1]):
         return builder.emit(NAME, a, b, bias, None, ())
     result = builder.emit(_UNROUNDED_MATMUL, a, b)
-    if alpha != 1:
+    if not unscaled:
         if isinstance(alpha, int) and a.type.dtype.is_float:
             alpha = float(alpha)
         result = builder.emit("aten.mul.Tensor", result, alpha)
-    result = builder.emit("aten.add.Tensor", result, bias, beta)
+    if not (static and beta == 0):  # the bias may be infinite
+        result = builder.emit("aten.add.Tensor", result, bias, beta)
     return builder.emit("aten._to_copy.default", result, node.result.type.dtype)
 
 

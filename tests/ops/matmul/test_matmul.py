@@ -111,6 +111,13 @@ def test_linear_and_addmm(dtype):
     for bias in (of(12), of(5, 12), of(5, 1), of(1, 12), of(), of(1)):
         for kwargs in ({}, {"beta": 0.5, "alpha": 2}, {"beta": 2, "alpha": 1}, {"alpha": -1}):
             cases.append(sum_case(aten.addmm.default, bias, a, b, **kwargs))
+    # A factor of 0 leaves the bias unread.
+    cases.append(
+        Case(
+            lambda a, b: torch.addmm(torch.full((12,), torch.inf), a, b, beta=0),
+            (a.float(), b.float()),
+        )
+    )
     transposed = lambda x, w, b: torch.addmm(b, x, w.t())  # noqa: E731
     cases.append(sum_case(transposed, a, of(12, 7, seed=1), of(12), constants=(1, 2)))
     check(cases)
