@@ -724,6 +724,18 @@ def test_recurrent_layers_of_any_length() -> None:
     _agrees(other, module, torch.randn(3, 5, 4))
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "RNN"])
+def test_recurrent_layers_within_autocast(kind: str) -> None:
+    """The dtypes of their results follow from what torch does in each step."""
+    module = getattr(torch.nn, kind)(4, 5).eval()
+    compiled = torch.compile(module, backend="purevk", options=FALLBACK)
+    x = torch.randn(3, 2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an LSTM of oneDNN runs in eager torch
+        have, want = compiled(x)[0], module(x)[0]
+    torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2)
+
+
 # -- positions that follow from data ---------------------------------------------------------------
 def _at(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     return x[n.sum().item()]

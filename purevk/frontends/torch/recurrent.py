@@ -229,4 +229,6 @@ class WholeLayers:
     def _trace(
         wanted: Callable[[], bool], operator: Any, torchs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return (operator if wanted() else torchs)(*args, **kwargs)
+        # Within autocast, the dtypes of results follow from what torch does in each step.
+        cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        return (operator if wanted() and not cast else torchs)(*args, **kwargs)
