@@ -24,6 +24,28 @@ _expected: contextvars.ContextVar[Mapping[str, Expected]] = contextvars.ContextV
 )
 
 
+# Sizes without a bound are planned for this at least, and for the next power of two; 0: for the sizes of
+# the example inputs.
+ROUNDED = 64
+_rounded: contextvars.ContextVar[int] = contextvars.ContextVar("rounded", default=ROUNDED)
+
+
+@contextlib.contextmanager
+def rounding(least: int) -> Iterator[None]:
+    """Inside, sizes without a bound are planned for `least`, as for ROUNDED."""
+    token = _rounded.set(least)
+    try:
+        yield
+    finally:
+        _rounded.reset(token)
+
+
+def rounded(size: int) -> int:
+    """What memory is planned for, for a size without a bound that is `size` in the example."""
+    least = _rounded.get()
+    return max(least, 1 << max(size - 1, 0).bit_length()) if least else size
+
+
 @contextlib.contextmanager
 def expecting(values: Mapping[str, Expected]) -> Iterator[None]:
     """Inside, the symbols of these names have these bounds and hints."""

@@ -18,6 +18,7 @@ from purevk.frontends.torch.conditions import conditions, environments, relation
 from purevk.frontends.torch.ratios import Ratios, is_rounded
 from purevk.ir import Dim, Guard, Relation, Size, Symbol
 from purevk.ir import dims as _dims
+from purevk.ir.expected import rounded
 
 _DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv")
 # Functions of sizes in torch's sympy, as steps of arithmetic.
@@ -280,7 +281,7 @@ class Sizes:
 
     def rounded(self, symbol: Any) -> int:
         """What memory is planned for, for a size without a bound."""
-        return round_up(self.hint(symbol))
+        return rounded(self.hint(symbol))
 
     def decided(self, symbol: Any, upper: int) -> bool:
         """Whether a bound follows from what the module decided, such as `x.numel() < 2**31`, and not

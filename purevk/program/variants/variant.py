@@ -24,9 +24,9 @@ from purevk.errors import (
 from purevk.graph.executable import Copy, Executable, copied
 from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
-from purevk.ir import Bound, Dim, Graph, Size, Symbol, Value
+from purevk.ir import Bound, Dim, Graph, GuardLog, Node, Size, Symbol, Value
 from purevk.ir import dims as _dims
-from purevk.ir.expected import Expected
+from purevk.ir.expected import ROUNDED, Expected, rounding
 from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
 from purevk.program.plan_cache.cache import PlanCache
@@ -35,6 +35,7 @@ from purevk.program.variants.lowering import lower_graph, uncollected, with_line
 from purevk.program.variants.ranges import refused_sizes
 from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.schedule.plan import Lowered
+from purevk.tuning import DeviceTraits
 
 if TYPE_CHECKING:
     from purevk.program.program import Program
@@ -56,6 +57,7 @@ class Variant:
         self.specializations: list[Specialization] = []
         self.calls = 0
         self.used = 0
+        self._rounded = ROUNDED
         # A module is rather exported again for sizes outside of the ranges of an export.
         self.lenient = program.bounds in ("grow", "open") and not hasattr(source, "again")
         first = self._prepare(None)
@@ -139,13 +141,42 @@ class Variant:
         program = self.program
 
         def imported() -> Graph:
-            graph = program.share_leaves(self.name, self.source(sizes))
+            graph = program.share_leaves(self.name, self._fitting(sizes))
             if program.bounds == "strict":
                 self._refuse_guesses(graph)
             return graph
 
         traits, add_seconds = program.context.traits, program.add_seconds
         return lower_graph(imported, traits, expected, add_seconds, program.round)
+
+    def _fitting(self, sizes: Sizes | None) -> Graph:
+        """The graph. Sizes without a bound are planned for less where a tensor would be larger than the
+        device spans with one binding, if it is not at the sizes of the example.
+
+        Raises:
+            GraphError: it is at the bounds that are asked for.
+        """
+        traits = self.program.context.traits
+        tight = () if sizes is not None or self.program.bounds == "strict" else (1, 0)
+        attempts: list[tuple[Graph, GuardLog]] = []
+        for least in (self._rounded, *tight):
+            with rounding(least), GuardLog() as log:
+                graph = self.source(sizes)
+            attempts.append((graph, log))
+            is_open = any(upper is None for _, upper in graph.ranges.values())
+            if not is_open or not any(_is_too_large(node, traits) for node in graph.nodes):
+                self._rounded = least
+                break
+            bounds = [size for given in sizes or () for size in given or ()]
+            if any(isinstance(size, Bound) for size in bounds):
+                raise GraphError(
+                    "at these bounds, a tensor is larger than one binding of the device"
+                )
+        else:
+            graph, log = attempts[0]
+        for guard in log.guards:  # without those of attempts with other bounds
+            _dims.note(guard)
+        return graph
 
     def _refuse_guesses(self, graph: Graph) -> None:
         for symbol in graph.symbols:
@@ -419,6 +450,20 @@ class Variant:
         for each in self.specializations:
             each.executable.close()
         self.specializations.clear()
+
+
+def _is_too_large(node: Node, traits: DeviceTraits) -> bool:
+    """Whether a tensor of a node is larger than one binding spans, at the bounds of sizes that vary. A
+    view of such a tensor is bound with all of it."""
+    from purevk.ops import registry  # few calls lower, and it imports all operators
+    from purevk.passes.placement import too_large
+
+    if all(value.type.is_static for value in (*node.inputs, *node.results)):
+        return False
+    viewed = node.inputs if registry.is_view(node) else ()
+    return too_large(node, traits) is not None or any(
+        value.type.nbytes > traits.max_storage_range for value in viewed
+    )
 
 
 def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:
