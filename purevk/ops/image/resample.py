@@ -151,10 +151,13 @@ def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
     )
 
 
-def _smooth(rank: int, scales: Sequence[str], kind: str, ratios: Sequence[int]) -> str:
+_REACHES = {"linear": 1, "cubic": 2}  # of a filter, in elements of the result
+
+
+def _smooth(rank: int, scales: Sequence[str], kind: str, windows: tuple[int, int]) -> str:
     """The average over all elements that an element of the result covers, weighed by a filter.
-    `ratios`: elements of the input for each of the result, rounded up."""
-    width, weigh = (1.0, "pv_triangle") if kind == "linear" else (2.0, "pv_cubic")
+    `windows`: the most of these elements, by dim."""
+    width, weigh = float(_REACHES[kind]), "pv_triangle" if kind == "linear" else "pv_cubic"
     out = []
     for d, scale in zip((2, 3), scales):
         out.append(
@@ -163,7 +166,7 @@ def _smooth(rank: int, scales: Sequence[str], kind: str, ratios: Sequence[int]) 
             f" * t{d} + 0.5), x_size_{d});"
         )
     weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
-    high, wide = (2 * int(width) * ratio + 2 for ratio in ratios)
+    high, wide = windows
     out.append(f"LOOPS(loop({wide}) + loop({high}, loop({wide})))")
     return " ".join(out) + (
         f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
@@ -173,6 +176,22 @@ def _smooth(rank: int, scales: Sequence[str], kind: str, ratios: Sequence[int]) 
         # Given scales may put an element of the result beyond the image.
         " r = total == 0.0 ? T_R(0) : T_R(r / total);"
     )
+
+
+def _smoothed(
+    builder: Builder, x: Value, type: TensorType, scales: Sequence[str], kind: str
+) -> Value:
+    body, lanes = _smooth(4, scales, kind, _windows(x.type, type, kind)), others((2, 3), 4)
+    return mapped(builder, body, {"X": x}, type, order=0, lanes=lanes)
+
+
+def _windows(x: TensorType, type: TensorType, kind: str) -> tuple[int, int]:
+    """The most elements of the input that one of an antialiased result covers, by dim."""
+    high, wide = (
+        2 * _REACHES[kind] * -(-_dims.upper(x.dims[d]) // max(_dims.upper(type.dims[d]), 1)) + 2
+        for d in (2, 3)
+    )
+    return high, wide
 
 
 def _resize(
@@ -193,10 +212,13 @@ def _resize(
     if kind in ("nearest", "exact"):
         body = _nearest(rank, scales, kind == "exact")
     elif kind.endswith("aa"):
-        ratios = [
-            -(-_dims.upper(x.type.dims[d]) // max(_dims.upper(type.dims[d]), 1)) for d in (2, 3)
-        ]
-        body = _smooth(rank, scales, kind.removesuffix("aa"), ratios)
+        kind = kind.removesuffix("aa")
+        if builder.traits.too_long(*_windows(x.type, type, kind)) is not None:
+            # One dim after the other, as torch does.
+            rows = x.type.with_dims((*x.type.dims[:3], type.dims[3]))
+            x = _smoothed(builder, x, rows, ("(1.0)", scales[1]), kind)
+            scales[1] = "(1.0)"
+        return _smoothed(builder, x, type, scales, kind)
     else:
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)

@@ -276,6 +276,18 @@ def test_grids_with_nan_and_infinity(mode: str, dtype: torch.dtype) -> None:
     )
 
 
+def test_antialiased_windows_of_many_elements() -> None:
+    """More elements than one invocation of a software device may visit."""
+    x = tensor(1, 2, 250, 301)
+    options = {"antialias": True, "align_corners": False}
+    check(
+        [
+            Case(F.interpolate, (x,), {"size": size, "mode": mode, **options}, rtol=1e-4, atol=1e-5)
+            for size, mode in (((1, 2), "bilinear"), ((2, 3), "bicubic"))
+        ]
+    )
+
+
 @pytest.mark.parametrize("scales", [(0.3, 0.4), (1.7, 0.9), (2.0, 3.0)])
 def test_antialiased_results_beyond_the_image(scales: tuple[float, float]) -> None:
     """Scales that do not belong to the sizes: what covers no element of the image is 0."""
