@@ -51,9 +51,9 @@ from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
 from purevk.graph.context import Context, context_of
-from purevk.ir import Bound, Graph, GuardLog, Node
+from purevk.ir import Bound, Graph, GuardLog
 from purevk.ir.dims import note
-from purevk.passes.placement import too_large
+from purevk.passes.placement import outgrows
 from purevk.plain_text import printable
 from purevk.program import Program
 from purevk.program.options import check_round
@@ -507,7 +507,7 @@ class _CompiledGraph:
         while True:
             with GuardLog() as log:
                 graph = self.aot.read(constants, sizes)
-            fits = not any(too_large(node, traits) for node in graph.nodes if _is_open(node))
+            fits = not any(outgrows(node, traits) for node in graph.nodes)
             wanted = [size for given in sizes or () for size in given or ()]
             if not fits and any(isinstance(size, Bound) for size in wanted):
                 raise GraphError(
@@ -517,11 +517,6 @@ class _CompiledGraph:
                 for guard in log.guards:  # without those of attempts with other bounds
                     note(guard)
                 return graph
-
-
-def _is_open(node: Node) -> bool:
-    """Whether the sizes of a node's results vary."""
-    return not all(value.type.is_static for value in node.results)
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:

@@ -43,7 +43,12 @@ def rounding(least: int) -> Iterator[None]:
 def rounded(size: int) -> int:
     """What memory is planned for, for a size without a bound that is `size` in the example."""
     least = _rounded.get()
-    return max(least, 1 << max(size - 1, 0).bit_length()) if least else size
+    return round_up(size, least) if least else size
+
+
+def round_up(number: int, least: int = ROUNDED) -> int:
+    """The next power of two."""
+    return max(least, 1 << max(number - 1, 0).bit_length())
 
 
 @contextlib.contextmanager

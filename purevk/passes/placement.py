@@ -79,6 +79,17 @@ def too_large(node: Node, traits: DeviceTraits) -> Value | None:
     return None
 
 
+def outgrows(node: Node, traits: DeviceTraits) -> bool:
+    """Whether a node has sizes that vary, and at their bounds a tensor that one binding cannot span. A
+    view of such a tensor is bound with all of it."""
+    if all(value.type.is_static for value in (*node.inputs, *node.results)):
+        return False
+    viewed = node.inputs if registry.is_view(node) else ()
+    return too_large(node, traits) is not None or any(
+        value.type.nbytes > traits.max_storage_range for value in viewed
+    )
+
+
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
     """Why what a node expands to cannot run on the device: asked of nodes of complex numbers or in
     double precision alone, for which fewer kernels are written."""

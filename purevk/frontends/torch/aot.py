@@ -17,9 +17,10 @@ from purevk.frontends.torch.conditions import conditions
 from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
 from purevk.frontends.torch.nodes import number_kind
-from purevk.frontends.torch.sizes import Sizes, round_up, symbolic_sizes
+from purevk.frontends.torch.sizes import Sizes, symbolic_sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.ir.expected import round_up
 from purevk.ir.relations import indicator
 
 # What tracing makes of scaled_dot_product_attention, on the CPU and with CUDA.

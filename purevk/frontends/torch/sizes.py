@@ -405,11 +405,6 @@ class Sizes:
         return found[0], found[1]
 
 
-def round_up(number: int, least: int = 64) -> int:
-    """The next power of two."""
-    return max(least, 1 << max(number - 1, 0).bit_length())
-
-
 def symbolic_sizes(example: Any) -> Sequence[Any]:
     """The sizes of an example input. A symbolic integer counts as a size."""
     import torch

@@ -24,7 +24,7 @@ from purevk.errors import (
 from purevk.graph.executable import Copy, Executable, copied
 from purevk.graph.external import ExternalCalls
 from purevk.graph.unbacked import Replan
-from purevk.ir import Bound, Dim, Graph, GuardLog, Node, Size, Symbol, Value
+from purevk.ir import Bound, Dim, Graph, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import ROUNDED, Expected, rounding
 from purevk.mapped import CUT_SHORT
@@ -35,7 +35,6 @@ from purevk.program.variants.lowering import lower_graph, uncollected, with_line
 from purevk.program.variants.ranges import refused_sizes
 from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.schedule.plan import Lowered
-from purevk.tuning import DeviceTraits
 
 if TYPE_CHECKING:
     from purevk.program.program import Program
@@ -156,6 +155,8 @@ class Variant:
         Raises:
             GraphError: it is at the bounds that are asked for.
         """
+        from purevk.passes.placement import outgrows  # it imports all operators
+
         traits = self.program.context.traits
         tight = () if sizes is not None or self.program.bounds == "strict" else (1, 0)
         attempts: list[tuple[Graph, GuardLog]] = []
@@ -164,7 +165,7 @@ class Variant:
                 graph = self.source(sizes)
             attempts.append((graph, log))
             is_open = any(upper is None for _, upper in graph.ranges.values())
-            if not is_open or not any(_is_too_large(node, traits) for node in graph.nodes):
+            if not is_open or not any(outgrows(node, traits) for node in graph.nodes):
                 self._rounded = least
                 break
             bounds = [size for given in sizes or () for size in given or ()]
@@ -450,20 +451,6 @@ class Variant:
         for each in self.specializations:
             each.executable.close()
         self.specializations.clear()
-
-
-def _is_too_large(node: Node, traits: DeviceTraits) -> bool:
-    """Whether a tensor of a node is larger than one binding spans, at the bounds of sizes that vary. A
-    view of such a tensor is bound with all of it."""
-    from purevk.ops import registry  # few calls lower, and it imports all operators
-    from purevk.passes.placement import too_large
-
-    if all(value.type.is_static for value in (*node.inputs, *node.results)):
-        return False
-    viewed = node.inputs if registry.is_view(node) else ()
-    return too_large(node, traits) is not None or any(
-        value.type.nbytes > traits.max_storage_range for value in viewed
-    )
 
 
 def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.export import Dim  # noqa: E402
 
 import purevk  # noqa: E402
+import purevk.dynamo  # noqa: E402  registers the backend, also where purevk is not installed
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
@@ -58,3 +59,15 @@ def test_views_of_inputs_without_a_bound(case: tuple[str, str]) -> None:
             x = torch.randn(shape)
             torch.testing.assert_close(program(x), module(x), rtol=1e-4, atol=1e-4)
         assert "on the CPU" not in repr(program)
+
+
+def test_views_under_torch_compile() -> None:
+    for view in ("first", "columns"):
+        torch._dynamo.reset()
+        run = torch.compile(
+            Viewing(view, "mul"), backend="purevk", dynamic=True, options={"fallback": False}
+        )
+        for shape in ((2, 3, 512, 140), (5, 4, 530, 50)):
+            x = torch.randn(shape)
+            with torch.no_grad():
+                torch.testing.assert_close(run(x), VIEWS[view](x) * 2)
