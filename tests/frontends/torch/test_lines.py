@@ -72,7 +72,7 @@ def test_errors_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_of_passes_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from purevk.passes import pipeline
 
-    def refuse(graph: Any, traits: Any) -> Any:
+    def refuse(graph: Any, *_: Any, **__: Any) -> Any:
         node = next(node for node in graph.nodes if "cumsum" in node.op)
         raise purevk.GraphError("no", where=node.source)
 
