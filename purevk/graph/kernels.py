@@ -70,8 +70,11 @@ class KernelStore:
         self._on_disk = b""  # what the cache has of it
         self._dirty = False
         self.report = KernelReport()
-        keeps = device.features.denorm_preserve
-        self._device_macros = {"KEEP_SUBNORMALS": "1"} if keeps else {}
+        macros = {
+            "KEEP_SUBNORMALS": device.features.denorm_preserve,
+            "PACKS_TO_NEAREST": traits.profile.packs_to_nearest,
+        }
+        self._device_macros = {name: "1" for name, holds in macros.items() if holds}
         # SPIR-V 1.6 writes workgroup sizes in a way that needs maintenance4.
         newest = 3 if device.features.maintenance4 else 2
         self.target_env = f"vulkan1.{min(device.physical.api_version[1], newest)}"

@@ -35,6 +35,7 @@ class DeviceProfile:
             compile.
         has_fast_float_atomics: an atomic addition of floats is faster than a loop of
             compare-and-exchange.
+        packs_to_nearest: GLSL's packHalf2x16 rounds to the nearest float16, ties to even.
 
         max_unrolled_code: products that the loops of a kernel may be unrolled to. More take seconds to
             compile.
@@ -104,6 +105,7 @@ class DeviceProfile:
     specialize_sizes: bool
     prefers_unrolled_code: bool
     has_fast_float_atomics: bool
+    packs_to_nearest: bool
 
     max_unrolled_code: int
     loads_in_flight: int

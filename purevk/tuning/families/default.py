@@ -332,6 +332,7 @@ DEFAULT = DeviceProfile(
     specialize_sizes=True,
     prefers_unrolled_code=True,
     has_fast_float_atomics=True,
+    packs_to_nearest=False,
     max_unrolled_code=2048,
     loads_in_flight=8,
     max_iterations=2**31 - 1,

@@ -13,6 +13,8 @@ TILES = DEFAULT.tiles._replace(
 )
 # With 256 halves in an invocation, RADV of Mesa 22.3 spills 481 registers: it makes floats of them
 # before the loop over the steps.
-NVIDIA = replace(DEFAULT, name="nvidia", recurrent_elements=(128, 256), tiles=TILES)
+NVIDIA = replace(
+    DEFAULT, name="nvidia", recurrent_elements=(128, 256), tiles=TILES, packs_to_nearest=True
+)
 
 register(Family(NVIDIA, lambda device: device.vendor_id == 0x10DE))
