@@ -696,7 +696,6 @@ def errors_page() -> str:
 
 PAGES = {
     "docs/reference/api.md": api_page,
-    "docs/reference/errors.md": errors_page,
     "docs/knobs.md": knobs_page,
     "docs/ops.md": ops_page,
     "docs/reference/op_samples.md": samples_page,

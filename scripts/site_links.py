@@ -2,13 +2,14 @@
 
 Pages are written to be read in the repository too, so they link to `../CHANGELOG.md` or
 `../deploy/serve.py`. A Markdown file of PAGES becomes a page. Any other file that a page links to is
-copied into the site.
+copied into the site. The page of all error texts is made here: only the site has it.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+ERRORS = "reference/errors.md"
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -64,7 +66,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, name in PAGES.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text))
-    for page in [each.src_uri for each in files.documentation_pages()]:
+    written = [each.src_uri for each in files.documentation_pages()]
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from make_docs import errors_page
+
+    files.append(File.generated(config, ERRORS, content=errors_page()))
+    for page in written:
         source = source_of(page)
         for target in targets((ROOT / source).read_text(encoding="utf-8")):
             path = _resolved(source, target)
