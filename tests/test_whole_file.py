@@ -337,7 +337,8 @@ def test_a_pipe_that_is_replaced_while_it_has_no_reader(
 def test_what_the_process_has_open(name: str, where: str, tmp_path: Path) -> None:
     """What was printed before and after stays."""
     lines = (
-        "import sys; from purevk.whole_file import replace_fileprint('before', flush=True)",
+        "import sys; from purevk.whole_file import replace_file",
+        "print('before', flush=True)",
         "with replace_file(sys.argv[1]) as file: file.write(b'page\\n')",
         "print('after')",
     )

@@ -32,7 +32,8 @@ STRUCTS = """
     MemoryAllocateInfo MemoryBarrier MemoryGetFdInfoKHR MemoryRequirements
     PhysicalDevice16BitStorageFeatures PhysicalDevice8BitStorageFeatures
     PhysicalDeviceBufferDeviceAddressFeatures PhysicalDeviceCooperativeMatrixFeaturesKHR
-    PhysicalDeviceDriverProperties PhysicalDeviceFeatures2 PhysicalDeviceHostQueryResetFeatures
+    PhysicalDeviceDriverProperties PhysicalDeviceFeatures2
+    PhysicalDeviceFloatControlsProperties PhysicalDeviceHostQueryResetFeatures
     PhysicalDeviceIDProperties PhysicalDeviceMaintenance3Properties
     PhysicalDeviceMaintenance4Features PhysicalDeviceMaintenance4Properties
     PhysicalDeviceMemoryBudgetPropertiesEXT PhysicalDeviceMemoryProperties

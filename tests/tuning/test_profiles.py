@@ -112,11 +112,13 @@ def test_every_field_is_described(described: type) -> None:
 
 
 def test_every_field_is_asked_for() -> None:
-    """By kernels, cost models or `DeviceTraits`; a family that sets a field changes something."""
+    """By kernels, their compilation, cost models or `DeviceTraits`; a family that sets a field changes
+    something."""
     package = Path(mobile.__file__).parents[2]
     readers = [
         *(path for name in ("lower", "ops") for path in (package / name).rglob("*.py")),
         *(package / "tuning" / f"{name}.py" for name in ("profile", "traits")),
+        package / "graph" / "kernels.py",
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in readers)
     asked = set(re.findall(r"\.([a-z]\w*)", text)) | {"name"}
