@@ -89,6 +89,8 @@ class PartReader:
             last = pairs.type.rank - 1
             if view is None or view.op != _VIEW or wrap(node.int("dim"), last + 1) != last:
                 return None
+            if not last:
+                return None
             x, count = view.tensor("x"), pairs.type.dims[last]
             if not isinstance(count, int) or x.type.dims != (*dims[:-1], dims[-1] * count):
                 return None
