@@ -187,6 +187,8 @@ class Lowering:
         windows: values that name parts of storages too large for one binding.
         checks: storages of notes, in which kernels tell the host of an index that is out of range.
         states: storages that a dispatch must not write after such a note.
+        in_parts: the dispatch is one of several parts, which one pipeline should serve.
+        copies: operands that stand for values while a node is lowered.
         runs_once: the dispatches run once, when a program is loaded. Then a pipeline that serves
             many sizes is worth more than a fast one.
     """
@@ -200,6 +202,8 @@ class Lowering:
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
     checks: dict[Value, IndexCheck] = field(default_factory=dict)
     states: frozenset[Value] = frozenset()
+    in_parts: bool = False
+    copies: dict[Value, Operand] = field(default_factory=dict)
     node: Node | None = None
     runs_once: bool = False
 
@@ -211,25 +215,34 @@ class Lowering:
 
     def operand(self, value: Value) -> Operand:
         """A value with the storage and the layout that were assigned to it."""
+        near = self.copies.get(value)
+        if near is not None:
+            return near
         operand = Operand(self.storages.get(value, value), self.layout(value), value.type)
-        if operand.storage.type.nbytes > self.traits.max_storage_range:
-            return self.window(operand)
-        return operand
+        return self.window(operand) if self.is_large(operand) else operand
+
+    def is_large(self, operand: Operand) -> bool:
+        """Whether no binding spans the whole storage of an operand."""
+        return operand.storage.type.nbytes > self.traits.max_storage_range
 
     def window(self, operand: Operand) -> Operand:
-        """The operand in the part of its storage that it reaches, if one binding spans this part."""
+        """The operand in the part of its storage that it reaches, if one binding spans this part.
+        Where it reaches is fixed then, with guards if it depends on sizes."""
         layout, item = operand.layout, operand.dtype.itemsize
-        if not isinstance(layout.offset, int) or 0 in operand.dims:
+        if any(isinstance(size, int) and size == 0 for size in operand.dims):
             return operand
-        low = high = layout.offset
-        for size, stride in zip(operand.dims, layout.strides):
-            if not isinstance(size, int) or not isinstance(stride, int):
-                return operand
-            low += min((size - 1) * stride, 0)
-            high += max((size - 1) * stride, 0)
-        high += 1
+        numbers = (layout.offset, *layout.strides)
+        open_sizes = [size for size in (*operand.dims, *numbers) if not isinstance(size, int)]
+        if any(_dims.upper(size) >= _dims.UNBOUNDED for size in open_sizes):
+            return operand
+        offset, *strides = map(_dims.specialize, numbers)
+        low = high = offset
+        for size, stride in zip(operand.dims, strides):
+            reach = (_dims.upper(size) - 1) * stride
+            low, high = low + min(reach, 0), high + max(reach, 0)
         first = low * item // 256 * 256
-        nbytes = min(-(-(high * item - first) // 256) * 256, operand.storage.type.nbytes - first)
+        whole = -(-operand.storage.type.nbytes // 4) * 4  # kernels may read whole words
+        nbytes = min(-(-((high + 1) * item - first) // 256) * 256, whole - first)
         if nbytes > self.traits.max_storage_range or first % item:
             return operand
         part = BufferWindow(operand.storage, first, nbytes)
@@ -237,10 +250,10 @@ class Lowering:
         if window is None:
             window = Value(
                 f"{operand.storage.name}_part{len(self.windows)}",
-                TensorType(operand.dtype, (nbytes // item,)),
+                TensorType(operand.dtype, (-(-nbytes // item),)),
             )
             self.windows[window] = part
-        return Operand(window, Layout(layout.offset - first // item, layout.strides), operand.type)
+        return Operand(window, Layout(offset - first // item, tuple(strides)), operand.type)
 
     def _whole(self, storage: Value) -> Value:
         window = self.windows.get(storage)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
-from purevk.ir import Size
+from purevk.ir import Layout, Size
 from purevk.ir import dims as _dims
 from purevk.lower.declarations import buffer, spec_constant
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_atomics import atomics
+from purevk.lower.operands import bound_parts
 from purevk.lower.rows import in_one_row, next_coordinates
 
 _VECTOR = {
@@ -119,7 +120,36 @@ def emit_map(
     sizes = tuple(outputs[0].dims if over is None else over)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return
+    if over is None and any(map(lowering.is_large, outputs)):
+        _emit_parts(lowering, spec, tuple(inputs), numbers, outputs, label)
+        return
     _Writer(lowering, spec, tuple(inputs), numbers, tuple(outputs), sizes, over is None).emit(label)
+
+
+def takes_large_results(spec: MapSpec) -> bool:
+    """Whether the statements can run for a part of the indices at a time."""
+    return spec.stores and not spec.atomic and spec.template == MapSpec.template
+
+
+def _emit_parts(
+    lowering: Lowering,
+    spec: MapSpec,
+    inputs: tuple[Operand, ...],
+    numbers: Mapping[str, Size],
+    outputs: Sequence[Operand],
+    label: str,
+) -> None:
+    """Appends a dispatch for each part of results that are larger than one binding."""
+    lowering.in_parts = True
+    for first, parts in bound_parts(lowering, outputs, outputs[0].dims):
+        results = []
+        for whole, part in zip(outputs, parts):  # the index counts from the whole's first element
+            skipped = sum(start * stride for start, stride in zip(first, part.strides))
+            layout = Layout(part.offset - skipped, part.strides)
+            results.append(Operand(part.storage, layout, whole.type))
+        sizes = parts[0].dims
+        _Writer(lowering, spec, inputs, numbers, tuple(results), sizes, False, first).emit(label)
+    lowering.in_parts = False
 
 
 class _Writer:
@@ -134,7 +164,9 @@ class _Writer:
         outputs: tuple[Operand, ...],
         sizes: tuple[Size, ...],
         by_output: bool,
+        first: tuple[int, ...] = (),
     ) -> None:
+        self.first = first
         self.lowering, self.spec, self.inputs, self.outputs, self.sizes = (
             lowering,
             spec,
@@ -185,6 +217,7 @@ class _Writer:
                 {f"{low}_stride_{d}": stride for d, stride in enumerate(operand.strides)}
             )
         self.values.update({f"size_{d}": size for d, size in enumerate(self.sizes)})
+        self.values.update({f"from_{d}": start for d, start in enumerate(first)})
 
     def _join_dims(self) -> None:
         """Joins neighbouring dims that the statements use as they are, if each follows the other in
@@ -293,7 +326,7 @@ class _Writer:
         for number, (name, size) in enumerate(
             (name, size) for name, size in self.values.items() if name in mentioned
         ):
-            if isinstance(size, int) and name not in spec.pushed:
+            if isinstance(size, int) and name not in spec.pushed and not self._varies(name):
                 constants[name] = size
                 declared.append(spec_constant(number, name))
             else:
@@ -332,6 +365,10 @@ class _Writer:
             label=label,
             flops=count * spec.flops,
         )
+
+    def _varies(self, name: str) -> bool:
+        """Whether a number differs from part to part, which one pipeline should serve."""
+        return bool(self.first) and re.fullmatch(r"from_\d+|size_\d+|r\d*_offset", name) is not None
 
     def _as_vector(self, number: int) -> bool:
         return self.vector is not None and self.vector[number] is not None
@@ -457,7 +494,7 @@ class _Writer:
                 out.append(f"int i{d} = rest % size_{d}; rest /= size_{d};")
             else:
                 out.append(f"int i{d} = rest;")
-        return out
+        return [*out, *(f"i{d} += from_{d};" for d in range(len(self.first)))]
 
     def _results(self) -> list[str]:
         return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]

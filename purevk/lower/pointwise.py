@@ -18,7 +18,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.operands import broadcast_strides
+from purevk.lower.operands import bound_parts, broadcast_strides
 from purevk.lower.pointwise_writer import VECTOR, Writer, can_vectorize, is_aligned
 from purevk.lower.rows import in_one_row
 from purevk.lower.transpose import emit_transposed
@@ -52,11 +52,20 @@ def emit_pointwise(
     outputs: Sequence[Operand],
     label: str = "",
 ) -> None:
-    """Appends the dispatch of a pointwise program. All outputs have the same dims and strides."""
+    """Appends the dispatch of a pointwise program, or several where a tensor is larger than one binding.
+    All outputs have the same dims and strides."""
     sizes = outputs[0].dims
-    if 0 in sizes:
+    if any(isinstance(size, int) and size == 0 for size in sizes):
         return
     operands = [*inputs, *outputs]
+    if any(map(lowering.is_large, operands)):
+        parts = list(bound_parts(lowering, operands, sizes))
+        lowering.in_parts = True
+        for _, part in parts:
+            some, made = part[: len(inputs)], part[len(inputs) :]
+            emit_pointwise(lowering, expression, some, scalars, made, label)
+        lowering.in_parts = False
+        return
     strides = [broadcast_strides(operand, sizes) for operand in operands]
     loop, steps = _collapse(sizes, strides, len(inputs))
     if emit_transposed(lowering, expression, operands, len(inputs), loop, steps, scalars, label):

@@ -120,17 +120,17 @@ class Writer:
         plain = rank == 1 and all(
             isinstance(step, int) and step in (0, 1) for step in self.steps[0]
         )
-        pushed = plain or (lowering.runs_once and len(values) < MAX_PUSH)
+        pushed = plain or ((lowering.runs_once or lowering.in_parts) and len(values) < MAX_PUSH)
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
         literal: dict[str, str] = {}
         for number, (name, size) in enumerate(values.items()):
-            if isinstance(size, int) and (
-                (size in (0, 1) and name[0] in "os") or (plain and name[0] in "os")
-            ):
-                literal[name] = str(size)
-            elif isinstance(size, int) and not pushed:
+            if isinstance(size, int) and name[0] in "os" and (size in (0, 1) or plain):
+                if name[0] == "s" or not lowering.in_parts:
+                    literal[name] = str(size)
+                    continue
+            if isinstance(size, int) and not pushed:
                 constants[name] = size
                 declared.append(spec_constant(number, name))
             else:

@@ -18,6 +18,7 @@ from purevk.ops import (  # noqa: F401
     fft,
     image,
     index,
+    large_tensors,
     linalg,
     long_rows,
     map,

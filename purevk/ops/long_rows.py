@@ -24,14 +24,14 @@ from purevk.tuning import DeviceTraits
 _MOST_PARTS = 64  # more dispatches are not worth it
 
 
-def _to(builder: Builder, value: Value, dtype: DType) -> Value:
+def to_dtype(builder: Builder, value: Value, dtype: DType) -> Value:
     return (
         value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
     )
 
 
 def _wide(builder: Builder, value: Value) -> Value:
-    return _to(builder, value, wide_type(value.type.dtype))
+    return to_dtype(builder, value, wide_type(value.type.dtype))
 
 
 def typed(builder: Builder, value: Value, node: Node) -> Value:
@@ -62,7 +62,7 @@ def _ends(size: Size, most: int) -> list[tuple[Size, Size]]:
 def softmax(builder: Builder, node: Node) -> Value:
     """`purevk.softmax` by reductions and pointwise operators."""
     x = node.tensor("x")
-    x = _to(builder, x, wide_type(promote_types(x.type.dtype, node.result.type.dtype)))
+    x = to_dtype(builder, x, wide_type(promote_types(x.type.dtype, node.result.type.dtype)))
     dims = (node.int("dim") % x.type.rank,)
     top = builder.emit(REDUCE, x, "amax", dims, True, x.type.dtype)
     below = builder.emit("aten.sub.Tensor", x, top, 1)
@@ -92,7 +92,7 @@ def normalize(
 ) -> Value:
     """Elements over their standard deviation along `dims`, or (`rms`) over the root of their mean
     square, in `dtype`. Without `rms`, the mean is subtracted first."""
-    x = _to(builder, x, dtype)
+    x = to_dtype(builder, x, dtype)
     if not rms:
         x = builder.emit(
             "aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, dtype), 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
-from purevk.lower.map import MapSpec, emit_map
+from purevk.lower.map import MapSpec, emit_map, takes_large_results
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
@@ -49,7 +49,17 @@ def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     return tuple(order if result.type.rank == value.type.rank else None for result in node.results)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts)))
+register(
+    Operator(
+        NAME,
+        _shape,
+        Kernel(
+            _lower,
+            layouts=_layouts,
+            large_results=lambda node: takes_large_results(node.attribute("spec", MapSpec)),
+        ),
+    )
+)
 
 
 def mapped(

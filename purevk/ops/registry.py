@@ -93,6 +93,8 @@ class Kernel:
             then has the parameters `epilogue` (an `Expression` whose input 0 is the kernel's own
             result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
+        any_size: it cuts its work where a binding cannot span a tensor.
+        large_results: `large_results(node)`: whether it does so where that is a result.
         adapt: `adapt(node, orders, query)` returns the node as it suits the chosen orders of its
             results and what is read of these. Copies of constants that `query.copied` emits are
             made once, at load.
@@ -103,6 +105,8 @@ class Kernel:
     supports: Supports | None = None
     epilogue: bool = False
     bfloat16: bool = True
+    any_size: bool = False
+    large_results: Callable[[Node], bool] | None = None
     adapt: Callable[[Node, tuple[Order | None, ...], LayoutQuery], Node] | None = None
 
 
@@ -247,7 +251,7 @@ class UnknownSizes(ShapeError):
 _definitions: dict[str, Operator] = {}
 _in_double: dict[str, Callable[[Node], Callable[[Builder, Node], Made] | None]] = {}
 _in_parts: dict[
-    str, tuple[Callable[[Builder, Node], Made], Callable[[Node, DeviceTraits], bool]]
+    str, list[tuple[Callable[[Builder, Node], Made], Callable[[Node, DeviceTraits], bool]]]
 ] = {}
 _canonical: dict[str, str] = {}
 
@@ -300,12 +304,12 @@ def in_parts(
     expand: Callable[[Builder, Node], Made],
     when: Callable[[Node, DeviceTraits], bool],
 ) -> None:
-    """Has an operator expressed by others where the loops of its kernels would be longer than a device
-    runs.
+    """Has an operator expressed by others where a device cannot run it whole: the loops of its kernels
+    would be too long, or a binding too large.
 
     `expand(builder, node)` as for `Rewrite`; `when(node, traits)`: whether this node needs it.
     """
-    _in_parts[name] = expand, when
+    _in_parts.setdefault(name, []).append((expand, when))
 
 
 def expansion(
@@ -319,10 +323,12 @@ def expansion(
     if node.op in _in_double and any(
         value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)
     ):
-        return _in_double[node.op](node)
-    if traits is not None and node.op in _in_parts:
-        expand, when = _in_parts[node.op]
-        return expand if when(node, traits) else None
+        double = _in_double[node.op](node)
+        if double is not None:
+            return double
+    for expand, when in _in_parts.get(node.op, ()):
+        if traits is not None and when(node, traits):
+            return expand
     definition = find(node.op)
     return (
         definition.form.expand

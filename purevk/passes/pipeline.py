@@ -37,7 +37,7 @@ from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
-from purevk.passes.placement import assign_hosts
+from purevk.passes.placement import assign_hosts, unbound
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
 from purevk.passes.rounding import JOINING, drop_rounding, round_results
@@ -280,12 +280,20 @@ def optimize(
     if folder:
         _dump(graph, folder, 0, "front_end")
     number = 0
+    values = (value for node in graph.nodes for value in (*node.inputs, *node.results))
+    large = any(value.type.nbytes > traits.max_storage_range for value in values)
     for phase in phases(traits, skipped, round):
         for each in phase.passes:
             number += 1
             if each.__name__ in skipped:
                 continue
-            graph = each(graph)
+            before, graph = graph, each(graph)
+            if (
+                large
+                and each.__name__ in OPTIONAL
+                and unbound(graph, traits) > unbound(before, traits)
+            ):
+                graph = before
             if check:
                 verify(graph, f"{phase.name}: {each.__name__}")
             if folder:

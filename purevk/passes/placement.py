@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from purevk.dtypes import DType
+from purevk.errors import PurevkError
 from purevk.ir import Graph, Node, Value
 from purevk.ir.host import HOST, SEED
 from purevk.ops import registry
@@ -54,7 +55,7 @@ def refusal(node: Node, traits: DeviceTraits) -> str | None:
         if missing:
             return f"{value.type.dtype.name} needs the device feature {', '.join(missing)}"
     large = too_large(node, traits)
-    if large is not None:
+    if large is not None and not _runs_in_parts(node, traits):
         return f"{large.type} is larger than the {traits.max_storage_range} bytes that one binding spans"
     if is_complex(node):
         rule = rule_of(node)
@@ -87,6 +88,43 @@ def outgrows(node: Node, traits: DeviceTraits) -> bool:
     viewed = node.inputs if registry.is_view(node) else ()
     return too_large(node, traits) is not None or any(
         value.type.nbytes > traits.max_storage_range for value in viewed
+    )
+
+
+def _runs_in_parts(node: Node, traits: DeviceTraits) -> bool:
+    """Whether what a node becomes binds a part of a large tensor at a time."""
+    values = (*node.inputs, *node.results)
+    if any(value.type.dtype.is_complex for value in values):
+        return False
+    alone = Graph("", tuple(dict.fromkeys(node.inputs)), (node,), ())
+    try:
+        inside = expand_rewrites(alone, traits)
+    except PurevkError:
+        return False
+    return all(_fits(each, traits) for each in inside.nodes)
+
+
+def _fits(node: Node, traits: DeviceTraits) -> bool:
+    """Whether bindings span the tensors of a node, or the parts in which its kernel takes them."""
+    definition = registry.find(node.op)
+    form = None if definition is None else definition.form
+    if isinstance(form, registry.Pointwise) or too_large(node, traits) is None:
+        return True
+    if not isinstance(form, registry.Kernel):
+        return False
+    limit = traits.max_storage_range
+    if form.large_results is not None and all(each.type.nbytes <= limit for each in node.inputs):
+        return form.large_results(node)
+    return form.any_size
+
+
+def unbound(graph: Graph, traits: DeviceTraits) -> int:
+    """How many nodes would need a binding that the device lacks. A front end's graph has some, which
+    the CPU runs; passes must not add more."""
+    return sum(
+        not _fits(node, traits) and registry.expansion(node, traits) is None
+        for node in graph.nodes
+        if node.op != HOST
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from purevk.errors import GraphError
 from purevk.ir import Arg, Dim, Graph, Node, Size, Symbol, Value, values_in
 from purevk.ir import dims as _dims
+from purevk.lower.copies import dense
 from purevk.lower.lowering import Dispatch, Lowering
 from purevk.ops import registry
 from purevk.schedule.constants import split_constant
@@ -135,9 +136,23 @@ def _lower(lowering: Lowering, node: Node) -> None:
             where=node.source,
             why=f"its form is {type(form).__name__}; kernels alone are lowered",
         )
+    if not form.any_size:
+        _copy_far_apart(lowering, node)
     form.lower(lowering, node)
+    lowering.copies.clear()
     lowering.traits.choices.begin(None)
     lowering.node = None
+
+
+def _copy_far_apart(lowering: Lowering, node: Node) -> None:
+    """Copies the inputs of a node whose elements are farther apart than a binding spans, for a kernel
+    that binds each at once."""
+    for value in dict.fromkeys(node.inputs):
+        if value in registry.mutated(node):
+            continue
+        operand = lowering.operand(value)
+        if lowering.is_large(operand) and value.type.nbytes <= lowering.traits.max_storage_range:
+            lowering.copies[value] = dense(lowering, operand)
 
 
 def _find_transfers(plan: Plan, kept: set[Value]) -> None:

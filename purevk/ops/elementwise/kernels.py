@@ -48,7 +48,9 @@ def _pointwise_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]
 
 register(
     Operator(
-        "purevk.pointwise", _pointwise_shape, Kernel(_pointwise_lower, layouts=_pointwise_order)
+        "purevk.pointwise",
+        _pointwise_shape,
+        Kernel(_pointwise_lower, layouts=_pointwise_order, any_size=True),
     )
 )
 
@@ -61,7 +63,11 @@ register(
     Operator(
         "purevk.copy",
         lambda x, order=None: x,
-        Kernel(_copy_lower, layouts=lambda node, query: (node.optional_ints("order"),)),
+        Kernel(
+            _copy_lower,
+            layouts=lambda node, query: (node.optional_ints("order"),),
+            any_size=True,
+        ),
     )
 )
 
@@ -71,7 +77,14 @@ def _store_lower(lowering: Lowering, node: Node) -> None:
     emit_copy(lowering, lowering.operand(value), lowering.operand(state))
 
 
-register(Operator("purevk.store", lambda state, value: None, Kernel(_store_lower), mutates=(0,)))
+register(
+    Operator(
+        "purevk.store",
+        lambda state, value: None,
+        Kernel(_store_lower, any_size=True),
+        mutates=(0,),
+    )
+)
 
 
 def _iota_lower(lowering: Lowering, node: Node) -> None:

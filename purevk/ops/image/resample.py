@@ -301,15 +301,19 @@ def _signed(function: Callable[..., TensorType], parameters: str) -> Callable[..
     return shape
 
 
-for _count in (1, 2, 3):
-    _resizes(f"upsample_nearest{_count}d", _count, "nearest")
-    _resizes(f"_upsample_nearest_exact{_count}d", _count, "exact")
-_resizes("upsample_linear1d", 1, "linear")
-_resizes("upsample_bilinear2d", 2, "linear")
-_resizes("upsample_trilinear3d", 3, "linear")
-_resizes("upsample_bicubic2d", 2, "cubic")
-_resizes("_upsample_bilinear2d_aa", 2, "linearaa")
-_resizes("_upsample_bicubic2d_aa", 2, "cubicaa")
+# The dims that are resized, and how, by the names of operators.
+RESIZED = {
+    **{f"upsample_nearest{count}d": (count, "nearest") for count in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{count}d": (count, "exact") for count in (1, 2, 3)},
+    "upsample_linear1d": (1, "linear"),
+    "upsample_bilinear2d": (2, "linear"),
+    "upsample_trilinear3d": (3, "linear"),
+    "upsample_bicubic2d": (2, "cubic"),
+    "_upsample_bilinear2d_aa": (2, "linearaa"),
+    "_upsample_bicubic2d_aa": (2, "cubicaa"),
+}
+for _name, (_count, _kind) in RESIZED.items():
+    _resizes(_name, _count, _kind)
 
 
 # -- grids ---------------------------------------------------------------------------------------

@@ -92,6 +92,8 @@ def resized(
         return None
     if down is None or across is None or not 0 < down <= 1 or type.dtype is DType.float64:
         return None
+    if type.nbytes > traits.max_storage_range:
+        return None
     batches, channels, height, width = sizes
     images, enough = batches * channels, _enough(traits)
     columns = 4 if width % 4 == 0 and 0 < across <= 1 else 1
@@ -256,6 +258,8 @@ def sampled(
     """
     source, sizes, traits = _known(x.type.dims), _known(type.dims), builder.traits
     if source is None or sizes is None or type.dtype is DType.float64:
+        return None
+    if type.nbytes > traits.max_storage_range:
         return None
     batches, channels, height, width = sizes
     enough = _enough(traits)

@@ -156,7 +156,7 @@ def _linear_in_parts(
 ) -> Value:
     """A linear layer whose weight is larger than one binding can span: one matmul for every `count`
     rows of the weight."""
-    n, count = _dims.specialize(weight.type.dims[0]), max(count // 64 * 64, 1)
+    n, count = _dims.specialize(weight.type.dims[0]), count // 64 * 64 or max(count, 1)
     parts: list[Value] = []
     for start in range(0, n, count):
         end = min(start + count, n)

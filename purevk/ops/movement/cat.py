@@ -62,6 +62,7 @@ def _interleaves(lowering: Lowering, pieces: Sequence[Operand], out: Operand, at
         and alike
         and 1 < len(pieces) <= 8
         and max(runs) < 64
+        and not any(lowering.is_large(operand) for operand in (*pieces, out))
     )
 
 
@@ -115,7 +116,7 @@ register(
     Operator(
         "aten.cat.default",
         _cat_shape,
-        Kernel(_cat_lower, layouts=_cat_order),
+        Kernel(_cat_lower, layouts=_cat_order, any_size=True),
         names=("aten.concat.default",),
     )
 )

@@ -277,6 +277,26 @@ def _slice_layout(
 _view("aten.slice.Tensor", _slice_shape, _slice_layout, "aten.slice_copy.Tensor")
 
 
+def _part_layout(
+    layout: Layout,
+    x: TensorType,
+    results: tuple[TensorType, ...],
+    value: Value,
+    dim: int,
+    start: int,
+    size: Size,
+) -> tuple[Layout, ...]:
+    return (Layout(layout.offset + start * layout.strides[dim], layout.strides),)
+
+
+# A slice whose start is a number whatever the sizes of the call: nothing is read if they are smaller.
+_view(
+    "purevk.part",
+    lambda x, dim, start, size: x.with_dims((*x.dims[:dim], size, *x.dims[dim + 1 :])),
+    _part_layout,
+)
+
+
 def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
     at = wrap(dim, x.rank)
     size = x.dims[at]

@@ -1,0 +1,451 @@
+"""Tensors that are larger than one binding: operators as parts of the same operator, each of which
+reads and writes slices of them, or as sums of such parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from purevk.dtypes import DType
+from purevk.errors import GraphError
+from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
+from purevk.lower.copies import identity
+from purevk.ops.attention.attention import NAME as ATTENTION
+from purevk.ops.builder import Builder
+from purevk.ops.conv.convolution import NAME as CONVOLUTION
+from purevk.ops.elementwise.pieces import NAME as PIECES
+from purevk.ops.image.pooling import NAME as POOL
+from purevk.ops.image.resample import RESIZED
+from purevk.ops.long_rows import to_dtype, typed
+from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.ops.promotion import promote_types, wide_type
+from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
+from purevk.ops.reduce.normalization import NAME as NORM
+from purevk.ops.reduce.reduction import NAME as REDUCE
+from purevk.ops.reduce.reduction import Reduction
+from purevk.ops.reduce.scan import NAME as SCAN
+from purevk.ops.reduce.softmax import NAME as SOFTMAX
+from purevk.ops.registry import in_parts
+from purevk.ops.sort.sort import NAME as SORT
+from purevk.tuning import DeviceTraits
+
+_SLACK = 512  # bytes of a binding before and after a slice
+Slices = Sequence[tuple[int, Size]]  # the first index of each, and how many
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dim along which a node can be cut.
+
+    Attributes:
+        size: of the dim.
+        args: the dims that are cut of tensors, by the names of parameters. A tensor whose size there
+            is 1 stays whole.
+        results: the dim of each result that is cut; None: each part gives a part of a sum.
+        join: makes the result of the slices; None: they are parts of it.
+        least: how long slices have to be, so that what becomes of them is smaller.
+    """
+
+    size: Size
+    args: Mapping[str, int]
+    results: int | None
+    join: Callable[[Builder, Node, Slices], Sequence[Value]] | None = None
+    least: int = 1
+
+    def cuts(self, node: Node) -> dict[Value, int]:
+        """The tensors that are cut, with their dims."""
+        tensors = {node.optional_tensor(name): dim for name, dim in self.args.items()}
+        found = {
+            value: dim
+            for value, dim in tensors.items()
+            if value is not None and value.type.dims[dim] != 1
+        }
+        if self.results is not None:
+            found |= dict.fromkeys(node.results, self.results)
+        return found
+
+
+Axes = Callable[[Node], Sequence[Axis]]
+
+
+def _part(builder: Builder, value: Value, dim: int, start: int, size: Size) -> Value:
+    return builder.emit("purevk.part", value, dim, start, size)
+
+
+def _joined(
+    builder: Builder, parts: Sequence[Value], starts: Iterable[int], dim: int, type: TensorType
+) -> Value:
+    """The tensor of a type that parts along a dim make."""
+    pieces = tuple(
+        (
+            identity(type.dtype),
+            (part,),
+            (),
+            part.type.dims,
+            (1,) * type.rank,
+            (tuple(start if d == dim else 0 for d in range(type.rank)),),
+        )
+        for part, start in zip(parts, starts)
+    )
+    return builder.emit(PIECES, pieces, type.dims, type.dtype)
+
+
+def _sliced(builder: Builder, node: Node, axis: Axis, start: int, size: Size) -> Node:
+    """The node for a slice of its arguments, its results missing."""
+    cuts = axis.cuts(node)
+    some = {
+        name: _part(builder, value, cuts[value], start, size)
+        for name in axis.args
+        for value in [node.optional_tensor(name)]
+        if value is not None and value in cuts
+    }
+    return node.with_arguments(**some)
+
+
+def _cut(builder: Builder, node: Node) -> Sequence[Value]:
+    axis = _choose(node, builder.traits)
+    if axis is None:
+        raise GraphError(f"{node.op} cannot be cut", where=node.source)
+    length = _length(node, axis, builder.traits)
+    slices = [
+        (start, _dims.minimum(_dims.maximum(axis.size - start, 0), length))
+        for start in range(0, _dims.upper(axis.size), length)
+    ]
+    if axis.join is not None:
+        return axis.join(builder, node, slices)
+    made = [builder.emit_all(node.op, *_sliced(builder, node, axis, *each).args) for each in slices]
+    starts = [start for start, _ in slices]
+    assert axis.results is not None  # else there is a function that joins
+    return tuple(
+        _joined(builder, parts, starts, axis.results, result.type)
+        for parts, result in zip(zip(*made), node.results)
+    )
+
+
+# -- which axis ----------------------------------------------------------------------------------
+def _large(node: Node, traits: DeviceTraits) -> list[Value]:
+    """The tensors of a node that one binding does not span."""
+    return [
+        value
+        for value in dict.fromkeys((*node.inputs, *node.results))
+        if _bytes(node, value) > traits.max_storage_range
+    ]
+
+
+def _bytes(node: Node, value: Value) -> int:
+    """The bytes of a tensor, or of the copy that a kernel makes of it."""
+    if node.op == CONVOLUTION and value is node.tensor("x"):  # pixels get 4 elements each
+        channels = max(_dims.upper(value.type.dims[1]), 1)
+        return value.type.nbytes // channels * max(channels, 4)
+    return value.type.nbytes
+
+
+def _length(node: Node, axis: Axis, traits: DeviceTraits) -> int:
+    """How long slices are, so that bindings span those of all tensors, or of most."""
+    limit = max(traits.max_storage_range - _SLACK, 1)
+    cuts = axis.cuts(node)
+    lengths = [
+        limit * _dims.upper(value.type.dims[cuts[value]]) // _bytes(node, value)
+        for value in _large(node, traits)
+        if value in cuts
+    ]
+    size = _dims.upper(axis.size)
+    length = max(min(lengths), 1)
+    length = min(length, -(-size // 2))
+    for multiple in (64, 16, 4):
+        if length >= 4 * multiple:
+            return length - length % multiple
+    return length
+
+
+def _choose(node: Node, traits: DeviceTraits) -> Axis | None:
+    """The axis along which to cut a node: most of its large tensors, and the outermost dims of these."""
+    large = _large(node, traits)
+    best: tuple[tuple[int, int, bool], Axis] | None = None
+    for axis in _AXES[node.op](node) if large else ():
+        cuts = axis.cuts(node)
+        whole = [value for value in large if value not in cuts]
+        if len(whole) == len(large) or not 1 < _dims.upper(axis.size) < _dims.UNBOUNDED:
+            continue
+        if _length(node, axis, traits) < axis.least:
+            continue
+        inner = [
+            value
+            for value in large
+            if value in cuts and any(size != 1 for size in value.type.dims[: cuts[value]])
+        ]
+        cost = (len(whole), len(inner), axis.join is not None)
+        if best is None or cost < best[0]:
+            best = cost, axis
+    return None if best is None else best[1]
+
+
+# -- reductions ----------------------------------------------------------------------------------
+def _reduce_axes(node: Node) -> list[Axis]:
+    x, dims, keepdim = node.tensor("x"), node.ints("dims"), node.bool("keepdim")
+    axes, at = [], 0
+    for d, size in enumerate(x.type.dims):
+        if d not in dims:
+            axes.append(Axis(size, {"x": d}, at))
+        elif node.arg("kind") in _BETTER and len(dims) > 1:
+            if len(dims) == x.type.rank:
+                axes.append(Axis(size, {"x": d}, None, _join_flat))
+        elif _has_parts(node):
+            axes.append(Axis(size, {"x": d}, None, partial(_join_reduced, dim=d), 2))
+        at += keepdim or d not in dims
+    return axes
+
+
+def _has_parts(node: Node) -> bool:
+    """Whether the results of parts of a row give that of the row."""
+    kind = node.arg("kind")
+    if not isinstance(kind, Reduction):
+        return True
+    counts = kind.variance or _COUNT.search(kind.finish) is not None
+    return not kind.best and (not counts or isinstance(_count(node), int))
+
+
+def _count(node: Node) -> Size:
+    """How many elements are reduced to one."""
+    return _dims.product(node.tensor("x").type.dims[d] for d in node.ints("dims"))
+
+
+_COUNT = re.compile(r"\bn\b")
+_BETTER = {"argmax": "aten.gt.Tensor", "argmin": "aten.lt.Tensor"}
+
+
+def _join_reduced(builder: Builder, node: Node, slices: Slices, dim: int) -> Sequence[Value]:
+    """A reduction of parts of rows, and then of the results of these."""
+    x, kind, dims = node.tensor("x"), node.arg("kind"), node.ints("dims")
+    parts = [_part(builder, x, dim, *each) for each in slices]
+    if kind in _BETTER:
+        return _join_best(builder, node, [start for start, _ in slices], parts, dim)
+    dtype, source = node.results[0].type.dtype, x.type.dtype
+    wide = wide_type(promote_types(dtype, source)) if dtype.is_float else dtype
+
+    def whole(value: Value, kind: str | Reduction, dtype: DType) -> Value:
+        return builder.emit(REDUCE, value, kind, dims, True, dtype)
+
+    last: str | Reduction
+    if isinstance(kind, Reduction):
+        finish = _COUNT.sub(str(_count(node)), kind.finish)
+        last = replace(kind, load="(v)", finish=finish, variance=False)
+        if kind.variance:
+            below = builder.emit("aten.sub.Tensor", x, whole(x, "mean", wide), 1)
+            made = whole(builder.emit("aten.mul.Tensor", below, below), "sum", wide)
+            return (typed(builder, whole(made, last, dtype), node),)
+        first: str | Reduction = replace(kind, finish="(a)")
+    else:
+        first = "sum" if kind == "mean" else node.str("kind")
+        last = first
+    made = builder.emit("aten.cat.default", tuple(whole(each, first, wide) for each in parts), dim)
+    made = whole(made, last, wide if kind == "mean" else dtype)
+    if kind == "mean":
+        made = builder.emit("aten.div.Tensor", made, _count(node))
+    return (typed(builder, made, node),)
+
+
+def _join_flat(builder: Builder, node: Node, slices: Slices) -> Sequence[Value]:
+    """The index of the best element of all, as that of a single row."""
+    x = node.tensor("x")
+    flat = builder.emit("aten.view.default", x, (x.type.numel,))
+    made = builder.emit_all(REDUCE, *node.with_arguments(x=flat, dims=(0,), keepdim=False).args)
+    return [
+        builder.emit("aten.view.default", value, result.type.dims)
+        for value, result in zip(made, node.results)
+    ]
+
+
+def _join_best(
+    builder: Builder, node: Node, starts: Sequence[int], parts: Sequence[Value], dim: int
+) -> Sequence[Value]:
+    """The largest or smallest elements of rows, and where they are, from those of parts of rows. NaN
+    is before all others, and of equal elements the first one is taken."""
+    kind, index = node.str("kind"), node.optional_dtype("index")
+    dtype = node.results[0].type.dtype if index is None else index
+    best: tuple[Value, Value] | None = None
+    for start, part in zip(starts, parts):
+        source = part.type.dtype
+        value, at = builder.emit_all(REDUCE, part, kind, (dim,), True, source, dtype)
+        at = builder.emit("aten.add.Tensor", at, start, 1)
+        if best is None:
+            best = value, at
+            continue
+        better = builder.emit(_BETTER[kind], value, best[0])
+        if source.is_float:
+            lost, found = (builder.emit("aten.isnan.default", each) for each in (best[0], value))
+            found = builder.emit(
+                "aten.logical_and.default", found, builder.emit("aten.logical_not.default", lost)
+            )
+            better = builder.emit("aten.logical_or.default", better, found)
+            better = builder.emit(
+                "aten.logical_and.default", better, builder.emit("aten.logical_not.default", lost)
+            )
+        best = (
+            builder.emit("aten.where.self", better, value, best[0]),
+            builder.emit("aten.where.self", better, at, best[1]),
+        )
+    assert best is not None  # there are several parts
+    results = best if index is not None else best[1:]
+    return [
+        builder.emit(
+            "aten.view.default", to_dtype(builder, made, result.type.dtype), result.type.dims
+        )
+        for made, result in zip(results, node.results)
+    ]
+
+
+# -- sums of products ----------------------------------------------------------------------------
+def _sum(builder: Builder, node: Node, slices: Slices, args: Mapping[str, int]) -> Sequence[Value]:
+    """The sum of the results of a node for slices of its terms, in a wide type."""
+    wide = wide_type(node.result.type.dtype)
+    bias = node.optional_tensor("bias")
+    total: Value | None = None
+    for start, size in slices:
+        some = {
+            name: to_dtype(builder, _part(builder, node.tensor(name), dim, start, size), wide)
+            for name, dim in args.items()
+        }
+        own = None if total is not None or bias is None else to_dtype(builder, bias, wide)
+        made = builder.emit(node.op, *node.with_arguments(**some, bias=own).args)
+        total = made if total is None else builder.emit("aten.add.Tensor", total, made, 1)
+    assert total is not None  # there are several slices
+    return (typed(builder, total, node),)
+
+
+def _matmul_axes(node: Node) -> list[Axis]:
+    a, b, out = node.tensor("a").type, node.tensor("b").type, node.result.type
+    axes = []
+    for d, size in enumerate(out.dims[:-2]):
+        at = {name: d - out.rank + type.rank for name, type in (("a", a), ("b", b))}
+        axes.append(Axis(size, {name: dim for name, dim in at.items() if dim >= 0}, d))
+    axes.append(Axis(out.dims[-2], {"a": a.rank - 2}, out.rank - 2))
+    axes.append(Axis(out.dims[-1], {"b": b.rank - 1, "bias": 0}, out.rank - 1))
+    terms = {"a": a.rank - 1, "b": b.rank - 2}
+    return [*axes, Axis(a.dims[-1], terms, None, partial(_sum, args=terms))]
+
+
+def _convolution_axes(node: Node) -> list[Axis]:
+    x, weight, out = node.tensor("x").type, node.tensor("weight").type, node.result.type
+    axes = [Axis(out.dims[0], {"x": 0}, 0)]
+    if node.int("groups") == 1:
+        terms = {"x": 1, "weight": 2}
+        axes.append(Axis(out.dims[1], {"weight": 3, "bias": 0}, 1))
+        axes.append(Axis(x.dims[1], terms, None, partial(_sum, args=terms)))
+    else:
+        axes.append(_group_axis(node, {"weight": 3, "bias": 0}))
+    if isinstance(x.dims[2], int) and isinstance(weight.dims[0], int):
+        axes.append(Axis(out.dims[2], {"x": 2}, 2, _join_rows))
+    return axes
+
+
+def _join_rows(builder: Builder, node: Node, slices: Slices) -> Sequence[Value]:
+    """A convolution of bands of an image, each with the rows beyond its ends that its windows reach."""
+    x, out = node.tensor("x"), node.result.type
+    step, pad, apart = (node.ints(name)[0] for name in ("stride", "padding", "dilation"))
+    height, reach = (
+        _dims.specialize(x.type.dims[2]),
+        apart * (_dims.specialize(node.tensor("weight").type.dims[0]) - 1),
+    )
+    before = -(
+        -pad // step
+    )  # rows of the result that windows reach beyond the band, and are dropped
+    parts = []
+    for start, size in slices:
+        length = _dims.specialize(size)
+        dropped = min(before, start)
+        first = (start - dropped) * step
+        end = min((start + length - 1) * step - pad + reach + 1, height)
+        band = _part(builder, x, 2, first, end - first)
+        made = builder.emit(node.op, *node.with_arguments(x=band).args)
+        parts.append(_part(builder, made, 2, dropped, length))
+    return (_joined(builder, parts, [start for start, _ in slices], 2, out),)
+
+
+def _group_axis(node: Node, others: Mapping[str, int]) -> Axis:
+    """The groups of channels. `others`: dims of other arguments that have all of them."""
+    join = partial(_join_groups, args={"x": 1, **others})
+    return Axis(node.size("groups"), {"x": 1, **others}, 1, join)
+
+
+def _join_groups(
+    builder: Builder, node: Node, slices: Slices, args: Mapping[str, int]
+) -> Sequence[Value]:
+    groups, out = node.size("groups"), node.result.type
+    tensors = {name: node.optional_tensor(name) for name in args}
+    parts = []
+    for start, size in slices:
+        some = {
+            name: _part(builder, value, dim, start * each, size * each)
+            for name, dim in args.items()
+            for value in [tensors[name]]
+            if value is not None
+            for each in [_dims.specialize(value.type.dims[dim] // groups)]
+        }
+        parts.append(builder.emit(node.op, *node.with_arguments(**some, groups=size).args))
+    each = _dims.specialize(out.dims[1] // groups)
+    return (_joined(builder, parts, [start * each for start, _ in slices], 1, out),)
+
+
+def _group_norm_axes(node: Node) -> list[Axis]:
+    x = node.tensor("x").type
+    return [Axis(x.dims[0], {"x": 0}, 0), _group_axis(node, {"weight": 0, "bias": 0})]
+
+
+# -- operators whose dims are independent of one another -----------------------------------------
+def _outer_axes(*args: str, dims: Sequence[int] | Callable[[Node], Iterable[int]]) -> Axes:
+    """Dims of the results that are dims of the arguments `args` too."""
+
+    def axes(node: Node) -> list[Axis]:
+        out = node.results[0].type
+        chosen = dims(node) if callable(dims) else dims
+        return [Axis(out.dims[d], dict.fromkeys(args, d), d) for d in chosen]
+
+    return axes
+
+
+def _attention_axes(node: Node) -> list[Axis]:
+    if node.arg("functions") is not None or node.bool("blocks"):
+        return []
+    named = {
+        name: node.optional_tensor(name) for name in ("q", "k", "v", "mask", "limits", "sinks")
+    }
+    axes = []
+    for d in (0, 1):
+        size = node.result.type.dims[d]
+        tensors = {name: value.type.dims for name, value in named.items() if value is not None}
+        lead = {name: d - 4 + len(dims) for name, dims in tensors.items()}
+        args = {name: dim for name, dim in lead.items() if dim >= 0}
+        if all(tensors[name][dim] in (1, size) for name, dim in args.items() if name not in "kv"):
+            same = all(tensors[name][args[name]] == size for name in "kv")
+            axes += [Axis(size, args, d)] if same else []
+    return axes
+
+
+def _but_dim(node: Node) -> list[int]:
+    rank = node.results[0].type.rank
+    return [d for d in range(rank) if d != node.int("dim") % rank]
+
+
+_AXES: dict[str, Axes] = {
+    REDUCE: _reduce_axes,
+    MATMUL: _matmul_axes,
+    CONVOLUTION: _convolution_axes,
+    SOFTMAX: _outer_axes("x", dims=_but_dim),
+    NORM: _outer_axes("x", dims=lambda node: range(node.result.type.rank - node.int("count"))),
+    GROUP_NORM: _group_norm_axes,
+    POOL: _outer_axes("x", dims=(0, 1)),
+    SCAN: _outer_axes("x", dims=_but_dim),
+    SORT: _outer_axes("x", dims=_but_dim),
+    ATTENTION: _attention_axes,
+    **{
+        f"aten.{kind}.{overload}": _outer_axes("x", dims=(0, 1))
+        for kind in RESIZED
+        for overload in ("default", "vec")
+    },
+}
+for _name in _AXES:
+    in_parts(_name, _cut, lambda node, traits: _choose(node, traits) is not None)
