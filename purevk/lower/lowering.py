@@ -378,9 +378,11 @@ class Lowering:
             }
             bindings.append(Binding(next(iter(self.checks)), False, "flags"))
         repeats = not isinstance(repeat, int) or repeat != 1
-        if repeats and takes.params.get("iteration") != len(words) - 1:
+        last = len(words) - 1
+        if repeats and (takes.params.get("iteration") != last or last >= MAX_PUSH):
             raise KernelInterfaceError(
-                "a repeated dispatch has no parameter `iteration` as its last one", where=template
+                "a repeated dispatch has no parameter `iteration` as its last push constant",
+                where=template,
             )
         by_value = not repeats and (
             len(words) > MAX_PUSH
