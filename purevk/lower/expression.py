@@ -378,13 +378,13 @@ def convert(name: str, source: DType, target: DType) -> str:
     if target.is_float:
         return name if source.acc == target.acc else f"{target.acc}({name})"
     if source.is_float:
-        # Drivers make n of int(float(n)).
-        name = f"pv_computed({name})"
-    text = name if source.acc == target.acc else f"{target.acc}({name})"
-    if target is DType.int64 and source.acc == "int":
+        if target is DType.uint8:
+            return f"pv_to_byte({name})"
+        text = f"pv_to_int64({name})" if target is DType.int64 else f"pv_to_int({name})"
+    elif target is DType.int64 and source.acc == "int":
         text = f"pv_int64({name})"
-    if source.is_float and target in (DType.uint8, DType.int8, DType.int16):
-        text = f"int({name})"
+    else:
+        text = name if source.acc == target.acc else f"{target.acc}({name})"
     if target is DType.uint8:
         return f"({text} & 255)"
     if target in (DType.int8, DType.int16):

@@ -14,6 +14,7 @@ from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewri
 from purevk.ops.shapes import broadcast_of, wrap
 
 ROUNDED = "purevk.rounded"  # x as memory holds it, see `passes/rounding.py`
+DIVIDED, ROOT = "purevk.divided", "purevk.root"  # to the nearest float32 on every device
 
 # -- functions of real numbers --------------------------------------------------------------------
 for _name, (_glsl, *_names) in {
@@ -122,6 +123,8 @@ unary(
 unary("aten.frac.default", "(x - pv_trunc(x))")
 unary("aten.positive.default", "x", arithmetic="x")
 unary(ROUNDED, "x")
+binary(DIVIDED, "pv_divide(x, y)", compute="float", arithmetic="xy")
+unary(ROOT, "pv_root(x)", arithmetic="x")
 unary(
     "aten.isfinite.default",
     _float_or("(!(pv_isnan(x) || pv_isinf(x)))", "true"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import platform
 from collections.abc import Callable
 
 import pytest
@@ -494,7 +495,16 @@ def test_integers_wrap_around(dtype):
     check([case for case in cases if works(case.fn, *case.args) is not None])
 
 
-@pytest.mark.parametrize("source", ALL, ids=str)
+# What integers do not hold, and numbers beside.
+BEYOND = [math.inf, -math.inf, math.nan, 1e10, -1e10, 1e20, -1e20, 70000.7, -70000.7, 300.5, -300.5, -0.5] + [
+    sign * 2.0**power + add
+    for power in (7, 8, 15, 16, 31, 32, 63, 64)
+    for sign in (-1, 1)
+    for add in (0, 1, -1, 5, 2.0 ** (power - 22), -(2.0 ** (power - 24)))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", (*ALL, torch.float64, torch.bfloat16), ids=str)
 def test_casts(source):
     """Every conversion, also of numbers that the target does not hold exactly."""
     cases = []
@@ -512,9 +522,18 @@ def test_casts(source):
                         ),
                     ]
                 )
+            if platform.machine() in (
+                "x86_64",
+                "AMD64",
+            ):  # beyond a range, torch's differ by processor
+                edges = torch.tensor(BEYOND, dtype=torch.float64).to(source)
+                cases.append(Case(aten._to_copy.default, (edges,), {"dtype": target}))
+                joined = lambda x, target=target: (x * 1).to(target)  # noqa: E731
+                cases.append(Case(joined, (edges,)))
         for rows in (x, x.reshape(7, 4), x.reshape(-1)[0]) if x.shape == (4, 7) else (x,):
             cases.append(Case(aten._to_copy.default, (rows,), {"dtype": target}))
-        if source not in FLOATS and source is not torch.bool and target not in FLOATS:
+        is_float = source.is_floating_point or target.is_floating_point
+        if not is_float and source is not torch.bool:
             info = torch.iinfo(source)
             edge = torch.tensor(
                 [info.min, info.max, info.max // 2 + 1, 127, info.max - 1], dtype=source
