@@ -172,9 +172,9 @@ CHECK_INDICES = Knob(
     "PUREVK_CHECK_INDICES",
     _flag,
     True,
-    "1 raises InputError where an index that the model computes, or one on a GPU, is out of range, or"
-    " where an assertion of the model on its data fails, as torch does. 0 takes the nearest element,"
-    " and asserts nothing on the device. Inputs on the host are always checked.",
+    "1 raises InputError where an index that the model computes, or one on a GPU, is out of range, as"
+    " torch does. 0 takes the nearest element. Inputs on the host, and what a model asserts of its"
+    " data, are always checked.",
 )
 CHECK = Knob(
     "PUREVK_CHECK",

@@ -231,9 +231,27 @@ def test_assertions_of_branches_and_of_constants() -> None:
             program(torch.tensor([2.0, 3, 4]))
 
 
-def test_checks_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_knob_of_indices_turns_off_no_assertion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what `repeat_interleave` and linear algebra check of their data."""
     monkeypatch.setenv("PUREVK_CHECK_INDICES", "0")
-    module = Asserting(2, 1)
-    with purevk.compile(module, (module.inputs(0)[0][0],)) as program:
-        x = module.assertions[0].fails[0] + torch.zeros(1, WIDTH)
-        torch.testing.assert_close(program(x), x * 2 + 1)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, repeats: Any) -> Any:
+            torch._assert_async((x < 9).all(), "too large")
+            torch._check(x.sum().item() < 16, lambda: "too much")
+            spread = torch.repeat_interleave(x[0], repeats, output_size=3)
+            return torch.linalg.inv(x) + spread.sum()
+
+    x, repeats = torch.tensor([[2.0, 0], [0, 3]]), torch.tensor([1, 2])
+    with purevk.compile(Model(), (x, repeats)) as program:
+        torch.testing.assert_close(program(x, repeats), Model()(x, repeats))
+        for text, arguments in {
+            "too large": (x * 4, repeats),
+            r"zuf0 < 16\.0": (x + 3, repeats),  # the text that torch.export keeps
+            "do not add up": (x, repeats + 1),
+            "singular": (x * torch.tensor([1.0, 0]), repeats),
+        }.items():
+            with pytest.raises(RuntimeError):
+                Model()(*arguments)
+            with pytest.raises(purevk.InputError, match=text):
+                program(*arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from purevk import knobs
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
@@ -108,8 +107,7 @@ def check(
     Args:
         op: the operator that takes the elements; "": the model asserts it.
     """
-    if knobs.CHECK_INDICES():
-        builder.emit_all(NAME, x, lowest, below, op, node.source, False, message)
+    builder.emit_all(NAME, x, lowest, below, op, node.source, False, message)
 
 
 def _assert(builder: Builder, node: Node, x: Value, assert_msg: str) -> None:
