@@ -13,9 +13,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
 from flatbuffers import number_types
 
 from purevk.errors import FileFormatError
+from purevk.mapped import is_mapped, own, read_into
 
 
 class NumberType(Protocol):
@@ -30,6 +32,8 @@ _U16 = number_types.Uint16Flags.packer_type
 _U32 = number_types.Uint32Flags.packer_type
 _I32 = number_types.Int32Flags.packer_type
 _MAX_FIELDS = 16  # slots of a vtable that are kept; no schema here has more fields
+_COPIED_AT_ONCE = 1 << 20  # bytes of a flatbuffer of a mapped file
+_PAGE = 1 << 16
 _NEXT_DAMAGED = "the file is damaged or was cut short: copy or export it again"
 
 
@@ -37,17 +41,22 @@ class Reader:
     """The bytes of one flatbuffer and the counters that keep reading them safe.
 
     Args:
-        data: the flatbuffer, from its root offset to its end.
+        data: the flatbuffer, from its root offset to its end. Fields of bytes become slices of it.
         where: name of the file (and part of it) for error messages.
-        blobs: the same bytes, of which fields of bytes become slices: `data` may be a copy.
     """
 
-    __slots__ = ("_left", "_slots", "_strings", "blobs", "data", "size", "where")
+    __slots__ = ("_left", "_missing", "_slots", "_strings", "blobs", "data", "size", "where")
 
-    def __init__(self, data: memoryview, where: str, blobs: memoryview | None = None) -> None:
-        self.data = data
-        self.blobs = data if blobs is None else blobs
+    def __init__(self, data: memoryview, where: str) -> None:
+        self.blobs = data
         self.size = len(data)
+        # A large one holds the bytes of tensors, which only `blobs` needs: of these, no page is copied.
+        self._missing: set[int] = set()
+        if self.size > _COPIED_AT_ONCE and is_mapped(data):
+            self.data = np.empty(self.size, np.uint8).data
+            self._missing.update(range(-(-self.size // _PAGE)))
+        else:
+            self.data = own(data)
         self.where = where
         self._left = 4 * self.size + 65536
         self._slots: dict[int, tuple[int, ...]] = {}
@@ -58,7 +67,8 @@ class Reader:
         raise FileFormatError(what, where=f"{self.where}, byte {pos}", why=why, next=next)
 
     def need(self, pos: int, size: int, name: str) -> None:
-        """Check that `size` bytes at `pos` lie inside the buffer, and count them as visited."""
+        """Check that `size` bytes at `pos` lie inside the buffer, and count them as visited. `data` has
+        them from then on."""
         if pos < 0 or pos + size > self.size:
             self.fail(
                 f"{name} lies outside the flatbuffer", pos, f"{size} bytes at {pos} of {self.size}"
@@ -70,6 +80,12 @@ class Reader:
                 pos,
                 f"more than 4 visits to each of {self.size} bytes",
             )
+        if self._missing:
+            for page in range(pos // _PAGE, -(-(pos + size) // _PAGE)):
+                if page in self._missing:
+                    part = slice(page * _PAGE, (page + 1) * _PAGE)
+                    read_into(self.data[part], self.blobs[part])
+                    self._missing.remove(page)
 
     def target(self, pos: int, name: str) -> int:
         """The position that the offset stored at `pos` points to."""
@@ -113,6 +129,7 @@ class Reader:
 
     def root(self, schema: Schema, identifier: bytes) -> Table:
         """The root table of a buffer that carries the 4-byte `identifier`."""
+        self.need(0, 8, "the identifier")
         found = bytes(self.data[4:8])
         if found != identifier:
             self.fail(

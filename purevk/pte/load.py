@@ -6,7 +6,6 @@ import struct
 from collections.abc import Iterable
 
 from purevk.errors import FileFormatError
-from purevk.mapped import own
 from purevk.pte.flatbuffer import Blob, Many, One, Reader, Schema, Table, Text, numbers, u32, u64
 from purevk.pte.plan import PLAN, read_plan
 from purevk.pte.program import Program, Segment, Subsegments
@@ -66,8 +65,7 @@ def read_program(file: FileLike | Source, data_files: Iterable[FileLike] = ()) -
 
 def _read(source: Source, data_files: tuple[DataFile, ...]) -> Program:
     table_size, base = _layout(source)
-    table = source.view[:table_size]
-    root = Reader(own(table), source.name, table).root(_PROGRAM, _IDENTIFIER)
+    root = Reader(source.view[:table_size], source.name).root(_PROGRAM, _IDENTIFIER)
     segments = _segments(source, root, base)
     inline = tuple(row["data"] for row in root["backend_delegate_data"])
     constants = root["constant_segment"]

@@ -103,7 +103,7 @@ def _read(source: Source) -> DataFile:
         )
     table = source.slice(0, table_offset + table_size, "the table of contents")
     source.slice(base, data_size, "the data")
-    root = Reader(own(table), source.name).root(_ROOT, b"FT01")
+    root = Reader(table, source.name).root(_ROOT, b"FT01")
     if root["version"] > _NEWEST_VERSION:
         root.fail(
             f"version {root['version']}",

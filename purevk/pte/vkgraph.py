@@ -242,7 +242,7 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
             next="the file is damaged or was cut short: copy or export it again",
         )
     region = blob[bytes_start : bytes_start + bytes_size] if bytes_size else blob[bytes_start:]
-    root = Reader(own(blob[start : start + size]), where).root(_GRAPH, b"VK00")
+    root = Reader(blob[start : start + size], where).root(_GRAPH, b"VK00")
     unions = [row.union("value") for row in root["values"]]
     values = tuple(_VALUES[row.schema](row) for row in unions)
     constants = tuple(_constant(row, len(region)) for row in root["constants"])

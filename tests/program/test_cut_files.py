@@ -102,6 +102,9 @@ def test_files_that_are_cut_while_they_are_opened(
 ) -> None:
     """After each step that opens one, with nothing or a page left of it."""
     path, data = tmp_path / f"model.{kind[-3:]}", []
+    if kind == "inline.pte":
+        monkeypatch.setattr("purevk.pte.flatbuffer._COPIED_AT_ONCE", 0)
+        monkeypatch.setattr("purevk.pte.flatbuffer._PAGE", 1024)
     if kind == "pt2":
         torch = pytest.importorskip("torch")
         monkeypatch.setattr("purevk.frontends.torch.module.ProgramSource", lambda *_, **__: None)

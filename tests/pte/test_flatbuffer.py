@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from purevk import mapped
 from purevk.errors import FileFormatError
 from purevk.pte import flatbuffer as fb
+from purevk.pte.load import read_program
+from tests.harness import DATA
 from tests.pte.writer import write
 
 settings.load_profile("pte")
@@ -177,3 +182,32 @@ def test_tables_that_are_shared_too_often() -> None:
     root = fb.Reader(memoryview(data), "file").root(outer, b"TEST")
     with pytest.raises(FileFormatError, match="overlap too often"):
         [table["items"] for table in root["tables"]]
+
+
+def test_of_a_large_mapped_file_only_what_is_read_is_copied(tmp_path: Path) -> None:
+    blob = os.urandom(5 << 20)
+    values = {"text": "some text", "blob": blob, "ints": (1, 2, 3), "leaves": ({"number": 7},)}
+    path = tmp_path / "large"
+    path.write_bytes(write(ROOT, values, b"TEST"))
+    with open(path, "rb") as stream:
+        view = memoryview(mapped.map_file(stream.fileno(), "large"))
+    root = fb.Reader(view, "large").root(ROOT, b"TEST")
+    assert root["text"] == "some text" and root["ints"] == (1, 2, 3)
+    assert root["leaves"][0]["number"] == 7
+    assert mapped.own(root["blob"]) == blob
+    assert len(root.reader._missing) > len(blob) // fb._PAGE - 4
+    os.truncate(path, 100)
+    if hasattr(os, "preadv"):
+        with pytest.raises(FileFormatError, match="cut short"):
+            fb.Reader(view, "large").root(ROOT, b"TEST")["text"]
+
+
+def test_files_are_read_by_pages_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fb, "_COPIED_AT_ONCE", 0)
+    for number, path in enumerate(sorted(DATA.glob("*.pte"))):
+        monkeypatch.setattr(fb, "_PAGE", (16, 100, 4096)[number % 3])
+        paged, whole = read_program(path), read_program(path.read_bytes())
+        assert paged.plans == whole.plans and paged.segments == whole.segments
+        assert (paged.constants, paged.named) == (whole.constants, whole.named)
+        assert list(map(mapped.own, paged.inline_delegates)) == list(whole.inline_delegates)
+        assert list(map(mapped.own, paged.inline_constants)) == list(whole.inline_constants)
