@@ -60,16 +60,35 @@ class Builder(ABC):
             self._seeds[generator] = value
         return self._seeds[generator]
 
-    def emit(self, op: str, *args: Arg, results: tuple[TensorType, ...] | None = None) -> Value:
-        """Appends `op(*args)` and returns its result.
+    @property
+    def aten(self) -> Namespace:
+        """PyTorch's operators: `builder.aten.view(x, sizes)` appends `aten.view.default`."""
+        return Namespace(self, "aten")
+
+    @property
+    def purevk(self) -> Namespace:
+        """Operators of this package: `builder.purevk.softmax(x, dim=-1)`."""
+        return Namespace(self, "purevk")
+
+    def emit(
+        self,
+        op: str,
+        *args: Arg,
+        results: tuple[TensorType, ...] | None = None,
+        **keywords: Arg,
+    ) -> Value:
+        """Appends a node and returns its result.
 
         Args:
+            op: the operator's name.
+            args, keywords: its arguments, by position and by name. The rest have their defaults.
             results: the types of the results; None: what the shape function gives.
 
         Raises:
-            GraphError: no operator has this name, or it does not have exactly one result.
+            GraphError: no operator has this name, it has no such arguments, or it does not have
+                exactly one result.
         """
-        values = self.emit_all(op, *args, results=results)
+        values = self.emit_all(op, *args, results=results, **keywords)
         if len(values) != 1:
             raise GraphError(
                 f"{op} has {len(values)} results, and one was expected", where=self.source
@@ -77,19 +96,59 @@ class Builder(ABC):
         return values[0]
 
     def emit_all(
-        self, op: str, *args: Arg, results: tuple[TensorType, ...] | None = None
+        self,
+        op: str,
+        *args: Arg,
+        results: tuple[TensorType, ...] | None = None,
+        **keywords: Arg,
     ) -> tuple[Value, ...]:
-        """Appends `op(*args)` and returns all of its results; the arguments are those of `emit`."""
+        """Appends a node and returns all of its results; the arguments are those of `emit`."""
         definition = registry.find(op)
         if definition is None:
             raise GraphError(f"no operator {op}", where=self.source)
-        bound = definition.bind(args)
+        bound = definition.bind(args, keywords)
         full = tuple(bound[name] for name in definition.parameters)
         types = results if results is not None else definition.infer(full)
         stem = definition.name.split(".")[1]
         values = tuple(Value(self.names.fresh(stem), type) for type in types)
         self.nodes.append(Node(definition.name, full, values, self.source))
         return values
+
+
+class Namespace:
+    """The operators of one namespace, as attributes: a call appends a node to a builder."""
+
+    def __init__(self, builder: Builder, name: str) -> None:
+        self._builder, self._name = builder, name
+
+    def __getattr__(self, name: str) -> OperatorCall:
+        return OperatorCall(self._builder, f"{self._name}.{name}")
+
+
+class OperatorCall:
+    """An operator of a builder; its overloads are attributes, as those of `torch.ops.aten.add`."""
+
+    def __init__(self, builder: Builder, name: str) -> None:
+        self._builder, self._name = builder, name
+
+    def __getattr__(self, overload: str) -> OperatorCall:
+        return OperatorCall(self._builder, f"{self._name}.{overload}")
+
+    def __call__(
+        self, *args: Arg, results: tuple[TensorType, ...] | None = None, **keywords: Arg
+    ) -> Value:
+        """Appends a node and returns its only result, see `Builder.emit`."""
+        return self._builder.emit(self._full_name(), *args, results=results, **keywords)
+
+    def all(
+        self, *args: Arg, results: tuple[TensorType, ...] | None = None, **keywords: Arg
+    ) -> tuple[Value, ...]:
+        """Appends a node and returns all of its results, see `Builder.emit`."""
+        return self._builder.emit_all(self._full_name(), *args, results=results, **keywords)
+
+    def _full_name(self) -> str:
+        default = f"{self._name}.default"
+        return default if registry.find(default) else self._name
 
 
 class NameSource:

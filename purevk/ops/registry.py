@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -161,20 +161,31 @@ class Operator:
         """Names of the arguments, in the schema's order."""
         return tuple(self.signature.parameters)
 
-    def bind(self, args: tuple[Arg, ...]) -> dict[str, Arg]:
-        """Arguments by name, defaults filled in."""
+    def bind(self, args: tuple[Arg, ...], keywords: Mapping[str, Arg] = {}) -> dict[str, Arg]:
+        """Arguments by name, defaults filled in.
+
+        Raises:
+            GraphError: there are too many, or one that the operator does not have.
+        """
         names = self.parameters
         if len(args) > len(names):
             raise GraphError(
                 f"{self.name} got {len(args)} arguments", why=f"it takes {len(names)}: {names}"
             )
         bound: dict[str, Arg] = dict(zip(names, args))
-        if len(args) < len(names):
+        for name, arg in keywords.items():
+            if name not in names or name in bound:
+                twice = name in bound
+                raise GraphError(
+                    f"{self.name} got {name}{' twice' * twice}", why=f"its arguments are {names}"
+                )
+            bound[name] = arg
+        if len(bound) < len(names):
             parameters = self.signature.parameters
             for name in names[len(args) :]:
                 default = parameters[name].default
                 if default is not inspect.Parameter.empty:
-                    bound[name] = default
+                    bound.setdefault(name, default)
         return bound
 
     def integers(self, bound: dict[str, Arg]) -> dict[str, Arg]:
