@@ -247,7 +247,7 @@ def time_loads(row: Row, folder: Path, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as caches:
         environment = {
             **os.environ,
-            "PUREVK_CACHE_DIR": f"{caches}/purevk",
+            "PUREVK_CACHE": f"{caches}/purevk",
             "PUREVK_PROGRESS": "0",
             "__GL_SHADER_DISK_CACHE_PATH": f"{caches}/driver",
             "MESA_SHADER_CACHE_DIR": f"{caches}/mesa",

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of torch sleep while purevk computes
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -257,12 +258,11 @@ def measure_recordings(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One row for each number of recordings: what they take, and the time of a call."""
     import purevk
     from bench.signatures import Chain, host_seconds, inputs_of
+    from purevk.graph import compute_graph
 
     most = max(counts) + 2
     length = torch.export.Dim("length", min=3, max=most)
-    before = os.environ.get("PUREVK_RECORDINGS")
-    os.environ["PUREVK_RECORDINGS"] = str(max(counts))
-    try:
+    with mock.patch.object(compute_graph, "RECORDINGS", max(counts)):
         torch.manual_seed(0)
         with purevk.compile(
             Chain(25), (torch.randn(1, min(24, most), 16),), dynamic_shapes=({1: length},)
@@ -287,11 +287,6 @@ def measure_recordings(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
                 if start is not None and now is not None and count > 1:
                     row["bytes_each"] = max(now - start, 0) / (count - 1)
                 yield row
-    finally:
-        if before is None:
-            del os.environ["PUREVK_RECORDINGS"]
-        else:
-            os.environ["PUREVK_RECORDINGS"] = before
 
 
 def measure_nodes(counts: Sequence[int], budget: Budget, results: Results) -> None:

@@ -74,7 +74,7 @@ def main() -> None:
     command = [sys.executable, str(SERVER), str(file), "--port", str(port)]
     server = subprocess.Popen(
         [*command, "--grpc-port", str(free_port())],
-        env={**os.environ, "PUREVK_ASSERT_CACHED": "1"},
+        env={**os.environ, "PUREVK_CACHE": f"{os.environ.get('PUREVK_CACHE', '')},only=1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 def main(folder: Path) -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["PUREVK_CACHE_DIR"] = cache
+        os.environ["PUREVK_CACHE"] = cache
         os.environ.pop("PUREVK_SHADERC", None)
         import numpy as np
 

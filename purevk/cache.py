@@ -91,7 +91,7 @@ class Cache:
 
     Args:
         folder: where; made when first needed. None keeps everything in memory.
-        max_bytes: size bound on disk; None: `PUREVK_CACHE_MAX_BYTES`.
+        max_bytes: size bound on disk; None: `max_bytes` of PUREVK_CACHE.
 
     Raises:
         PurevkError: other users may write the folder.
@@ -99,7 +99,7 @@ class Cache:
 
     def __init__(self, folder: str | os.PathLike[str] | None, max_bytes: int | None = None) -> None:
         self.folder = None if folder is None else Path(path_text(folder)).expanduser()
-        self.max_bytes = knobs.CACHE_MAX_BYTES() if max_bytes is None else max_bytes
+        self.max_bytes = knobs.CACHE().max_bytes if max_bytes is None else max_bytes
         self._lock = threading.RLock()
         self._memory: OrderedDict[str, bytes] = OrderedDict()
         self._memory_bytes = 0
@@ -455,22 +455,22 @@ _caches_lock = threading.Lock()
 
 
 def default_cache() -> Cache:
-    """The cache of `PUREVK_CACHE_DIR`, or else the user's cache folder; one object a folder and
+    """The cache in the folder of `PUREVK_CACHE`, or else in the user's cache folder; one object a folder and
     process.
 
     With `PUREVK_CACHE=0`, or for a user without a home folder, it is one in memory only.
     """
     folder = knobs.cache_folder()
     with _caches_lock:
-        wanted = (folder, knobs.CACHE_MAX_BYTES())
+        wanted = (folder, knobs.CACHE().max_bytes)
         if wanted not in _caches:
             _caches[wanted] = Cache(folder or None)
         return _caches[wanted]
 
 
 WARM_UP = (
-    "run `purevk warmup` with the model, the same device and the same PUREVK_CACHE_DIR; or allow"
-    ' compiling: unset PUREVK_ASSERT_CACHED, and load without compile="never"'
+    "run `purevk warmup` with the model, the same device and the same PUREVK_CACHE; or allow"
+    ' compiling: take only=1 out of PUREVK_CACHE, and load without compile="never"'
 )
 _SHOWN = 4  # templates of missing kernels in a message, and lines of a difference
 

@@ -132,7 +132,7 @@ class ShaderCompilerError(PurevkError, RuntimeError):
 
 
 class KernelNotCachedError(ShaderCompilerError):
-    """A kernel is not in the cache, and must not be compiled (`PUREVK_ASSERT_CACHED=1`,
+    """A kernel is not in the cache, and must not be compiled (`PUREVK_CACHE=only=1`,
     `compile="never"`)."""
 
 

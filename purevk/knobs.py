@@ -6,7 +6,6 @@ A knob is read when it is used, not at import, so a test may set the variable at
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import sys
@@ -17,6 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from purevk.errors import OutputError, PurevkError
+from purevk.knob_values import (
+    RENAMED,
+    CacheOptions,
+    Limits,
+    parse_cache,
+    parse_count,
+    parse_flag,
+    parse_limits,
+    parse_names,
+    parse_seconds,
+    parse_seed,
+)
 from purevk.paths import others_may_write
 from purevk.plain_text import printable
 from purevk.whole_file import make_private, replace_file
@@ -25,75 +36,45 @@ DRIVER_FOLDER = "driver"
 """The folder of Mesa's drivers, in that of the on-disk cache."""
 
 
-def _flag(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("1 or 0")
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ValueError("a whole number, 0 or more")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number >= 0:  # nan is none
-        raise ValueError("a number of seconds, 0 or more")
-    return number
-
-
-def _seed(text: str) -> int | None:
-    return _count(text) if text else None
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 @dataclass(frozen=True)
 class Knob:
-    """One environment variable: its name, how its text is read, its default, and one line of
-    documentation."""
+    """One environment variable.
+
+    Attributes:
+        name: of the variable.
+        parse: reads its text. If `merges`, it also takes the value of the old names, or the default.
+        default: the value if the variable is not set.
+        doc: one line of documentation.
+        merges: whether a text changes a part of the value.
+    """
 
     name: str
-    parse: Callable[[str], Any]
+    parse: Callable[..., Any]
     default: Any
     doc: str
+    merges: bool = False
 
     def __call__(self) -> Any:
-        text = os.environ.get(self.name)
-        if text is None or (not text and self.parse in (_count, _seconds)):
-            return self.default
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            raise PurevkError(
-                f"{self.name}={text!r} cannot be read",
-                why=f"expected {error}",
-                next=f"unset it, or see docs/knobs.md ({self.doc})",
-            ) from None
+        value = self.default
+        names = (*_old_names(self.name), self.name) if self.merges else (self.name,)
+        for name in names:
+            text = os.environ.get(name)
+            if text is None or (not text and self.parse in (parse_count, parse_seconds)):
+                continue
+            try:
+                spelled = RENAMED[name][1](text) if name in RENAMED else text
+                value = self.parse(spelled, value) if self.merges else self.parse(spelled)
+            except ValueError as error:
+                raise PurevkError(
+                    f"{name}={text!r} cannot be read",
+                    why=f"expected {error}",
+                    next=f"unset it, or see docs/knobs.md ({self.doc})",
+                ) from None
+        return value
 
-    @contextlib.contextmanager
-    def ignored(self) -> Iterator[None]:
-        """Takes the variable out of the environment of this process for a while."""
-        text = os.environ.pop(self.name, None)
-        try:
-            yield
-        finally:
-            if text is not None:
-                os.environ[self.name] = text
+
+def _old_names(name: str) -> Iterator[str]:
+    return (old for old, (new, _) in RENAMED.items() if new == name and old in os.environ)
 
 
 DEVICE = Knob(
@@ -105,7 +86,7 @@ DEVICE = Knob(
 )
 VISIBLE_DEVICES = Knob(
     "PUREVK_VISIBLE_DEVICES",
-    _names,
+    parse_names,
     (),
     "Vulkan devices to see, separated by commas: indices, or parts of names. They are numbered anew,"
     " in this order. Empty: all.",
@@ -117,22 +98,16 @@ PROFILE = Knob(
     "Device profile to choose kernels by. Empty: that of the device's family. `purevk info` prints"
     " its name.",
 )
-CACHE_DIR = Knob(
-    "PUREVK_CACHE_DIR", str, "", "Folder of the on-disk cache. Empty: the user's cache folder."
-)
-CACHE = Knob("PUREVK_CACHE", _flag, True, "0 turns the on-disk cache off.")
-CACHE_MAX_BYTES = Knob(
-    "PUREVK_CACHE_MAX_BYTES",
-    _count,
-    1 << 30,
-    "Size limit of the on-disk cache, in bytes. The least recently used entries are removed first.",
-)
-ASSERT_CACHED = Knob(
-    "PUREVK_ASSERT_CACHED",
-    _flag,
-    False,
-    "1 compiles no kernel: one that is not in the cache raises KernelNotCachedError. `purevk warmup`"
-    " fills the cache, and ignores this variable.",
+CACHE = Knob(
+    "PUREVK_CACHE",
+    parse_cache,
+    CacheOptions(),
+    "The on-disk cache: its folder (empty or 1: the user's cache folder; 0: none), then options,"
+    " separated by commas. max_bytes limits its size; the least recently used entries are removed"
+    " first. plans=0 stores no plans of .pte and .pvk files, so each load lowers them. only=1"
+    " compiles no kernel: one that is not in the cache raises KernelNotCachedError (`purevk warmup`"
+    " fills the cache, and ignores this option). Example: /var/cache/purevk,only=1.",
+    merges=True,
 )
 SHADERC = Knob("PUREVK_SHADERC", str, "", "Path of the libshaderc to load. No other is tried.")
 VULKAN_SDK = Knob(
@@ -143,34 +118,34 @@ VULKAN_SDK = Knob(
 )
 VALIDATION = Knob(
     "PUREVK_VALIDATION",
-    _flag,
+    parse_flag,
     False,
     "1 turns the Khronos validation layer on. Each message raises ValidationError.",
 )
 DISABLE = Knob(
     "PUREVK_DISABLE",
-    _names,
+    lambda text, base: (*base, *parse_names(text)),
     (),
-    "Optional device features not to use, separated by commas. `purevk info --all` lists them.",
-)
-TEXELS = Knob(
-    "PUREVK_TEXELS",
-    _flag,
-    True,
-    "0 reads all tensors as storage buffers. 1 also uses texel buffers where they are faster.",
+    "Optional device features not to use, separated by commas. `purevk info --all` lists them."
+    " texels reads all tensors as storage buffers; fragments turns off the kernels that use elements"
+    " of matrix-core fragments one by one.",
+    merges=True,
 )
 COMPILE_THREADS = Knob(
-    "PUREVK_COMPILE_THREADS", _count, 0, "Number of threads that compile shaders. 0: one per core."
+    "PUREVK_COMPILE_THREADS",
+    parse_count,
+    0,
+    "Number of threads that compile shaders. 0: one per core.",
 )
 EAGER_FALLBACK = Knob(
     "PUREVK_EAGER_FALLBACK",
-    _flag,
+    parse_flag,
     True,
     "0 raises what purevk cannot run under torch.compile. 1 runs it in eager torch, with a warning.",
 )
 CHECK_INDICES = Knob(
     "PUREVK_CHECK_INDICES",
-    _flag,
+    parse_flag,
     True,
     "1 raises InputError where an index that the model computes, or one on a GPU, is out of range, as"
     " torch does. 0 takes the nearest element. Inputs on the host, and what a model asserts of its"
@@ -178,19 +153,19 @@ CHECK_INDICES = Knob(
 )
 CHECK = Knob(
     "PUREVK_CHECK",
-    _flag,
+    parse_flag,
     False,
     "1 compares each node of a call with eager torch, and the results of the call with those of the"
     " single nodes. The first difference raises DifferenceError. See docs/debugging.md.",
 )
 SKIP_PASSES = Knob(
     "PUREVK_SKIP_PASSES",
-    _names,
+    parse_names,
     (),
     "Optional passes not to run, separated by commas. `purevk bisect` finds which one matters."
     " docs/debugging.md lists them.",
 )
-VERIFY = Knob("PUREVK_VERIFY", _flag, False, "1 verifies the graph after every pass.")
+VERIFY = Knob("PUREVK_VERIFY", parse_flag, False, "1 verifies the graph after every pass.")
 DUMP = Knob(
     "PUREVK_DUMP",
     str,
@@ -206,74 +181,35 @@ OVERRIDE = Knob(
     " takes them unchecked.",
 )
 PROGRESS = Knob(
-    "PUREVK_PROGRESS", _flag, True, "0 hides progress bars. They only appear on a terminal."
+    "PUREVK_PROGRESS", parse_flag, True, "0 hides progress bars. They only appear on a terminal."
 )
 TIMEOUT = Knob(
     "PUREVK_TIMEOUT",
-    _seconds,
+    parse_seconds,
     120.0,
     "Seconds to wait for the device before DeviceLostError is raised. inf: as long as it takes.",
 )
-FRAGMENTS = Knob(
-    "PUREVK_FRAGMENTS",
-    _flag,
-    True,
-    "0 turns off the kernels that use elements of matrix-core fragments one by one (attention,"
-    " matmuls and convolutions in the order of fragments, quantized weights, int8).",
-)
-POLL = Knob(
-    "PUREVK_POLL",
-    _seconds,
-    0.002,
-    "Seconds that a call polls a GPU before it sleeps. Waking up costs tens of microseconds. 0:"
-    " sleep at once.",
-)
 SEED = Knob(
     "PUREVK_SEED",
-    _seed,
+    parse_seed,
     None,
     "Seed of random operators (rand, randn, dropout, ...) until torch.manual_seed or"
     " purevk.manual_seed sets another. Unset: as in torch, others in each process.",
 )
-RECORDINGS = Knob(
-    "PUREVK_RECORDINGS",
-    _count,
-    16,
-    "Number of recorded command buffers to keep per segment. Each input signature needs one.",
-)
-KEEP_PLANS = Knob(
-    "PUREVK_KEEP_PLANS",
-    _flag,
-    True,
-    "1 keeps the plans of .pte and .pvk files in the on-disk cache, so that later loads need not lower"
-    " them. 0 lowers at each load.",
-)
 TUNED = Knob(
     "PUREVK_TUNED",
-    _flag,
+    parse_flag,
     True,
     "Run the kernels that `purevk tune` found to be the fastest on the device.",
 )
-MAX_NODES = Knob(
-    "PUREVK_MAX_NODES", _count, 50_000, "Number of nodes of a method in a file that is accepted."
-)
-MAX_SYMBOLS = Knob(
-    "PUREVK_MAX_SYMBOLS",
-    _count,
-    10_000,
-    "Number of dynamic sizes of a method in a file that is accepted.",
-)
-MAX_DEPTH = Knob(
-    "PUREVK_MAX_DEPTH",
-    _count,
-    128,
-    "How deep lists, sizes and graphs in a file may be nested.",
-)
-MAX_TENSOR_BYTES = Knob(
-    "PUREVK_MAX_TENSOR_BYTES",
-    _count,
-    1 << 40,
-    "Bytes of a tensor in a file that are accepted, at the bounds of its sizes.",
+LIMITS = Knob(
+    "PUREVK_LIMITS",
+    parse_limits,
+    Limits(),
+    "What a method in a file may have: nodes, dynamic sizes (symbols), nesting of lists, sizes and"
+    " graphs (depth), and bytes of a tensor at the bounds of its sizes (tensor_bytes). Names that"
+    " are left out have their defaults.",
+    merges=True,
 )
 VK_DRIVER_FILES = Knob(
     "VK_DRIVER_FILES", str, "", "Driver manifests for the Vulkan loader. It uses no others."
@@ -302,9 +238,28 @@ ALL: tuple[Knob, ...] = tuple(
 
 
 def set_here() -> dict[str, str]:
-    """The variables of purevk's own that are set, with their texts."""
-    own = [knob.name for knob in ALL if knob.name.startswith("PUREVK_")]
-    return {name: os.environ[name] for name in own if name in os.environ}
+    """The variables of purevk that are set, with their texts. Old names are written as new ones."""
+    texts: dict[str, str] = {}
+    for knob in ALL:
+        if knob.name.startswith("PUREVK_"):
+            parts = [RENAMED[old][1](os.environ[old]) for old in _old_names(knob.name)]
+            parts += [os.environ[knob.name]] if knob.name in os.environ else []
+            texts |= {knob.name: ",".join(parts)} if parts else {}
+    return texts
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Ignores the option `only` of PUREVK_CACHE in this process for a while."""
+    text = os.environ.get(CACHE.name)
+    os.environ[CACHE.name] = f"{text or ''},only=0"
+    try:
+        yield
+    finally:
+        if text is None:
+            del os.environ[CACHE.name]
+        else:
+            os.environ[CACHE.name] = text
 
 
 def warn(message: str) -> None:
@@ -319,24 +274,40 @@ _OTHERS = ("PUREVK_TEST_", "PUREVK_REPOSITORY")  # what tests and builds of pure
 _warned: set[str] = set()
 
 
-def warn_of_unknown() -> None:
-    """Warns of variables that begin as those of purevk do, but are none of them: a misspelt one has no
-    effect. Once for each."""
-    known = [knob.name for knob in ALL]
+def warn_of_names() -> None:
+    """Warns of variables with old names, and of those that begin as purevk's do but are not in the
+    table: a misspelt name has no effect. Once for each name."""
+    names = [knob.name for knob in ALL]
     for name in sorted(os.environ):
         if not name.startswith("PUREVK_") or name.startswith(_OTHERS):
             continue
-        if name in known or name in _warned:
+        if name in names or name in _warned:
             continue
         _warned.add(name)
+        if name in RENAMED:
+            warn(_renamed(name))
+            continue
         import difflib
 
-        ends = {each.removeprefix("PUREVK_"): each for each in known}
+        ends = {name.removeprefix("PUREVK_"): name for name in names}
         near = difflib.get_close_matches(name.removeprefix("PUREVK_"), ends, 1)
         warn(
             f"{name} is no variable of purevk, and has no effect"
             + (f"; is {ends[near[0]]} meant?" if near else "; docs/knobs.md has all of them"),
         )
+
+
+def _renamed(old: str) -> str:
+    """What to write instead of an old name."""
+    new, spell = RENAMED[old]
+    if not new:
+        return f"{old} has no effect any more: unset it"
+    try:
+        spelled = spell(os.environ[old])
+    except ValueError:  # `check` raises
+        spelled = "..."
+    now = f"write {new}={spelled}" if spelled else "unset it"
+    return f"{old} is an old name that the next release does not read: {now}"
 
 
 def check() -> None:
@@ -394,13 +365,14 @@ _DRIVER_ROOM = 16 << 20  # bytes on the disk without which Mesa's drivers keep n
 
 
 def cache_folder() -> str:
-    """The folder of the on-disk cache: that of PUREVK_CACHE_DIR, or the user's cache folder. Empty:
-    nothing is kept on disk, because of PUREVK_CACHE=0 or because this user has no folder."""
-    if not CACHE():
+    """The folder of the on-disk cache: that of PUREVK_CACHE, or the user's cache folder. Empty:
+    nothing is stored on disk, because of PUREVK_CACHE=0 or because this user has no folder."""
+    options = CACHE()
+    if not options.on:
         return ""
-    folder: str = os.path.expanduser(CACHE_DIR())
+    folder: str = os.path.expanduser(options.folder)
     if not folder:
-        import platformdirs  # it imports much, and knows nothing that a set PUREVK_CACHE_DIR does not
+        import platformdirs  # it imports much, which a folder in PUREVK_CACHE makes needless
 
         try:
             folder = platformdirs.user_cache_dir("purevk", appauthor=False)
@@ -409,8 +381,8 @@ def cache_folder() -> str:
     if not folder.startswith("~"):
         return folder
     warn(
-        "purevk keeps its cache in memory only: this user has no home folder (PUREVK_CACHE_DIR names"
-        " another folder, PUREVK_CACHE=0 uses none)"
+        "purevk keeps its cache in memory only: this user has no home folder (PUREVK_CACHE names"
+        " another folder; PUREVK_CACHE=0 uses none)"
     )
     return ""
 

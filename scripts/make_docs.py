@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from api_page import api_parts  # noqa: E402
 from error_page import error_parts  # noqa: E402
 
-from purevk import knobs  # noqa: E402
+from purevk import knob_values, knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
 from purevk.frontends.executorch.names import INTEGER_OPERATORS  # noqa: E402
 from purevk.frontends.torch import higher_order, nodes  # noqa: E402
@@ -67,7 +67,7 @@ def knobs_page() -> str:
             "purevk reads a variable when it uses it, so you may set it at any time. `1`, `true`,"
             " `yes` and `on` mean yes. `0`, `false`, `no`, `off` and the empty text mean no. For a"
             " number, the empty text means the default. A value that cannot be read raises an error"
-            " when the device is opened. A `RuntimeWarning` names a `PUREVK_` variable that is not in this table."
+            " when the device is opened. A `RuntimeWarning` names a `PUREVK_` variable that is not in these tables."
         ),
         "```sh\nPUREVK_DEVICE=llvmpipe PUREVK_VERIFY=1 purevk run model.pte\n```",
         _table(
@@ -77,7 +77,23 @@ def knobs_page() -> str:
                 for knob in knobs.ALL
             ],
         ),
+        "## Old names",
+        _prose(
+            "The next release does not read these names. Until then they work, and a"
+            " `RuntimeWarning` says what to write instead."
+        ),
+        _table(
+            "old name | new spelling",
+            [f"| `{old}` | {_new_spelling(old)} |" for old in knob_values.RENAMED],
+        ),
     )
+
+
+def _new_spelling(old: str) -> str:
+    new, spell = knob_values.RENAMED[old]
+    if not new:
+        return "none: it has no effect"
+    return f"`{new}={spell('0') if new == knobs.DISABLE.name else spell('...').removeprefix('./')}`"
 
 
 def _default(value: object) -> str:

@@ -84,7 +84,7 @@ def run(configuration: str, tests: Sequence[str], timeout_s: float) -> Outcome:
     """Runs the tests in one configuration."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        environment = {**os.environ, "PUREVK_CACHE_DIR": f"{folder}/cache", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PUREVK_CACHE": f"{folder}/cache", "PYTHONPATH": str(ROOT)}
         environment.setdefault("OMP_NUM_THREADS", "1")
         if configuration == GPU:
             environment["PUREVK_TEST_TRAITS"] = "gpu"

@@ -389,17 +389,17 @@ def fresh_cache() -> Any:
     """An empty folder for kernels, so that what is compiled is counted."""
     from purevk.graph.context import default_context
 
-    before = os.environ.get("PUREVK_CACHE_DIR")
+    before = os.environ.get("PUREVK_CACHE")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PUREVK_CACHE_DIR"] = folder
+        os.environ["PUREVK_CACHE"] = folder
         try:
             with default_context():
                 yield
         finally:
             if before is None:
-                del os.environ["PUREVK_CACHE_DIR"]
+                del os.environ["PUREVK_CACHE"]
             else:
-                os.environ["PUREVK_CACHE_DIR"] = before
+                os.environ["PUREVK_CACHE"] = before
 
 
 def read_rows(path: Path | None) -> dict[str, Any]:

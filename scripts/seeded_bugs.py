@@ -308,14 +308,14 @@ class Copy:
         for path in (ROOT / "purevk" / "_lib").glob("libshaderc*"):
             (library / path.name).symlink_to(path.resolve())
         kernels = Path(folder) / "kernels"
-        kept = Path(os.environ.get("PUREVK_CACHE_DIR") or ROOT / ".pytest_cache" / "purevk")
+        kept = Path(os.environ.get("PUREVK_CACHE") or ROOT / ".pytest_cache" / "purevk")
         for name in ("spirv", "validated"):  # by the hash of what they are compiled from
             if (kept / name).is_dir():
                 shutil.copytree(kept / name, kernels / name)
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(self.root),
-            "PUREVK_CACHE_DIR": str(kernels),
+            "PUREVK_CACHE": str(kernels),
             "PUREVK_DEVICE": os.environ.get("PUREVK_DEVICE", "llvmpipe"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }

@@ -21,7 +21,7 @@ os.environ.setdefault("PUREVK_VERIFY", "1")
 os.environ.setdefault("PUREVK_PROGRESS", "0")
 os.environ.setdefault("PUREVK_EAGER_FALLBACK", "0")
 os.environ.setdefault(
-    "PUREVK_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
+    "PUREVK_CACHE", str(Path(__file__).parent.parent / ".pytest_cache" / "purevk")
 )
 
 # The drivers keep their shaders in one place, whatever cache folder a test has.

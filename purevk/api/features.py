@@ -229,6 +229,17 @@ FEATURES: tuple[Feature, ...] = (
         core=None,
     ),
     Feature(
+        "fragments",
+        "kernels that use elements of matrix-core fragments one by one",
+        test=lambda physical: True,
+        requires=("cooperative_matrix",),
+    ),
+    Feature(
+        "texels",
+        "texel buffers, where they are faster than storage buffers",
+        test=lambda physical: True,
+    ),
+    Feature(
         "integer_dot_product",
         "dot products of packed 8-bit integers",
         "VkPhysicalDeviceShaderIntegerDotProductFeatures",

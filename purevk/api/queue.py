@@ -21,6 +21,7 @@ _LOST = vk.const("VK_ERROR_DEVICE_LOST")
 _NOT_READY = vk.const("VK_NOT_READY")
 _SLICE_NS = 100_000_000  # a wait returns to Python this often, so that Ctrl-C works
 _SETTLE_S = 10.0
+_POLL_S = 0.002  # a call polls this long before it sleeps: waking up costs tens of microseconds
 _RETRY_S = 0.001  # between two waits that failed
 _ALL_COMMANDS = 0x10000  # VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
 
@@ -35,7 +36,7 @@ class _QueueState:
         self.queue = queue[0]
         # On a software device, which computes on the same cores, polling would only take time from
         # it.
-        self.poll = knobs.POLL() if device.kind != "cpu" else 0.0
+        self.poll = _POLL_S if device.kind != "cpu" else 0.0
         self.lock = threading.RLock()  # who destroys an object asks under it what is unfinished
         self.free: list[Any] = []  # fences as VkFence[1], unsignalled
         self.pending: dict[

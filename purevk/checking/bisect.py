@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +23,6 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.ir.printer import node_to_text
 from purevk.passes.pipeline import OPTIONAL, skipped_passes
-from purevk.tuning.traits import no
-
-# What a device does without features too, by the setting that switches it off.
-_KERNELS: dict[str, dict[str, object]] = {
-    f"{knobs.TEXELS.name}=0": {"max_texels": 0},
-    f"{knobs.FRAGMENTS.name}=0": {"fragment_order": no},
-}
 
 
 @dataclass(frozen=True)
@@ -159,28 +151,16 @@ class Bisection:
 
         passes = [name for name in OPTIONAL if name not in skipped_passes()]
         self.verdict.passes = smallest(passes, without_passes)
-        traits = self._context.traits
-        kernels = [
-            name
-            for name, change in _KERNELS.items()
-            if any(getattr(traits, key) != value for key, value in change.items())
-        ]
-        features = [*sorted(self._context.device.features), *kernels]
-        self.verdict.features = smallest(features, without_features)
+        self.verdict.features = smallest(sorted(self._context.device.features), without_features)
 
     def _on(self, features: Collection[str]) -> Context:
         """A context on the same device without some features."""
-        wanted = frozenset(features)
-        if wanted not in self._devices:
-            named = tuple(name for name in wanted if name not in _KERNELS)
+        disabled = frozenset(features)
+        if disabled not in self._devices:
             physical = self._context.device.physical
-            device = api.Device(physical, disable=(*knobs.DISABLE(), *named))
-            made = Context(device, self._context.cache)
-            for name in wanted:
-                if name in _KERNELS:
-                    made.traits = dataclasses.replace(made.traits, **_KERNELS[name])  # type: ignore[arg-type]
-            self._devices[wanted] = made
-        return self._devices[wanted]
+            device = api.Device(physical, disable=(*knobs.DISABLE(), *disabled))
+            self._devices[disabled] = Context(device, self._context.cache)
+        return self._devices[disabled]
 
     # -- a node that differs by itself ---------------------------------------------------------------
     def _bisect_node(self, found: Found) -> None:

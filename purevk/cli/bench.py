@@ -158,8 +158,7 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         command += [name, value] if value is not None else []
     changes = {name: str(folder / "driver") for name in _DRIVER_CACHES}
     changes |= {
-        knobs.CACHE_DIR.name: str(folder / "purevk"),
-        knobs.CACHE.name: "1",
+        knobs.CACHE.name: str(folder / "purevk"),
         knobs.PROGRESS.name: "0",
     }
     (folder / "driver").mkdir(exist_ok=True)

@@ -84,9 +84,6 @@ def _conclusion(data: dict[str, Any]) -> list[str]:
     lines.append(f"  {data['difference']}")
     if passes:
         lines.append(f"It agrees with PUREVK_SKIP_PASSES={','.join(data['passes'])}")
-    named = [name for name in data["features"] if "=" not in name]
-    settings = [name for name in data["features"] if "=" in name]
     if features:
-        disable = [f"PUREVK_DISABLE={','.join(named)}"] if named else []
-        lines.append(f"It agrees with {' '.join((*disable, *settings))}")
+        lines.append(f"It agrees with PUREVK_DISABLE={','.join(data['features'])}")
     return lines

@@ -240,7 +240,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("paths", metavar="PATH", nargs="*", help="of diff, export and import")
     parser.add_argument(
-        "--folder", metavar="DIR", help="cache folder (default: that of PUREVK_CACHE_DIR)"
+        "--folder", metavar="DIR", help="cache folder (default: that of PUREVK_CACHE)"
     )
     parser.add_argument(
         "--remove", action="store_true", help="verify: also remove the damaged entries"

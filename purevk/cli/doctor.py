@@ -296,7 +296,7 @@ def _cache() -> Check:
             "cache folder",
             "warning",
             f"{folder} cannot be written ({error.strerror or error}): each process compiles anew",
-            [f"export {knobs.CACHE_DIR.name}=/a/folder/that/can/be/written"],
+            [f"export {knobs.CACHE.name}=/a/folder/that/can/be/written"],
         )
     return Check("cache folder", "ok", str(folder))
 

@@ -31,13 +31,13 @@ from purevk.schedule.plan import Lowered
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    with knobs.ASSERT_CACHED.ignored():  # an image may set it for its server
+    with knobs.compiling():  # an image may set it for its server
         return _collect(args)
 
 
 def _collect(args: argparse.Namespace) -> dict[str, Any]:
     cache = default_cache()
-    if cache.folder is None and knobs.CACHE() and not args.bundle:
+    if cache.folder is None and knobs.CACHE().on and not args.bundle:
         raise _nothing_kept("this user has no home folder", "")
     if args.bundle:
         check_output(args.bundle, "the bundle")
@@ -59,7 +59,7 @@ def _collect(args: argparse.Namespace) -> dict[str, Any]:
     keys = _warm_all(args, data) if args.models else ()
     data["persistent"] = cache.persistent
     if cache.folder is not None and not args.bundle and _is_lost(cache, keys):
-        why = cache.problem or f"{knobs.CACHE_MAX_BYTES.name}={cache.max_bytes} is too small"
+        why = cache.problem or f"max_bytes={cache.max_bytes} of {knobs.CACHE.name} is too small"
         raise _nothing_kept(why, str(cache.folder))
     data["cache"] = {
         "folder": str(cache.folder or ""),
@@ -87,7 +87,7 @@ def _nothing_kept(why: str, folder: str) -> PurevkError:
         "the warmup is not kept on disk",
         where=folder,
         why=why,
-        next=f"name a folder that this user may write: {knobs.CACHE_DIR.name}; or write a bundle:"
+        next=f"name a folder that this user may write: {knobs.CACHE.name}; or write a bundle:"
         " --bundle FILE.zip",
     )
 

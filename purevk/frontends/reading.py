@@ -88,24 +88,27 @@ def check_limits(graph: Graph, where: str) -> None:
     """
     nested = list(graph.nested())
     nodes = sum(len(each.nodes) for each in nested)
-    _within(nodes, knobs.MAX_NODES, "nodes", where)
-    _within(sum(len(each.symbols) for each in nested), knobs.MAX_SYMBOLS, "symbols", where)
+    limits = knobs.LIMITS()
+    _within(nodes, "nodes", limits.nodes, "nodes", where)
+    symbols = sum(len(each.symbols) for each in nested)
+    _within(symbols, "symbols", limits.symbols, "symbols", where)
     for each in nested:
         leaves = [value for value in each.inputs if isinstance(value, Value)]
         for value in (*leaves, *each.constants, *each.states):
-            _within(value.type.nbytes, knobs.MAX_TENSOR_BYTES, f"bytes of {value!r}", where)
+            nbytes = value.type.nbytes
+            _within(nbytes, "tensor_bytes", limits.tensor_bytes, f"bytes of {value!r}", where)
         for node in each.nodes:
             for value in node.results:
-                if value.type.nbytes > knobs.MAX_TENSOR_BYTES():
+                if (nbytes := value.type.nbytes) > limits.tensor_bytes:
                     place = place_of(where, node)
-                    _within(value.type.nbytes, knobs.MAX_TENSOR_BYTES, "bytes of a result", place)
+                    _within(nbytes, "tensor_bytes", limits.tensor_bytes, "bytes of a result", place)
 
 
 def check_depth(content: Any, where: str) -> None:
     """Compares how deep lists and mappings are nested with the limit that the knobs set for files."""
-    level, depth = [content], 0
+    level, depth, limit = [content], 0, knobs.LIMITS().depth
     while level:
-        _within(depth, knobs.MAX_DEPTH, "levels of nesting", where)
+        _within(depth, "depth", limit, "levels of nesting", where)
         level = [
             item
             for each in level
@@ -115,11 +118,11 @@ def check_depth(content: Any, where: str) -> None:
         depth += 1
 
 
-def _within(found: int, limit: knobs.Knob, what: str, where: str) -> None:
-    if found > limit():
+def _within(count: int, name: str, limit: int, what: str, where: str) -> None:
+    if count > limit:
         raise FileFormatError(
-            f"the program has {found} {what}",
+            f"the program has {count} {what}",
             where=where,
-            why=f"{limit()} are accepted",
-            next=f"raise {limit.name} if you trust the file",
+            why=f"{limit} are accepted",
+            next=f"raise {name} in {knobs.LIMITS.name} if you trust the file: {name}={count}",
         )

@@ -311,7 +311,7 @@ class CallMemory:
                         f"a tensor of {size} bytes is larger than one binding of the device",
                         where=dispatch.label,
                         why=f"{self._device.name} binds {limit} bytes at most",
-                        next="set PUREVK_TEXELS=0"
+                        next="set PUREVK_DISABLE=texels"
                         if texel
                         else "use a device with a larger maxStorageBufferRange, or split the tensor",
                     )

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from purevk import api, knobs
+from purevk import api
 from purevk.api import vk
 from purevk.errors import InputError
 from purevk.graph.call_memory import CallMemory, Cut
@@ -24,6 +24,8 @@ from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import MAX_PUSH, BufferWindow, Dispatch
 from purevk.memory_planner import ALIGNMENT
+
+RECORDINGS = 16  # recorded command buffers per segment; each input signature needs one
 
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
 _Owned = TypeVar("_Owned", bound=api.DeviceObject)
@@ -204,7 +206,7 @@ class ComputeGraph:
         if commands is None:
             commands = self._record(number, env)
             recordings[signature] = commands
-            while len(recordings) > max(knobs.RECORDINGS(), 1):
+            while len(recordings) > RECORDINGS:
                 recordings.popitem(last=False)[1].destroy()
         else:
             recordings.move_to_end(signature)

@@ -70,14 +70,14 @@ class Context:
     """
 
     def __init__(self, device: api.Device, cache: Cache | None = None) -> None:
-        knobs.warn_of_unknown()
+        knobs.warn_of_names()
         knobs.check()
         self.device = device
         self.cache = cache if cache is not None else default_cache()
         self.traits = traits_of(device, self.cache)
         self.kernels = KernelStore(device, self.cache, self.traits)
         self.traits = dataclasses.replace(self.traits, choices=measured_choices(self.kernels))
-        if self.traits.coopmat_columns and knobs.FRAGMENTS():
+        if self.traits.coopmat_columns and device.features.fragments:
             order = FragmentOrder(self.kernels)
             self.traits = dataclasses.replace(self.traits, fragment_order=order)
         self.programs: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -260,11 +260,11 @@ def _matrices(device: api.Device, dtype: str) -> tuple[tuple[int, int, int, int]
 def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
     """Whether the compiler knows a GLSL extension. The cache keeps a yes, so that a warm start
     loads no compiler. Without a compiler the answer is that of the last one, or yes: all kernels
-    come from the cache or a bundle. Nor is the compiler asked with PUREVK_ASSERT_CACHED."""
+    come from the cache or a bundle. Nor is the compiler asked with the option `only` of PUREVK_CACHE."""
     from purevk.shaders import shaderc
 
     kept = cache.get_tuning(device, extension)
-    if kept or knobs.ASSERT_CACHED():
+    if kept or knobs.CACHE().only:
         return kept is not False
     try:
         known = shaderc.load().supports(extension)
@@ -278,7 +278,7 @@ def _compiler_knows(extension: str, device: str, cache: Cache) -> bool:
 def _max_texels(device: api.Device) -> int:
     """Elements of a texel buffer. 0 if a format that kernels use is missing, or if not all memory
     of plans can be one."""
-    usable = knobs.TEXELS() and device.limits.min_texel_buffer_alignment <= ALIGNMENT
+    usable = device.features.texels and device.limits.min_texel_buffer_alignment <= ALIGNMENT
     usable = usable and all(device.physical.has_texel_format(form) for form in TEXEL_FORMATS)
     return device.limits.max_texel_buffer_elements if usable else 0
 

@@ -122,7 +122,7 @@ def load(
             without a bound is refused.
         check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
         compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
-            at calls. `purevk warmup` fills the cache. PUREVK_ASSERT_CACHED=1 does the same for all
+            at calls. `purevk warmup` fills the cache. PUREVK_CACHE=only=1 does the same for all
             programs.
         round: when values of float16 and bfloat16 are rounded. "fused": sums, products and other
             float arithmetic that one kernel computes keep float32 between operators, as torch's

@@ -131,8 +131,8 @@ class EntryFolder:
                     return
                 self.writable, self.problem = False, str(error)
             warn(
-                f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE_DIR names another"
-                " folder, PUREVK_CACHE=0 uses none)"
+                f"purevk cannot write its cache and keeps it in memory only: {error} (PUREVK_CACHE names another"
+                " folder; PUREVK_CACHE=0 uses none)"
             )
             return
         with self._lock:
@@ -214,7 +214,7 @@ def _refuse_shared(folder: Path) -> None:
             "other users may write the cache folder",
             where=str(folder),
             why=f"{why}; the device and its driver run what is in it",
-            next=f"name a folder of this user's own ({knobs.CACHE_DIR.name}), or use none"
+            next=f"name a folder of this user's own ({knobs.CACHE.name}), or use none"
             f" ({knobs.CACHE.name}=0). If you trust what is in it, make it your own: chown, and chmod"
             f" go-w {shlex.quote(str(folder))}",
         )

@@ -17,10 +17,20 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
-EVERYONE = {"errors", "knobs", "dtypes", "mapped", "paths", "plain_text", "whole_file"}
+EVERYONE = {
+    "errors",
+    "knobs",
+    "knob_values",
+    "dtypes",
+    "mapped",
+    "paths",
+    "plain_text",
+    "whole_file",
+}
 BELOW = {
     "errors": set(),
     "knobs": set(),
+    "knob_values": set(),
     "dtypes": set(),
     "plain_text": set(),
     "paths": set(),
@@ -323,7 +333,7 @@ def test_a_load_imports_little(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", _LOAD, str(file)],
             cwd=ROOT,
-            env={**os.environ, "PUREVK_CACHE_DIR": str(tmp_path)},
+            env={**os.environ, "PUREVK_CACHE": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=60,

@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PUREVK_CACHE", "PUREVK_CACHE_DIR", "PUREVK_CACHE_MAX_BYTES", "PUREVK_SHADERC"):
+    for name in ("PUREVK_CACHE", "PUREVK_SHADERC"):
         monkeypatch.delenv(name, raising=False)

@@ -76,7 +76,7 @@ def test_sizes_that_need_another_lowering(model: Path, context: Context) -> None
 def test_the_variable_asserts_for_all_programs(
     model: Path, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(knobs.ASSERT_CACHED.name, "1")
+    monkeypatch.setenv(knobs.CACHE.name, "only=1")
     with pytest.raises(KernelNotCachedError):
         purevk.load(model, context=context)
     with pytest.raises(KernelNotCachedError):
@@ -92,7 +92,7 @@ def test_a_module(context: Context) -> None:
 def test_eager_torch_does_not_take_over(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     from purevk.dynamo import make_backend
 
-    monkeypatch.setenv(knobs.ASSERT_CACHED.name, "1")
+    monkeypatch.setenv(knobs.CACHE.name, "only=1")
     monkeypatch.setenv(knobs.EAGER_FALLBACK.name, "1")
     compiled = torch.compile(torch.nn.Tanh(), backend=make_backend(context))
     with torch.no_grad(), pytest.raises(KernelNotCachedError):

@@ -119,7 +119,7 @@ def test_unusable_folder_leaves_the_cache_in_memory(tmp_path: Path, kind: str) -
         assert cache.clear() == 0
     assert len(caught) == 1
     assert "in memory only" in str(caught[0].message)
-    assert "PUREVK_CACHE_DIR" in str(caught[0].message)
+    assert "PUREVK_CACHE" in str(caught[0].message)
 
 
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,15 +321,13 @@ def test_tuning(tmp_path: Path) -> None:
 
 
 def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("PUREVK_CACHE_MAX_BYTES", "12345")
+    monkeypatch.setenv("PUREVK_CACHE", f"{tmp_path},max_bytes=12345")
     cache = default_cache()
     assert (cache.folder, cache.max_bytes) == (tmp_path, 12345)
     assert default_cache() is cache
     monkeypatch.setenv("PUREVK_CACHE", "0")
     assert default_cache().folder is None
     monkeypatch.delenv("PUREVK_CACHE")
-    monkeypatch.delenv("PUREVK_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if sys.platform == "linux":
         assert default_cache().folder == tmp_path / "xdg" / "purevk"
@@ -370,7 +368,7 @@ def test_a_folder_that_others_may_write_is_refused(
     folder = tmp_path / "cache"
     Cache(folder).put_spirv(key_of(1), spirv_of(1))
     folder.chmod(mode)
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(folder))
+    monkeypatch.setenv(knobs.CACHE.name, str(folder))
     monkeypatch.delenv(knobs.MESA_SHADER_CACHE_DIR.name, raising=False)
     for use in (
         lambda: Cache(folder),
@@ -399,7 +397,7 @@ def test_folders_are_made_for_their_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "above" / "cache"
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(folder))
+    monkeypatch.setenv(knobs.CACHE.name, str(folder))
     monkeypatch.delenv(knobs.MESA_SHADER_CACHE_DIR.name, raising=False)
     before = os.umask(0)
     try:

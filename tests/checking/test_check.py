@@ -267,7 +267,7 @@ def test_torch_compile_does_not_hide_it(checking: Path) -> None:
 
 
 def test_the_default_folder_and_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     monkeypatch.delenv(knobs.DUMP.name, raising=False)
     x = torch.randn(4)
     with redefined("aten.abs.default", Pointwise("x")):

@@ -36,9 +36,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(cache_folder))
+    monkeypatch.setenv(knobs.CACHE.name, str(cache_folder))
     monkeypatch.setenv("COLUMNS", "120")
-    for knob in (knobs.CACHE, knobs.SHADERC, knobs.DISABLE):
+    for knob in (knobs.SHADERC, knobs.DISABLE):
         monkeypatch.delenv(knob.name, raising=False)
 
 

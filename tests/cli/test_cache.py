@@ -24,7 +24,7 @@ PIPELINE = struct.pack("<4I", 32, 1, 7, 8) + bytes(16) + b"made by a driver"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with three SPIR-V modules, a pipeline cache and a tuning result."""
     path = tmp_path / "cache"
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(path))
+    monkeypatch.setenv(knobs.CACHE.name, str(path))
     cache = Cache(path)
     for number in range(3):
         cache.put_spirv(key_of(number), spirv_of(number), {"compiler": f"test {number}"})

@@ -50,7 +50,7 @@ def test_a_bare_machine(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
         knobs.SHADERC.name: "/nonexistent",
-        knobs.CACHE_DIR.name: "/proc/none",
+        knobs.CACHE.name: "/proc/none",
     }
     for extra in ([], ["--json"]):
         done = subprocess.run(
@@ -211,7 +211,7 @@ def test_a_cache_folder_that_others_may_write(
     cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o777)
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     check = by_name(cli("doctor", "--json").json)["cache folder"]
     assert check["status"] == "missing" and "other users may write" in check["found"]
     assert "chmod go-w" in check["fix"][0]

@@ -72,7 +72,7 @@ def test_example(
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     if line.startswith("purevk cache"):
-        monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "cache"))
+        monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
     command = re.split(r" [|>] ", line)[0]  # what the shell does with the output is its affair
     words = shlex.split(command)[1:]
     words = [name for word in words for name in (sorted(glob.glob(word)) or [word])]

@@ -184,7 +184,7 @@ def test_inputs_that_numpy_has_no_dtype_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PUREVK_CACHE", str(tmp_path / "cache"))
     path, module = tmp_path / "model.pt2", torch.nn.Linear(8, 8).bfloat16()
     torch.export.save(torch.export.export(module, (torch.rand(2, 8).bfloat16(),)), path)
     name, *options = command.split()

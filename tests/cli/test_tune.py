@@ -53,7 +53,7 @@ def path(model: Model, x: torch.Tensor, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "cache"))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
 
 
 def kernels(path: Path) -> list[tuple[Any, ...]]:
@@ -199,7 +199,7 @@ def test_a_bundle_holds_the_answers(
     assert cli("warmup", path, "--bundle", bundle).code == 0
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     for number, attach in enumerate((False, True)):
-        monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / f"other{number}"))
+        monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / f"other{number}"))
         if not attach:
             assert cli("warmup", "--from-bundle", bundle, "--trust").code == 0
             assert kernels(path) == tuned

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.device
 def test_the_second_time_all_is_there(
     cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     cold = cli("warmup", data / "topk.pte", data / "dynamic_views.pte", "--json").json
     first, second = cold["models"]
     assert (
@@ -65,7 +65,7 @@ def test_a_bundle_serves_where_there_is_no_compiler(
     )
     digest = made["bundle"]["sha256"]
     assert (tmp_path / "kernels.zip.sha256").read_text() == f"{digest}  kernels.zip\n"
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "other"))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "other"))
     monkeypatch.setenv(knobs.SHADERC.name, "/nonexistent")
     ran = cli("run", data / "dynamic_views.pte")
     assert ran.code == 1 and "PUREVK_SHADERC" in ran.err
@@ -96,30 +96,30 @@ def test_a_folder_that_cannot_be_written(
     file = tmp_path / "file"
     file.write_text("no folder")
     model, bundle = data / "linear_relu.pte", tmp_path / "b.zip"
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(file / "cache"))
+    monkeypatch.setenv(knobs.CACHE.name, str(file / "cache"))
     with pytest.warns(RuntimeWarning, match="cannot write its cache"):
         ran = cli("warmup", model, "--bundle", bundle, "--json")
     assert ran.code == 0 and ran.json["persistent"] is False and ran.json["bundle"]["entries"] > 0
     for folder, arguments in (("a", [model]), ("b", ["--from-bundle", bundle, "--trust"])):
-        monkeypatch.setenv(knobs.CACHE_DIR.name, str(file / folder))
+        monkeypatch.setenv(knobs.CACHE.name, str(file / folder))
         with pytest.warns(RuntimeWarning, match="cannot write its cache"):
             ran = cli("warmup", *arguments, "--json")
         error = ran.json["error"]
         assert ran.code == 1 and error["what"] == "the warmup is not kept on disk"
-        assert error["where"] == str(file / folder) and knobs.CACHE_DIR.name in error["next"]
+        assert error["where"] == str(file / folder) and knobs.CACHE.name in error["next"]
 
 
 def test_a_user_without_a_folder(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, "~nobody-of-this-name/cache")
+    monkeypatch.setenv(knobs.CACHE.name, "~nobody-of-this-name/cache")
     with pytest.warns(RuntimeWarning, match="no home folder"):
         ran = cli("warmup", data / "linear_relu.pte")
-    assert ran.code == 1 and knobs.CACHE_DIR.name in ran.err and not ran.out
+    assert ran.code == 1 and knobs.CACHE.name in ran.err and not ran.out
 
 
 def test_a_read_only_folder_that_has_all_is_fine(
     cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     given, kept = api.PipelineCache.get_data, list[bytes]()
 
     def first(cache: api.PipelineCache) -> bytes:
@@ -161,12 +161,11 @@ def test_a_wrong_command_line(cli, arguments: list[str], what: str) -> None:
 def test_a_server_may_assert_that_all_is_cached(
     cli, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
-    monkeypatch.setenv(knobs.ASSERT_CACHED.name, "1")
+    monkeypatch.setenv(knobs.CACHE.name, text := f"{tmp_path},only=1")
     assert "KernelNotCachedError" in cli("run", data / "linear_relu.pte").err
     (model,) = cli("warmup", data / "linear_relu.pte", "--json").json["models"]
     assert model["compiled"] == model["modules"] > 0
-    assert os.environ[knobs.ASSERT_CACHED.name] == "1"
+    assert os.environ[knobs.CACHE.name] == text
     assert cli("run", data / "linear_relu.pte").code == 0
 
 
@@ -209,7 +208,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_sizes_within_the_bounds_are_prepared(cli, rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(knobs.CACHE_DIR.name, str(folder))
+        patch.setenv(knobs.CACHE.name, str(folder))
         (model,) = cli("warmup", rows, "--json").json["models"]
     # The exported bounds, 1 row of x with any rows of y, the other way round, and 1 row of both.
     assert model["specializations"] == 4
@@ -279,7 +278,7 @@ def test_the_driver_compiles_nothing_after_a_warmup(rows: Path, tmp_path: Path) 
         for name, text in os.environ.items()
         if name not in ("HOME", "XDG_CACHE_HOME", knobs.MESA_SHADER_CACHE_DIR.name)
     }
-    environment[knobs.CACHE_DIR.name] = str(tmp_path)
+    environment[knobs.CACHE.name] = str(tmp_path)
 
     def run(*arguments: object) -> str:
         command = [sys.executable, "-m", "purevk", *map(str, arguments)]
@@ -304,7 +303,7 @@ def test_who_decides_where_drivers_keep_shaders(
 ) -> None:
     name = knobs.MESA_SHADER_CACHE_DIR.name
     monkeypatch.setenv("_PUREVK_MESA_SHADER_CACHE_DIR", "")
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "a"))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "a"))
     monkeypatch.setenv(name, "/of/the/user")
     knobs.set_driver_cache()
     assert os.environ[name] == "/of/the/user"
@@ -312,13 +311,13 @@ def test_who_decides_where_drivers_keep_shaders(
     knobs.set_driver_cache()
     assert os.environ[name] == str(tmp_path / "a" / knobs.DRIVER_FOLDER)
     # A process that this one starts has another cache: the variable follows.
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path / "b"))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "b"))
     knobs.set_driver_cache()
     assert os.environ[name] == str(tmp_path / "b" / knobs.DRIVER_FOLDER)
     monkeypatch.setenv(knobs.CACHE.name, "0")
     knobs.set_driver_cache()
     assert name not in os.environ
-    monkeypatch.delenv(knobs.CACHE.name)
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "b"))
     monkeypatch.setenv(knobs.MESA_SHADER_CACHE_DISABLE.name, "1")
     knobs.set_driver_cache()
     assert name not in os.environ
@@ -332,7 +331,7 @@ def test_drivers_keep_no_shaders_on_a_full_disk(
     for name in (folder, f"_PUREVK_{folder}", f"_PUREVK_{disable}", disable):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setenv(knobs.CACHE_DIR.name, str(tmp_path))
+    monkeypatch.setenv(knobs.CACHE.name, str(tmp_path))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     knobs.set_driver_cache()
@@ -346,14 +345,14 @@ def test_drivers_keep_no_shaders_on_a_full_disk(
 
 
 def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(knobs.CACHE_DIR.name, "~nobody-of-this-name/cache")
+    monkeypatch.setenv(knobs.CACHE.name, "~nobody-of-this-name/cache")
     with pytest.warns(RuntimeWarning, match="no home folder"):
         assert knobs.cache_folder() == ""
 
     def no_home(*args: object, **options: object) -> str:
         raise RuntimeError("could not determine the home directory")
 
-    monkeypatch.delenv(knobs.CACHE_DIR.name)
+    monkeypatch.delenv(knobs.CACHE.name)
     monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
     with pytest.warns(RuntimeWarning, match="no home folder"):
         assert default_cache().folder is None

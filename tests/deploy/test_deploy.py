@@ -62,7 +62,11 @@ def test_dockerfile() -> None:
     assert server[server.index("--host") + 1] == "0.0.0.0"  # of the container
     # The warmup runs as the user of the server, and before compiling is an error.
     warmup = order.index("RUN purevk warmup /srv/model.pte")
-    assert order.index("USER 10001") < warmup < order.index(f"ENV {knobs.ASSERT_CACHED.name}=1")
+    assert (
+        order.index("USER 10001")
+        < warmup
+        < order.index("ENV PUREVK_CACHE=/var/cache/purevk,only=1")
+    )
 
 
 def test_kubernetes() -> None:
@@ -77,7 +81,9 @@ def test_kubernetes() -> None:
         environment = {each["name"]: each["value"] for each in container["env"]}
         assert environment.keys() <= KNOBS
         assert all(mount["name"] in volumes for mount in container["volumeMounts"])
-        folders.append(environment[knobs.CACHE_DIR.name])
+        folder, _, options = environment[knobs.CACHE.name].partition(",")
+        assert options == ("only=1" if container is server else "")
+        folders.append(folder)
         assert folders[-1].startswith(container["volumeMounts"][0]["mountPath"])
     assert folders[0] == folders[1]
     source = (DEPLOY / "serve.py").read_text(encoding="utf-8")
@@ -102,14 +108,16 @@ def test_kubernetes_runs_from_the_image(tmp_path: Path) -> None:
     def run(container: dict[str, Any], words: list[str]) -> subprocess.CompletedProcess[str]:
         given = {each["name"]: each["value"] for each in container["env"]}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **image, **given}
-        environment[knobs.CACHE_DIR.name] = str(folder)
+        environment[knobs.CACHE.name] = given[knobs.CACHE.name].replace(
+            "/cache/purevk", str(folder)
+        )
         words = [word.replace("/srv/model.pte", str(model)) for word in words]
         return subprocess.run(
             [sys.executable, "-m", *words], env=environment, capture_output=True, text=True
         )
 
     (warmup,), (server,) = spec["initContainers"], spec["containers"]
-    assert image[knobs.ASSERT_CACHED.name] == "1"
+    assert "only=1" in image[knobs.CACHE.name]
     ran = run(warmup, warmup["command"])
     assert ran.returncode == 0, ran.stderr
     # What the server does first; test_server.py starts the server itself.

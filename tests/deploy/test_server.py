@@ -37,8 +37,7 @@ def _start(folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        knobs.CACHE_DIR.name: str(folder),
-        knobs.ASSERT_CACHED.name: "1",
+        knobs.CACHE.name: f"{folder},only=1",
     }
     port = _free_port()
     command = [sys.executable, str(ROOT / "deploy" / "serve.py"), str(MODEL), "--port", str(port)]
@@ -70,7 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that was warmed up."""
     folder, log = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("log") / "log"
     command = [sys.executable, "-m", "purevk", "warmup", str(MODEL)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), knobs.CACHE_DIR.name: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), knobs.CACHE.name: str(folder)}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     process, address = _start(folder, log)
     try:

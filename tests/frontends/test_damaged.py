@@ -205,27 +205,27 @@ def deep(depth: int) -> bytes:
 
 
 LIMITS = {
-    "nodes": (knobs.MAX_NODES, chain, 8),
-    "bytes": (knobs.MAX_TENSOR_BYTES, huge, 1 << 20),
-    "symbols": (knobs.MAX_SYMBOLS, many_symbols, 5),
+    "nodes": (chain, 8),
+    "tensor_bytes": (huge, 1 << 20),
+    "symbols": (many_symbols, 5),
 }
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    knob, make, limit = LIMITS[name]
-    monkeypatch.setenv(knob.name, str(limit))
+    make, limit = LIMITS[name]
+    monkeypatch.setenv(knobs.LIMITS.name, f"{name}={limit}")
     lower(make(limit))
-    with pytest.raises(FileFormatError, match=name) as error:
+    with pytest.raises(FileFormatError, match=name.removeprefix("tensor_")) as error:
         lower(make(2 * limit))
-    assert knob.name in error.value.next
+    assert f"raise {name} in {knobs.LIMITS.name}" in error.value.next
 
 
 def test_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(knobs.MAX_DEPTH.name, "20")
+    monkeypatch.setenv(knobs.LIMITS.name, "depth=20")
     with pytest.raises(FileFormatError, match="levels of nesting"):
         lower(deep(20))
-    monkeypatch.delenv(knobs.MAX_DEPTH.name)
+    monkeypatch.delenv(knobs.LIMITS.name)
     with pytest.raises(FileFormatError):
         lower(deep(900))
     text = program_of([X], [], [0])

@@ -449,7 +449,7 @@ def test_a_saved_program(tmp_path: Path) -> None:
 
 def test_with_a_check_of_each_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PUREVK_CHECK", "1")
-    monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PUREVK_CACHE", str(tmp_path))
     do: Callable[..., Any] = lambda i: X[i * 2]  # noqa: E731
     with purevk.compile(Indexes(do), (torch.tensor([0, 1]),)) as program:
         assert raises_as_torch(program, do, torch.tensor([0, 2])) is None

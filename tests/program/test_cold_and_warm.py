@@ -40,9 +40,9 @@ def test_a_warm_start_loads_no_compiler(
     tmp_path: Path, saved_input: Path, linear_output: np.ndarray
 ) -> None:
     folder = str(tmp_path / "cache")
-    cold = python(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder)
+    cold = python(LOAD, LINEAR, saved_input, PUREVK_CACHE=folder)
     assert cold["compiled"] > 0 and cold["cached"] == 0 and cold["shaderc"]
-    warm = python(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder, PUREVK_SHADERC="/nonexistent")
+    warm = python(LOAD, LINEAR, saved_input, PUREVK_CACHE=folder, PUREVK_SHADERC="/nonexistent")
     assert warm["compiled"] == 0 and warm["cached"] == cold["compiled"] and not warm["shaderc"]
     np.testing.assert_allclose(warm["y"], linear_output, rtol=0, atol=1e-6)
     assert warm["y"] == cold["y"]
@@ -59,9 +59,7 @@ def test_cold_and_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         purevk.load(LINEAR, context=context)  # nothing is left of the failure
 
 
-@pytest.mark.parametrize(
-    "variable", [{"PUREVK_CACHE": "0"}, {"PUREVK_CACHE_DIR": "/dev/null/cache"}]
-)
+@pytest.mark.parametrize("variable", [{"PUREVK_CACHE": "0"}, {"PUREVK_CACHE": "/dev/null/cache"}])
 def test_without_a_cache_everything_is_compiled(
     variable: dict[str, str], saved_input: Path, linear_output: np.ndarray
 ) -> None:
@@ -75,10 +73,10 @@ def test_two_processes_fill_one_cache(
     tmp_path: Path, saved_input: Path, linear_output: np.ndarray
 ) -> None:
     folder = str(tmp_path / "cache")
-    running = [start(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder) for _ in range(3)]
+    running = [start(LOAD, LINEAR, saved_input, PUREVK_CACHE=folder) for _ in range(3)]
     for process in running:
         np.testing.assert_allclose(finish(process)["y"], linear_output, rtol=0, atol=1e-6)
-    assert python(LOAD, LINEAR, saved_input, PUREVK_CACHE_DIR=folder)["compiled"] == 0
+    assert python(LOAD, LINEAR, saved_input, PUREVK_CACHE=folder)["compiled"] == 0
 
 
 def entries(folder: Path, kind: str) -> list[Path]:

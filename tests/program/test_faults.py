@@ -130,9 +130,9 @@ def stand_in(
 ) -> Iterator[Any]:
     # So that calls always have one order, and their number depends neither on time nor on others.
     monkeypatch.setenv("PUREVK_COMPILE_THREADS", "1")
-    monkeypatch.setenv("PUREVK_POLL", "0")
+    monkeypatch.setattr(queue, "_POLL_S", 0.0)
     monkeypatch.setattr(queue, "_SLICE_NS", 20_000_000_000)  # on a busy machine a wait was two
-    monkeypatch.setenv("PUREVK_CACHE_DIR", str(cache))
+    monkeypatch.setenv("PUREVK_CACHE", str(cache))
     monkeypatch.setenv("PUREVK_VERIFY", "0")
     gc.collect()
     gc.freeze()  # what is there is no garbage of these tests, and takes long to look through

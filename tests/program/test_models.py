@@ -121,7 +121,7 @@ def test_a_length_that_came_before_is_not_recorded_again(embeddings: dict[int, n
 def test_the_oldest_recordings_go(
     monkeypatch: pytest.MonkeyPatch, embeddings: dict[int, np.ndarray]
 ) -> None:
-    monkeypatch.setenv("PUREVK_RECORDINGS", "2")
+    monkeypatch.setattr("purevk.graph.compute_graph.RECORDINGS", 2)
     with purevk.load(exported("minilm_sdpa_dyn")) as program:
         gc.collect()
         before = program.device.live_objects().get(

@@ -297,11 +297,11 @@ def test_settings_that_lowering_depends_on_have_plans_of_their_own(
     assert "lower" in phases()
 
 
-@pytest.mark.parametrize("name", ["PUREVK_VERIFY", "PUREVK_DUMP", "PUREVK_KEEP_PLANS"])
+@pytest.mark.parametrize("name", ["PUREVK_VERIFY", "PUREVK_DUMP", "PUREVK_CACHE"])
 def test_who_wants_to_see_passes_gets_them(
     name: str, context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    value = {"PUREVK_VERIFY": "1", "PUREVK_DUMP": str(tmp_path / "dump"), "PUREVK_KEEP_PLANS": "0"}
+    value = {"PUREVK_VERIFY": "1", "PUREVK_DUMP": str(tmp_path / "dump"), "PUREVK_CACHE": "plans=0"}
     path = RELEASES / "1.2.0/mlp.pte"
     purevk.load(path, context=context).close()
     monkeypatch.setenv(name, value[name])
@@ -783,7 +783,7 @@ def test_other_processes_find_them(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PUREVK_VERIFY": "0",
-        "PUREVK_CACHE_DIR": str(tmp_path / "cache"),
+        "PUREVK_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         ),
@@ -807,7 +807,7 @@ def test_other_processes_find_them(tmp_path: Path) -> None:
 def test_warmup_keeps_plans(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PUREVK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PUREVK_CACHE", str(tmp_path / "cache"))
     path = RELEASES / "1.2.0/mlp_dynamic.pte"
     assert main(["warmup", str(path)]) == 0
     with Context(api.open_device(), Cache(tmp_path / "cache")) as other:

@@ -43,18 +43,12 @@ _HEAD = 4096  # first bytes of a file, which tell apart most files of one size
 _log = logging.getLogger("purevk")
 # Variables that change neither graphs nor plans, and what differs between machines.
 _WITHOUT_EFFECT = (
-    knobs.ASSERT_CACHED,
     knobs.CACHE,
-    knobs.CACHE_DIR,
-    knobs.CACHE_MAX_BYTES,
     knobs.CHECK,
     knobs.COMPILE_THREADS,
     knobs.DEVICE,
     knobs.EAGER_FALLBACK,
-    knobs.KEEP_PLANS,
-    knobs.POLL,
     knobs.PROGRESS,
-    knobs.RECORDINGS,
     knobs.SEED,
     knobs.SHADERC,
     knobs.TIMEOUT,
@@ -93,7 +87,7 @@ class PlanCache:
         parts = getattr(source, "parts", None)
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
-        wanted = knobs.KEEP_PLANS() and not knobs.DUMP() and not knobs.VERIFY()
+        wanted = knobs.CACHE().plans and not knobs.DUMP() and not knobs.VERIFY()
         if parts is None or not wanted or type(context.traits.choices) is not Choices:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:

@@ -75,7 +75,7 @@ class Attribute(Sealed):
             raise FileFormatError(
                 "an argument in a plan of the cache cannot be read",
                 why=str(error),
-                next="purevk cache clear; or PUREVK_KEEP_PLANS=0, to lower the program anew",
+                next="purevk cache clear; or PUREVK_CACHE=plans=0, to lower the program anew",
             ) from error
         return made
 

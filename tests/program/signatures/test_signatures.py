@@ -53,7 +53,7 @@ def _views(columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.device
 def test_recordings_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PUREVK_RECORDINGS", "3")
+    monkeypatch.setattr("purevk.graph.compute_graph.RECORDINGS", 3)
     with purevk.load(DATA / "dynamic_views.pte") as program:
         graph = program.method("forward").executable.graph
         for sizes, recorded in (
