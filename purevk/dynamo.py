@@ -46,6 +46,7 @@ from purevk.fallback import copied_to_torch
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions
+from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
 from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
@@ -148,6 +149,7 @@ def _compile_or_warn(
         if overlaps.traced:
             raise _shared_inputs()
         replace_written_views(module)
+        with_checked_classes(module)
         compiled = aot(module, example_inputs)
         if not fallback:
             return _Strict(compiled, overlaps)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 import purevk.dynamo  # noqa: E402  registers the backend, also where purevk is not installed
+from purevk.frontends.torch.fast_paths import with_checked_classes  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
@@ -174,6 +175,13 @@ def test_classes_of_one_hot_under_torch_compile() -> None:
         for wrong in (x + 1, x - 1):
             with pytest.raises((RuntimeError, purevk.InputError)):
                 run(wrong)
+    # torch 2.11 traces its own one_hot without assertions.
+    graph = torch.fx.symbolic_trace(lambda x: torch.nn.functional.one_hot(x, 3))
+    with_checked_classes(graph)
+    assert torch.nn.functional.one_hot not in {node.target for node in graph.graph.nodes}
+    assert graph(torch.tensor([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        graph(torch.tensor([0, 3]))
 
 
 REPEATS = {

@@ -1,6 +1,6 @@
 """Operators that are written with other ones here: what the transformer modules of torch call for
 inference, kernels of whole layers, for which torch has no decompositions, and a loss whose
-decomposition in torch is wrong; how these modules are traced with masks, and assertions of floats.
+decomposition in torch is wrong; how these modules are traced with masks, and assertions of floats and classes.
 Imports torch.
 
 Masks are True, or not 0, where a key is not seen. `mask_type` says which they are: 0 for [T, T], 1
@@ -186,6 +186,29 @@ def attention(
 def _of_scores(mask: _Tensor, kind: int | None) -> _Tensor:
     """A mask in sizes that broadcast to [B, heads, T, T]."""
     return mask[:, None, None, :] if kind == 1 else mask
+
+
+def with_checked_classes(module: torch.nn.Module) -> None:
+    """Has the graphs of dynamo check the classes of one_hot: torch up to 2.11 traces it without."""
+    targets = functional.one_hot, torch.ops.aten.one_hot, torch.ops.aten.one_hot.default
+    for graph_module in module.modules():
+        if not isinstance(graph_module, torch.fx.GraphModule):
+            continue
+        nodes = [node for node in graph_module.graph.nodes if node.target in targets]
+        for node in nodes:
+            node.target = one_hot
+        if nodes:
+            graph_module.recompile()
+
+
+def one_hot(x: _Tensor, num_classes: int = -1) -> _Tensor:
+    """torch's one_hot, which raises for classes out of range whatever traces it."""
+    if isinstance(num_classes, int) and num_classes < 0:
+        return functional.one_hot(x)
+    assert_async = torch.ops.aten._assert_async.msg
+    assert_async((x >= 0).all(), "one_hot: Class values must be non-negative.")
+    assert_async((x < num_classes).all(), "one_hot: Class values must be smaller than num_classes.")
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
 
 
 def multilabel_margin_loss(
