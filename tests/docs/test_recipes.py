@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import purevk.ops  # noqa: F401
 from purevk import knobs
+from purevk.ops import registry
 
 pytest.importorskip("torch")
 
@@ -25,6 +27,7 @@ WORDS = (
     ("elementwise", "import float8,", "import alternate, float8,"),
     ("pipeline", "    drop_empty,\n", "    drop_double_negation,\n    drop_empty,\n"),
     ("pipeline", "(drop_no_ops, merge_equal,", "(drop_no_ops, drop_double_negation, merge_equal,"),
+    ("test_reductions", "harness import kernels_of", "harness import kernels_of, run"),
     ("test_meaning", "import drop_empty,", "import drop_double_negation, drop_empty,"),
     (
         "test_profiles",
@@ -42,7 +45,7 @@ TESTS = (
     *("tests/passes/test_meaning.py", "tests/frontends/test_lines.py"),
     *("tests/tuning/test_profiles.py", "tests/ops/matmul/test_choice.py"),
 )
-NAMES = "entr or is_all_true or linear_int8 or alternate or double_negation or lines or ali"
+NAMES = "entr or square_sum or linear_int8 or alternate or double_negation or lines or ali"
 
 
 def _steps() -> Iterator[tuple[str, list[str]]]:
@@ -81,6 +84,13 @@ def _follow(folder: Path) -> int:
         assert re.search(re.escape(old), text), f"{name}: {old}"
         path.write_text(re.sub(re.escape(old), new, text, count=1), encoding="utf-8")
     return count
+
+
+def test_the_recipes_define_new_operators() -> None:
+    code = "".join(block for _, blocks in _steps() for block in blocks)
+    names = re.findall(r'(?:Operator|_register|unary)\(\s*"([^"]+)"', code)
+    assert len(names) >= 4
+    assert [name for name in names if registry.find(name) is not None] == []
 
 
 @pytest.mark.device
