@@ -92,10 +92,14 @@ def workgroup_matrices() -> None:
 # -- compiling -----------------------------------------------------------------------------------
 @functools.cache
 def _validated() -> Cache:
-    """What spirv-val has passed of this compiler's SPIR-V, from one run of the tests to the next."""
+    """What this spirv-val has passed of this compiler's SPIR-V, from one run of the tests to the next:
+    an older one passes what it cannot read."""
     folder = knobs.cache_folder()
-    compiler = text_hash(shaderc.load().version)[:16]
-    return Cache(Path(folder, "validated", compiler) if folder and _VALIDATOR else None)
+    if not folder or not _VALIDATOR:
+        return Cache(None)
+    validator = subprocess.run([_VALIDATOR, "--version"], capture_output=True, check=True).stdout
+    tools = text_hash(f"{shaderc.load().version} {validator.decode()}")[:16]
+    return Cache(Path(folder, "validated", tools))
 
 
 @functools.cache
