@@ -133,6 +133,16 @@ def compile_template(template: str, macros: Mapping[str, object], coopmat: bool 
     return _spirv(template, texts, "vulkan1.3" if coopmat else "vulkan1.1")
 
 
+def capabilities(code: bytes) -> set[int]:
+    """The capabilities that a SPIR-V module declares."""
+    words = np.frombuffer(code, np.uint32)
+    found, at = set(), 5
+    while at < len(words) and words[at] & 0xFFFF == 17:
+        found.add(int(words[at + 1]))
+        at += words[at] >> 16
+    return found
+
+
 def pipeline(
     template: str,
     macros: Mapping[str, object],

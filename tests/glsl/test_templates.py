@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from purevk.shaders.templates import template_interface
-from tests.glsl.harness import compile_template
+from tests.glsl.harness import capabilities, compile_template
 
 TEMPLATES = [
     "reduce/reduce.comp",
@@ -24,15 +23,6 @@ TEMPLATES = [
     "index/gather_rows.comp",
 ]
 FLOAT16, INT64, INT16, INT8 = 9, 11, 22, 39  # SPIR-V capabilities of arithmetic on these types
-
-
-def capabilities(code: bytes) -> set[int]:
-    words = np.frombuffer(code, np.uint32)
-    found, at = set(), 5
-    while at < len(words) and words[at] & 0xFFFF == 17:
-        found.add(int(words[at + 1]))
-        at += words[at] >> 16
-    return found
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
