@@ -64,7 +64,7 @@ def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None
 
 def add_model(parser: argparse.ArgumentParser, method: bool = True) -> None:
     """Adds the file, its data files and the method."""
-    parser.add_argument("model", metavar="MODEL", help="a .pte, .pvk or .pt2 file")
+    parser.add_argument("model", metavar="MODEL", help="a .pte, .ptn, .pvk or .pt2 file")
     add_data(parser)
     if method:
         parser.add_argument(

@@ -27,7 +27,9 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the program: a .pte, .pvk or .pt2 file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="the program: a .pte, .ptn, .pvk or .pt2 file"
+    )
     add_data(parser)
     parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Opens the files that programs are loaded from: .pte files of ExecuTorch, .pvk files that
+"""Opens the files that programs are loaded from: .pte and .ptn files of ExecuTorch, .pvk files that
 `Program.save` writes, and .pt2 files of `torch.export.save`."""
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from purevk import pte
 from purevk.errors import FileFormatError, InputError
 from purevk.frontends import saved
-from purevk.frontends.foreign import is_exported, is_pte, refuse_foreign
+from purevk.frontends.foreign import is_exported, is_native, is_pte, members, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
 from purevk.ir import Graph
 from purevk.paths import path_text
 from purevk.pte.source import Source
 
 if TYPE_CHECKING:
+    from purevk.frontends.executorch.native import NativeFile
     from purevk.frontends.importer import InputSizes
     from purevk.frontends.torch.archive.members import ExportedFile
 
@@ -76,14 +77,16 @@ class ModelFile:
     """An open file with a program. A context manager.
 
     Attributes:
-        kind: "pte", "pvk" or "pt2".
+        kind: "pte", "ptn", "pvk" or "pt2".
         content: what is in the file.
         label: the file's name without its folder, for messages.
         digests: of parts of the file, by a text that says which. Those who need them keep them here.
     """
 
     def __init__(
-        self, content: pte.Program | saved.SavedProgram | ExportedFile, label: str
+        self,
+        content: pte.Program | NativeFile | saved.SavedProgram | ExportedFile,
+        label: str,
     ) -> None:
         self.content, self.label = content, label
         self.digests: dict[str, str] = {}
@@ -92,7 +95,7 @@ class ModelFile:
     def kind(self) -> str:
         if isinstance(self.content, saved.SavedProgram):
             return "pvk"
-        return "pte" if isinstance(self.content, pte.Program) else "pt2"
+        return "pte" if isinstance(self.content, pte.Program) else self.content.kind
 
     @property
     def name(self) -> str:
@@ -106,11 +109,11 @@ class ModelFile:
     @property
     def parts(self) -> tuple[FilePart, ...] | None:
         """The file and its data files; None of a .pt2 file, whose graphs follow from torch too."""
+        if isinstance(self.content, pte.Program):
+            return (_part(self.content), *map(_part, self.content.data_files))
         if isinstance(self.content, saved.SavedProgram):
             return (_part(self.content),)
-        if not isinstance(self.content, pte.Program):
-            return None
-        return (_part(self.content), *map(_part, self.content.data_files))
+        return None if self.content.kind == "pt2" else (_part(self.content),)
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
         """The graph of a method, for the file's bounds or for the sizes of a call.
@@ -145,7 +148,7 @@ class ModelFile:
         self.close()
 
 
-def _part(content: pte.Program | pte.DataFile | saved.SavedProgram) -> FilePart:
+def _part(content: Any) -> FilePart:
     return FilePart(content.source.view, content.structure, content.tensor_ranges)
 
 
@@ -159,7 +162,7 @@ def open_file(
     Args:
         file: path, or the file's bytes.
         data_files: .ptd files, of a .pte file.
-        check: compare the tensors of a saved program with their checksums.
+        check: compare the tensors of a saved program and of a .ptn file with their checksums.
 
     Raises:
         FileFormatError: the file is no program, or damaged; or it is a pipe or a device.
@@ -185,13 +188,13 @@ def open_file(
     source = Source(file)
     try:
         is_saved = saved.is_saved(source)
-        exported = not is_saved and is_exported(source)
-        if not is_saved and not exported:
+        archived = [] if is_saved else members(source)
+        exported, of_native = is_exported(archived), is_native(archived)
+        if not is_saved and not exported and not of_native:
             refuse_foreign(source, label)
-        _check_suffix(
-            label, ".pvk" if is_saved else ".pt2" if exported else ".pte" if is_pte(source) else ""
-        )
-        if data_files and (is_saved or exported):
+        kinds = {".pvk": is_saved, ".pt2": exported, ".ptn": of_native, ".pte": is_pte(source)}
+        _check_suffix(label, next((suffix for suffix, holds in kinds.items() if holds), ""))
+        if data_files and (is_saved or exported or of_native):
             raise InputError(
                 "data files go with .pte files only",
                 where=label,
@@ -205,6 +208,10 @@ def open_file(
         with reading(label):
             if is_saved:
                 return ModelFile(saved.read_program(source, check), label)
+            if of_native:
+                from purevk.frontends.executorch.native import NativeFile
+
+                return ModelFile(NativeFile(source, check), label)
             return ModelFile(pte.read_program(source, data_files), label)
     except BaseException:
         source.close()
@@ -218,7 +225,7 @@ def _check_suffix(label: str, kind: str) -> None:
         kind: by the content; empty if it is not known.
     """
     suffix = Path(label).suffix.lower()
-    if kind and suffix in (".pte", ".pvk", ".pt2") and suffix != kind:
+    if kind and suffix in (".pte", ".ptn", ".pvk", ".pt2") and suffix != kind:
         raise FileFormatError(
             f"the file has the suffix {suffix} and the content of a {kind} file",
             where=label,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from purevk.errors import FileFormatError
 from purevk.pte.source import Source
@@ -36,9 +37,14 @@ _KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
 )  # fmt: skip
 
 
-def is_exported(source: Source) -> bool:
-    """Whether a file is one of torch.export.save."""
-    return any(_is_graph(name) for name in _members(source))
+def is_exported(members: Sequence[str]) -> bool:
+    """Whether the members of a zip archive are those of torch.export.save."""
+    return any(map(_is_graph, members))
+
+
+def is_native(members: Sequence[str]) -> bool:
+    """Whether the members of a zip archive are those of a .ptn file of executorch."""
+    return "program.ptg" in members
 
 
 def is_pte(source: Source) -> bool:
@@ -61,14 +67,14 @@ def refuse_foreign(source: Source, label: str) -> None:
         if head[offset : offset + len(magic)] == magic:
             raise _refused(label, what, next)
     if head.startswith(_ZIP):
-        members = [name.rpartition("/")[2] for name in _members(source)]
-        if "constants.pkl" in members:
+        names = [name.rpartition("/")[2] for name in members(source)]
+        if "constants.pkl" in names:
             raise _refused(
                 label, "a TorchScript program", "export the module that it was scripted from"
             )
-        if "data.pkl" in members:
+        if "data.pkl" in names:
             raise _refused(label, *_PICKLED)
-        if any(name.endswith(".npy") for name in members):
+        if any(name.endswith(".npy") for name in names):
             raise _refused(label, "an .npz file of numpy", "pass its arrays to a program")
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise _refused(label, *_PICKLED)
@@ -93,20 +99,20 @@ def _refused(label: str, what: str, next: str) -> FileFormatError:
     return FileFormatError(
         f"this is {what}",
         where=label,
-        why="programs are accepted: .pte files of executorch, .pt2 files of torch.export.save, and"
+        why="programs are accepted: .pte and .ptn files of executorch, .pt2 files of torch.export.save, and"
         " .pvk files of Program.save",
         next=next,
     )
 
 
-def _members(source: Source) -> list[str]:
+def members(source: Source) -> list[str]:
     """The names in a zip file; none if it is no zip file, or damaged."""
     if not source.head.startswith(_ZIP):
         return []
     import zipfile  # few files come here
 
     with (
-        contextlib.suppress(zipfile.BadZipFile, OSError, ValueError),
+        contextlib.suppress(zipfile.BadZipFile, OSError, ValueError, NotImplementedError),
         zipfile.ZipFile(source.stream()) as opened,
     ):
         return opened.namelist()

@@ -100,9 +100,13 @@ class Importer:
         self._entry_checks: dict[Guard, str] = {}
 
     # -- leaves -----------------------------------------------------------------------------------
-    def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool) -> Value:
+    def input(self, dtype: DType, bounds: Sequence[int], dynamic: bool | Sequence[bool]) -> Value:
         """An input tensor. In a dynamic one, each size above 1 becomes a symbol. Sizes with equal
-        bounds are taken as equal, under a guard."""
+        bounds are taken as equal, under a guard.
+
+        Args:
+            dynamic: of all sizes, or of each.
+        """
         position = len(self.inputs)
         given = self.sizes[position] if self.sizes is not None else None
         value_dims: list[Size] = []
@@ -114,7 +118,8 @@ class Importer:
             elif given is not None:
                 value_dims.append(size)
                 continue
-            if not dynamic or bound <= 1:
+            moves = dynamic if isinstance(dynamic, bool) else dynamic[dim]
+            if not moves or bound <= 1:
                 value_dims.append(bound)
             else:
                 # Not 0: slices such as x[:1] then have known sizes. A call without elements is

@@ -1,6 +1,6 @@
 """Triton Inference Server: the `model.py` of its Python backend is one line,
 `from purevk.integrations.triton import TritonPythonModel`. The program beside it is
-`model.pte`, `model.pvk` or `model.pt2`."""
+`model.pte`, `model.ptn`, `model.pvk` or `model.pt2`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class TritonPythonModel:
         folder = os.path.join(args["model_repository"], args["model_version"])
         on_gpu = args["model_instance_kind"] == "GPU"
         device = int(args["model_instance_device_id"]) if on_gpu else None
-        files = [os.path.join(folder, f"model{suffix}") for suffix in (".pte", ".pvk", ".pt2")]
+        files = [
+            os.path.join(folder, f"model{suffix}") for suffix in (".pte", ".ptn", ".pvk", ".pt2")
+        ]
         file = next(filter(os.path.exists, files), files[0])
         self.worker = Worker(file, device=device)
 

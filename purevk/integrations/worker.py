@@ -58,7 +58,7 @@ class Worker:
     makes one in each of its processes. Calls from several threads run one after another.
 
     Args:
-        file: path of a .pte, .pvk or .pt2 file.
+        file: path of a .pte, .ptn, .pvk or .pt2 file.
         device, compile: see `purevk.load`.
         batch_sizes: batch sizes to warm up; empty: the smallest that the program takes.
     """

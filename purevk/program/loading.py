@@ -104,7 +104,7 @@ def load(
     device: Context | int | str | Sequence[Context | int | str] | None = None,
     split: str | None = None,
 ) -> Program | Replicas | StagedProgram:
-    """Loads a .pte file, a .pvk file that `Program.save` wrote, or a .pt2 file of
+    """Loads a .pte or .ptn file of ExecuTorch, a .pvk file that `Program.save` wrote, or a .pt2 file of
     `torch.export.save`, and makes it ready to run. The content of a file tells its kind. A file with
     the suffix of another kind is refused.
 
@@ -120,7 +120,7 @@ def load(
             method is lowered again for them, and the log says so; the model must not decide
             anything by these sizes. "strict": as "exported", and memory is planned once: a size
             without a bound is refused.
-        check: compare the tensors of a .pvk file with their checksums, about a second for each GB.
+        check: compare the tensors of .pvk and .ptn files with their checksums, about a second for each GB.
         compile: "never": a kernel that is not in the cache raises KernelNotCachedError, at load and
             at calls. `purevk warmup` fills the cache. PUREVK_CACHE=only=1 does the same for all
             programs.

@@ -3,8 +3,8 @@
 A schema names the fields of a table in file order, each with its kind; `table["field"]` then gives
 a Python value. No byte is believed: every offset, length and string is checked against the buffer
 before it is used, so a damaged file raises FileFormatError and nothing else. Offsets inside a
-flatbuffer only point forward and schemas do not nest in themselves, so reading ends; a budget on
-the bytes visited keeps tables that are shared many times from multiplying.
+flatbuffer only point forward, so reading ends; a budget on the bytes visited keeps tables that are
+shared many times from multiplying. A reader of a schema that nests in itself counts its depth.
 """
 
 from __future__ import annotations
@@ -214,6 +214,19 @@ class Text(Kind):
         return reader.string(pos, name)
 
 
+class Texts(Kind):
+    """A vector of strings, as a tuple; absent is empty."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def read(self, reader: Reader, pos: int, name: str) -> tuple[str, ...]:
+        first, count = reader.vector(pos, 4, name)
+        return tuple(reader.string(at, name) for at in range(first, first + 4 * count, 4))
+
+
 class Blob(Kind):
     """A vector of bytes, as a slice of the buffer that copies nothing; absent is an empty slice."""
 
@@ -276,9 +289,13 @@ class Schema:
     def __init__(self, name: str, /, **fields: Kind) -> None:
         self.name = name
         self.fields: dict[str, tuple[int, Kind, str]] = {}
+        self.define(**fields)
+
+    def define(self, /, **fields: Kind) -> None:
+        """Names the fields. Of a table that nests in itself, they follow the schemas that they need."""
         slot = 0
         for field, kind in fields.items():
-            self.fields[field] = (slot, kind, f"{name}.{field}")
+            self.fields[field] = (slot, kind, f"{self.name}.{field}")
             slot += kind.slots
 
     def __repr__(self) -> str:

@@ -59,7 +59,7 @@ class Seed(NamedTuple):
     """A sound file.
 
     Attributes:
-        kind: "pte", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state",
+        kind: "pte", "ptn", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state",
             "request" (see `requests.py`), or one of `archives.py`: "pt2", "etrecord", "array",
             "import" (a module), "override" or "dump" (a folder of kernels).
         beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
@@ -80,7 +80,7 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
         extra: a folder with more .pte and .pvk files.
     """
     found: list[Seed] = []
-    paths = sorted(DATA.glob("*.pte"))
+    paths = [*sorted(DATA.glob("*.pte")), *sorted((DATA.parent / "ptn").glob("*.ptn"))]
     paths += (
         sorted(p for p in Path(extra).glob("*") if p.suffix in (".pte", ".pvk")) if extra else []
     )
@@ -94,7 +94,7 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
             found += [Seed(each.name, "ptd", each.read_bytes(), data) for each in external]
             if not external:
                 found.append(Seed(path.name, path.suffix[1:], data))
-            if path.suffix == ".pte" and not external:
+            if path.suffix in (".pte", ".ptn") and not external:
                 made = Path(folder) / "m.pvk"
                 with open_file(data) as file:
                     methods = {name: FileSource(file, name) for name in file.methods}
@@ -223,7 +223,7 @@ def run(seed: Seed, data: bytes) -> None:
     if seed.kind == "etrecord":
         with _as_file(data) as path:
             _show("pte", seed.beside, "--etrecord", path)
-    if seed.kind not in ("pte", "pvk", "pt2"):
+    if seed.kind not in ("pte", "ptn", "pvk", "pt2"):
         parse(seed, data)
         return
     _show(seed.kind, data)

@@ -28,7 +28,7 @@ def outcomes(first: int, count: int, runs: bool) -> Counter[str]:
 def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
     assert set(kinds) == {
-        *("pte", "ptd", "pvk", "bundle", "entry", "state", "request"),
+        *("pte", "ptn", "ptd", "pvk", "bundle", "entry", "state", "request"),
         *("array", "import", "override", "dump"),
     }
     for seed in seeds():

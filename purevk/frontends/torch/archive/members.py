@@ -56,6 +56,7 @@ class ExportedFile:
         OSError: the path cannot be opened.
     """
 
+    kind = "pt2"
     methods = ("forward",)
 
     def __init__(self, file: FileLike | Source) -> None:

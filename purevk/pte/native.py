@@ -1,0 +1,403 @@
+"""Programs of ExecuTorch's native backend (.ptn): a zip archive of `program.ptg`, the graphs as a
+flatbuffer, `program.safetensors`, their constants, and `aliases.json`, constants with equal bytes.
+
+A graph is one of torch.fx: nodes in an order in which they can run, which name their values. The
+schema is `native_graph.fbs` of ExecuTorch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.mapped import own, pieces
+from purevk.pte import flatbuffer as fb
+from purevk.pte.flatbuffer import (
+    Many,
+    One,
+    Reader,
+    Schema,
+    Table,
+    Text,
+    flag,
+    i8,
+    i32,
+    i64,
+    numbers,
+)
+from purevk.pte.safetensors import StoredTensor, read_tensors
+from purevk.pte.source import Source
+
+PROGRAM, TENSORS, ALIASES = "program.ptg", "program.safetensors", "aliases.json"
+_VERSION = "1"
+_MOST_NESTED = 16  # graphs inside of one another
+_SAVE_AGAIN = "write it again with executorch: to_native(exported).save(path)"
+
+_AFFINE = Schema(
+    "AffineGroup",
+    scale_data_key=Text(),
+    scale_dtype=i8(),
+    quant_min=i32(),
+    quant_max=i32(),
+    group_size=i32(),
+    zero_point_data_key=Text(),
+    zero_point_dtype=i8(),
+)
+_PACKED = Schema("PackedQuant", codec=Text())
+_QUANT = Schema("QuantSpec", scheme=fb.Union(_AFFINE, _PACKED))
+_DIM = Schema("Dim", min=i64(), max=fb.Scalar(i64().flags, -1))
+_META = Schema(
+    "TensorMeta", dtype=i8(), sizes=Many(_DIM), dim_order=numbers(i32()), quant=One(_QUANT)
+)
+_TENSOR_VALUE = Schema("TensorValue", name=Text(), meta=One(_META))
+
+_TENSOR = Schema("TensorArg", name=Text())
+_NONE = Schema("NoneArg")
+_INT = Schema("IntArg", value=i64(), ref=Text())
+_FLOAT = Schema("FloatArg", value=fb.f64(), ref=Text())
+_BOOL = Schema("BoolArg", value=flag(), ref=Text())
+_STRING = Schema("StringArg", value=Text())
+_DTYPE = Schema("ScalarTypeArg", value=i8())
+_INTS = Schema("IntListArg", values=numbers(i64()), refs=fb.Texts())
+_FLOATS = Schema("FloatListArg", values=numbers(fb.f64()))
+_BOOLS = Schema("BoolListArg", values=numbers(flag()))
+_TENSORS = Schema("TensorListArg", names=fb.Texts())
+_OPTIONAL = Schema("OptionalTensorListArg", names=fb.Texts(), has_value=numbers(flag()))
+_GRAPH = Schema("Graph")
+_SUB_GRAPH = Schema("GraphArg", name=Text(), graph=One(_GRAPH))
+_ARGUMENT = Schema(
+    "Argument",
+    value=fb.Union(
+        _TENSOR,
+        _NONE,
+        _INT,
+        _FLOAT,
+        _BOOL,
+        _STRING,
+        _DTYPE,
+        _INTS,
+        _FLOATS,
+        _BOOLS,
+        _TENSORS,
+        _OPTIONAL,
+        _SUB_GRAPH,
+    ),
+)
+_NAMED_ARGUMENT = Schema("NamedArgument", name=Text(), arg=One(_ARGUMENT), mutated=flag())
+_OUTPUT = Schema("Output", name=Text(), alias_of=Text(), kind=i8(), names=fb.Texts())
+_NODE = Schema(
+    "Node",
+    name=Text(),
+    op_kind=i8(),
+    target=Text(),
+    inputs=Many(_NAMED_ARGUMENT),
+    outputs=Many(_OUTPUT),
+)
+_GRAPH.define(
+    nodes=Many(_NODE), inputs=fb.Texts(), outputs=fb.Texts(), tensor_values=Many(_TENSOR_VALUE)
+)
+_CONSTANT = Schema(
+    "NamedTensorRef", name=Text(), data_key=Text(), meta=One(_META), kind=i8(), mutated=flag()
+)
+_OUTPUT_SPEC = Schema("OutputSpec", name=Text(), kind=i8(), target=Text())
+_BUFFER = Schema("MutableBufferSpec", name=Text(), fqn=Text())
+_METHOD = Schema(
+    "Method",
+    name=Text(),
+    graph=One(_GRAPH),
+    constants=Many(_CONSTANT),
+    output_specs=Many(_OUTPUT_SPEC),
+    mutable_buffers=Many(_BUFFER),
+)
+_PROGRAM = Schema("Program", version=Text(), methods=Many(_METHOD))
+
+_CALL, _PLACEHOLDER, _RESULT = range(3)  # kinds of nodes
+_LIST = 1  # the kind of a result that is a list of tensors
+USER_OUTPUT, BUFFER_MUTATION, INPUT_MUTATION = range(3)
+
+
+class Ref(NamedTuple):
+    """The value of a graph that an argument is, by its name."""
+
+    name: str
+
+
+class TensorMeta(NamedTuple):
+    """The type of a tensor; each dim is its least and its largest size, None where there is none."""
+
+    dtype: DType
+    sizes: tuple[tuple[int, int | None], ...]
+
+
+class Argument(NamedTuple):
+    """An argument of an operator: a number, text, dtype, None, `Ref`, `NativeGraph` or a tuple of
+    these; `mutated`: the operator writes it."""
+
+    name: str
+    value: Any
+    mutated: bool
+
+
+class Result(NamedTuple):
+    """A result of a node: the name of a value, or the names of a list; and the argument whose memory
+    it shares, or an empty text."""
+
+    names: tuple[str, ...]
+    is_list: bool
+    alias_of: str
+
+
+class NativeNode(NamedTuple):
+    """A call of an operator, such as "aten.add.Tensor"."""
+
+    name: str
+    target: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+
+
+class NativeGraph(NamedTuple):
+    """Nodes, and the names of inputs and outputs; `types` are those of tensors."""
+
+    nodes: tuple[NativeNode, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: Mapping[str, TensorMeta]
+
+
+class Binding(NamedTuple):
+    """An input of a method that is a constant or a buffer; `initial` is None for zeros."""
+
+    key: str
+    type: TensorMeta
+    initial: StoredTensor | None
+    mutated: bool
+
+
+class NativeMethod(NamedTuple):
+    """A method: its graph, what its constants and buffers are by the names of inputs, and for each
+    output its kind and what it is written to."""
+
+    graph: NativeGraph
+    bindings: Mapping[str, Binding]
+    outputs: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class NativeProgram:
+    """The methods of a .ptn file.
+
+    Attributes:
+        structure: (first byte, bytes) of all but the tensors. tensor_ranges: the same of the tensors.
+    """
+
+    methods: Mapping[str, NativeMethod]
+    structure: list[tuple[int, int]]
+    tensor_ranges: list[tuple[int, int]]
+
+
+def read_native(source: Source, check: bool = True) -> NativeProgram:
+    """Reads a .ptn file. Its tensors are not copied.
+
+    Args:
+        check: compare the tensors with their checksum, about a second for each GB.
+
+    Raises:
+        FileFormatError: it is damaged, of another version, or holds something else.
+        UnsupportedProgramError: a constant is packed in a way that purevk does not read.
+    """
+    members = _members(source, check)
+    view = source.view
+    if PROGRAM not in members:
+        _fail(source, f"there is no {PROGRAM}")
+    start, size = members[PROGRAM]
+    reader = Reader(view[start : start + size], f"{source.name}, {PROGRAM}")
+    root = reader.root(_PROGRAM, b"NPTG")
+    if root["version"] != _VERSION:
+        root.fail(
+            f"the program has version {root['version']!r}",
+            f"version {_VERSION!r} is read",
+            "write it with a release of ExecuTorch that is supported, or upgrade purevk",
+        )
+    tensors: Mapping[str, StoredTensor] = {}
+    data = (source.size, 0)
+    if TENSORS in members:
+        start, size = members[TENSORS]
+        found = read_tensors(view[start : start + size], f"{source.name}, {TENSORS}")
+        data = (start + found.start, size - found.start)
+        tensors = {**found.by_name, **_aliased(source, members, found.by_name)}
+    methods: dict[str, NativeMethod] = {}
+    for row in root["methods"]:
+        if row["name"] in methods:
+            row.fail(f"there are two methods {row['name']!r}")
+        methods[row["name"]] = _method(row, tensors)
+    end = sum(data)
+    return NativeProgram(
+        methods, [(0, data[0]), (end, source.size - end)], [data] if data[1] else []
+    )
+
+
+def _fail(source: Source, what: str, why: str = "") -> NoReturn:
+    raise FileFormatError(what, where=source.name, why=why, next=_SAVE_AGAIN)
+
+
+def _members(source: Source, check: bool) -> dict[str, tuple[int, int]]:
+    """First byte and bytes of each member."""
+    try:
+        with zipfile.ZipFile(source.stream()) as archive:
+            infos = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        _fail(source, "the zip archive is damaged", str(error))
+    members: dict[str, tuple[int, int]] = {}
+    for info in infos:
+        name = info.filename
+        if name not in (PROGRAM, TENSORS, ALIASES) or name in members:
+            _fail(source, f"the archive holds {name!r}", "it is not known, or there twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            _fail(source, f"{name!r} is compressed or encrypted", "plain members are read")
+        header = source.slice(info.header_offset, 30, f"the header of {name!r}")
+        start = info.header_offset + 30 + sum(struct.unpack_from("<HH", own(header), 26))
+        data = source.slice(start, info.file_size, repr(name))
+        if check or name != TENSORS:
+            crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(data), 0)
+            if crc != info.CRC:
+                _fail(source, f"{name!r} has another checksum", "the file is damaged")
+        members[name] = (start, info.file_size)
+    return members
+
+
+def _aliased(
+    source: Source, members: Mapping[str, tuple[int, int]], tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The tensors that share the bytes of others, by their keys."""
+    if ALIASES not in members:
+        return {}
+    start, size = members[ALIASES]
+    try:
+        aliases = json.loads(bytes(own(source.view[start : start + size])))
+        if set(aliases) & set(tensors):
+            raise ValueError("a tensor is an alias too")
+        return {key: tensors[owner] for key, owner in aliases.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _fail(source, f"{ALIASES} cannot be read", f"{type(error).__name__}: {error}")
+
+
+def _method(row: Table, tensors: Mapping[str, StoredTensor]) -> NativeMethod:
+    if row["graph"] is None:
+        row.fail("there is no graph")
+    graph = _graph(row["graph"], 0)
+    bindings: dict[str, Binding] = {}
+    constant: Table
+    for constant in row["constants"]:
+        key = constant["data_key"]
+        type = _meta(constant, f"the constant {key!r}")
+        stored = tensors.get(key)
+        if stored is None:
+            constant.fail(f"there are no bytes for {key!r}")
+        sizes = tuple((size, size) for size in stored.sizes)
+        if (stored.dtype, sizes) != (type.dtype, type.sizes):
+            constant.fail(
+                f"{key!r} has other bytes than the graph states", f"{stored[:2]} and {type}"
+            )
+        bindings[constant["name"]] = Binding(key, type, stored, constant["mutated"])
+    for buffer in row["mutable_buffers"]:
+        if buffer["name"] not in graph.types:
+            buffer.fail(f"the buffer {buffer['fqn']!r} has no type")
+        type = graph.types[buffer["name"]]
+        bindings[buffer["name"]] = Binding(buffer["fqn"], type, None, True)
+    specs = {spec["name"]: (spec["kind"], spec["target"]) for spec in row["output_specs"]}
+    outputs = tuple(specs.get(name, (USER_OUTPUT, "")) for name in graph.outputs)
+    if any(kind not in (USER_OUTPUT, BUFFER_MUTATION, INPUT_MUTATION) for kind, _ in outputs):
+        row.fail("an output is of an unknown kind")
+    return NativeMethod(graph, bindings, outputs)
+
+
+def _graph(row: Table, depth: int) -> NativeGraph:
+    if depth > _MOST_NESTED:
+        row.fail(f"graphs are nested more than {_MOST_NESTED} times")
+    types = {each["name"]: _meta(each, repr(each["name"])) for each in row["tensor_values"]}
+    nodes = []
+    for each in row["nodes"]:
+        if each["op_kind"] == _CALL:
+            nodes.append(_node(each, depth))
+        elif each["op_kind"] not in (_PLACEHOLDER, _RESULT):
+            each.fail(f"a node of the unknown kind {each['op_kind']}")
+    return NativeGraph(tuple(nodes), row["inputs"], row["outputs"], types)
+
+
+def _meta(row: Table, what: str) -> TensorMeta:
+    meta = row["meta"]
+    if meta is None:
+        row.fail(f"{what} has no type")
+    if meta["quant"] is not None:
+        scheme = meta["quant"].union("scheme")
+        codec = scheme["codec"] if scheme.schema is _PACKED else "groups with scales"
+        raise UnsupportedProgramError(
+            f"{what} is quantized: {codec}",
+            where=row.reader.where,
+            why="constants of .ptn files are read unpacked",
+            next="export the model without quantization, or with executorch's VulkanPartitioner",
+        )
+    dtype = _dtype(meta, meta["dtype"])
+    sizes = tuple((dim["min"], None if dim["max"] < 0 else dim["max"]) for dim in meta["sizes"])
+    if any(least < 0 or (most is not None and most < least) for least, most in sizes):
+        meta.fail(f"{what} has the sizes {sizes}")
+    return TensorMeta(dtype, sizes)
+
+
+def _dtype(row: Table, code: int) -> DType:
+    dtype = DType.from_pte(code)
+    if dtype is None:
+        row.fail(f"the element type {code} is not known")
+    return dtype
+
+
+def _node(row: Table, depth: int) -> NativeNode:
+    arguments = []
+    for each in row["inputs"]:
+        if each["arg"] is None:
+            each.fail("an argument has no value")
+        value = _argument(each["arg"].union("value"), depth)
+        arguments.append(Argument(each["name"], value, each["mutated"]))
+    results = tuple(
+        Result(each["names"], True, each["alias_of"])
+        if each["kind"] == _LIST
+        else Result((each["name"],), False, each["alias_of"])
+        for each in row["outputs"]
+    )
+    target = row["target"].removeprefix("torch.ops.")
+    return NativeNode(row["name"], target, tuple(arguments), results)
+
+
+def _argument(row: Table, depth: int) -> Any:
+    schema = row.schema
+    if schema is _TENSOR:
+        return Ref(row["name"])
+    if schema is _NONE:
+        return None
+    if schema in (_INT, _FLOAT, _BOOL):
+        return Ref(row["ref"]) if row["ref"] else row["value"]
+    if schema in (_STRING, _FLOATS, _BOOLS):
+        return row["value"] if schema is _STRING else row["values"]
+    if schema is _DTYPE:
+        return _dtype(row, row["value"])
+    if schema is _SUB_GRAPH:
+        if row["graph"] is None:
+            row.fail("a sub-graph is empty")
+        return _graph(row["graph"], depth + 1)
+    if schema is _TENSORS:
+        return tuple(map(Ref, row["names"]))
+    values = row["has_value"] if schema is _OPTIONAL else row["values"]
+    names = row["names"] if schema is _OPTIONAL else row["refs"] or ("",) * len(values)
+    if len(values) != len(names):
+        row.fail(f"{len(values)} items and {len(names)} names")
+    if schema is _OPTIONAL:
+        return tuple(Ref(name) if there else None for name, there in zip(names, values))
+    return tuple(Ref(name) if name else value for name, value in zip(names, values))

@@ -1,0 +1,103 @@
+"""The tensors of a safetensors file: a JSON header, then their bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple, NoReturn
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError
+from purevk.mapped import own
+
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER = 100_000_000  # bytes, as in the reference implementation
+_DTYPES = {
+    "F64": DType.float64, "F32": DType.float32, "F16": DType.float16, "BF16": DType.bfloat16,
+    "I64": DType.int64, "I32": DType.int32, "I16": DType.int16, "I8": DType.int8, "U8": DType.uint8,
+    "BOOL": DType.bool,
+}  # fmt: skip
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a file; `data` is a slice of it."""
+
+    dtype: DType
+    sizes: tuple[int, ...]
+    data: memoryview
+
+
+class Tensors(NamedTuple):
+    """The tensors of a file by name, and where their bytes begin."""
+
+    by_name: Mapping[str, StoredTensor]
+    start: int
+
+
+def read_tensors(view: memoryview, where: str) -> Tensors:
+    """Reads the header of a safetensors file. No tensor is copied.
+
+    Args:
+        view: the file's bytes.
+        where: its name, for messages.
+
+    Raises:
+        FileFormatError: the file is damaged, or a tensor has a dtype that purevk does not have.
+    """
+
+    def fail(what: str, why: str) -> NoReturn:
+        raise FileFormatError(
+            what, where=where, why=why, next="the file is damaged or was cut short: copy it again"
+        )
+
+    if len(view) < _LENGTH.size:
+        fail("the header of the tensors is cut short", f"{len(view)} bytes")
+    (length,) = _LENGTH.unpack(own(view[: _LENGTH.size]))
+    start = _LENGTH.size + length
+    if length > _MOST_HEADER or start > len(view):
+        fail("the header of the tensors lies outside the file", f"{length} bytes of {len(view)}")
+    try:
+        header = json.loads(
+            bytes(own(view[_LENGTH.size : start])), object_pairs_hook=_without_repeats
+        )
+        entries = {
+            str(name): _entry(entry) for name, entry in header.items() if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        fail("the header of the tensors cannot be read", f"{type(error).__name__}: {error}")
+    data, end = view[start:], 0
+    tensors = {}
+    for name, (dtype, sizes, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if dtype not in _DTYPES:
+            fail(f"the tensor {name!r} has the dtype {dtype!r}", f"{', '.join(_DTYPES)} are read")
+        nbytes = prod(sizes) * _DTYPES[dtype].itemsize
+        if not end <= first <= last <= len(data) or last - first != nbytes:
+            fail(
+                f"the tensor {name!r} lies outside of its place",
+                f"bytes {first} to {last} of {len(data)}, the one before ends at {end};"
+                f" {dtype}{list(sizes)} needs {nbytes}",
+            )
+        end = last
+        tensors[name] = StoredTensor(_DTYPES[dtype], sizes, data[first:last])
+    return Tensors(tensors, start)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
+    """dtype, sizes, first byte and end of a tensor."""
+    first, last = map(_count, entry["data_offsets"])
+    return str(entry["dtype"]), tuple(map(_count, entry["shape"])), first, last
+
+
+def _count(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no size")
+    return number
