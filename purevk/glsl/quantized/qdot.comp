@@ -54,7 +54,7 @@ shared vec4 parts[ROWS * HALVES * SUBGROUPS];
 shared float all_squares[ROWS * SUBGROUPS];
 #endif
 T_WORDS words[STEPS][4 * HALVES];
-vec4 scales[STEPS][HALVES];
+vec4 scales[STEPS][HALVES], minimums[STEPS][HALVES];
 vec4 total[ROWS * HALVES];
 float squares[ROWS];
 
@@ -81,6 +81,9 @@ void main() {
 #if GROUPED
             UNROLL for (int h = 0; h < HALVES; h++) {
                 scales[s][h] = scale4(min(n0 + h * distance, N - 1), chunk * CHUNK / group);
+#if MINIMUM
+                minimums[s][h] = minimum4(min(n0 + h * distance, N - 1), chunk * CHUNK / group) / OFFSET;
+#endif
             }
 #endif
         }
@@ -111,7 +114,9 @@ void main() {
                     }
                 }
                 UNROLL for (int h = 0; h < HALVES; h++) {
-#if GROUPED
+#if MINIMUM
+                    total[h * ROWS + r] += scales[s][h] * part[h] + minimums[s][h] * excess;
+#elif GROUPED
                     total[h * ROWS + r] += scales[s][h] * (part[h] - excess);
 #else
                     total[h * ROWS + r] += part[h] - excess;

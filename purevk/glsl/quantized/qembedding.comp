@@ -11,6 +11,8 @@
 //                bits have the first value.
 //   T_SCALE, T_ZERO, T_OUT   element types
 //   ZEROS        1: there are zero points
+//   MINIMUM      1: out is (stored value) * scale + minimum instead, of the buffer minimum [rows,
+//                groups] of T_SCALE; BITS 8: the stored value is that of int8 plus 128. ZEROS is 0.
 //   VEC4         1: D is a multiple of 4, and out is an array of vec4
 //   QUADS        1 (with VEC4): 4 neighbours are in one word, and in one group
 //   INDEX_WORDS  2: the indices are int64, of which the low words are read
@@ -26,6 +28,10 @@
 #ifndef ZEROS
 #define ZEROS 0
 #endif
+#ifndef MINIMUM
+#define MINIMUM 0
+#endif
+#define OFFSET float(1 << (BITS - 1))
 #ifndef VEC4
 #define VEC4 0
 #endif
@@ -67,11 +73,14 @@ READONLY_BUFFER(1, scale, T_SCALE)
 #if ZEROS
 READONLY_BUFFER(2, zero, T_ZERO)
 #endif
-READONLY_BUFFER(2 + ZEROS, index, int)
+#if MINIMUM
+READONLY_BUFFER(2, minimum, T_SCALE)
+#endif
+READONLY_BUFFER(2 + ZEROS + MINIMUM, index, int)
 #if VEC4
-WRITEONLY_BUFFER(3 + ZEROS, out, VEC4_OF(T_OUT))
+WRITEONLY_BUFFER(3 + ZEROS + MINIMUM, out, VEC4_OF(T_OUT))
 #else
-WRITEONLY_BUFFER(3 + ZEROS, out, T_OUT)
+WRITEONLY_BUFFER(3 + ZEROS + MINIMUM, out, T_OUT)
 #endif
 
 #if QUADS
@@ -91,6 +100,9 @@ vec4 values(int row, int d) {
     vec4 numbers = vec4(qvalues);
 #if ZEROS
     numbers -= float(buf_zero[at_group]);
+#endif
+#if MINIMUM
+    return (numbers + OFFSET) * float(buf_scale[at_group]) + float(buf_minimum[at_group]);
 #endif
     return numbers * float(buf_scale[at_group]);
 }
@@ -115,6 +127,9 @@ float value(int row, int d) {
     float number = float(qvalue(row, d));
 #if ZEROS
     number -= float(buf_zero[at_group]);
+#endif
+#if MINIMUM
+    return (number + OFFSET) * float(buf_scale[at_group]) + float(buf_minimum[at_group]);
 #endif
     return number * float(buf_scale[at_group]);
 }

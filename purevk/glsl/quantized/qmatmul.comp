@@ -36,8 +36,13 @@ LOADED_VECTOR weights(int n, int k) {
 #if SCALE_SUMS
     return LOADED_VECTOR(qvalues(word_at(offset_w + n * ldw, k)));
 #endif
-    float scale = float(buf_scale[n * groups + min(k / group, groups - 1)]);
-    return LOADED_VECTOR(qvalues(word_at(offset_w + n * ldw, k)) * scale);
+    int at = n * groups + min(k / group, groups - 1);
+    vec4 v = qvalues(word_at(offset_w + n * ldw, k));
+#if MINIMUM
+    return LOADED_VECTOR((v + OFFSET) * float(buf_scale[at]) + float(buf_minimum[at]));
+#else
+    return LOADED_VECTOR(v * float(buf_scale[at]));
+#endif
 }
 
 #if BACKWARD

@@ -119,6 +119,7 @@ void multiply(int lane, int m0, int n0) {
                 ivec4 part = -row_zero(m) * sum4(n, g);
 #else
                 vec4 part = vec4(0.0);
+                float a_sum = 0.0;
 #endif
                 for (int k = g * group; k < min((g + 1) * group, K); k++) {
                     ivec4 c;
@@ -126,9 +127,15 @@ void multiply(int lane, int m0, int n0) {
 #if ACT
                     part += bitfieldExtract(a_qvalues(m, k & ~3), (k & 3) * 8, 8) * c;
 #else
-                    part += a_values(m, k & ~3)[k & 3] * vec4(c);
+                    float a = a_values(m, k & ~3)[k & 3];
+                    part += a * vec4(c);
+                    a_sum += a;
 #endif
                 }
+#if MINIMUM
+                part += OFFSET * a_sum;
+                total[r][j] += minimum4(n, g) * a_sum;
+#endif
                 total[r][j] += scales * vec4(part);
             }
         }
@@ -166,14 +173,19 @@ void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
     }
 #else
     vec4 part[ROWS][COLS4];
+    float a_sum[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int j = 0; j < COLS4; j++) part[r][j] = vec4(0.0);
+        a_sum[r] = 0.0;
     }
     UNROLL for (int i = 0; i < WORDS; i++) {
         UNROLL for (int q = 0; q < QUADS; q++) {
             int k = k0 + i * PER_WORD + q * 4;
             vec4 a[ROWS];
-            UNROLL for (int r = 0; r < ROWS; r++) a[r] = a_values(min(m0 + r, M - 1), k);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                a[r] = a_values(min(m0 + r, M - 1), k);
+                a_sum[r] += dot(a[r], vec4(1.0));
+            }
             UNROLL for (int c = 0; c < COLS; c++) {
                 vec4 b = qvalues(WORD(w[c], i) >> (16 * q));
                 UNROLL for (int r = 0; r < ROWS; r++) part[r][c / 4][c % 4] += dot(a[r], b);
@@ -192,7 +204,13 @@ void add_chunk(T_WORDS w[COLS], int k0, int m0, int n0) {
             total[r][j] += scales * vec4(part[r][j] - row_zero(min(m0 + r, M - 1)) * sums);
         }
 #else
-        UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * part[r][j];
+        UNROLL for (int r = 0; r < ROWS; r++) {
+#if MINIMUM
+            part[r][j] += OFFSET * a_sum[r];
+            total[r][j] += minimum4(n, g) * a_sum[r];
+#endif
+            total[r][j] += scales * part[r][j];
+        }
 #endif
     }
 #else
@@ -297,11 +315,17 @@ void multiply(int lane, int m0, int n0) {
         }
         UNROLL for (int j = 0; j < COLS4; j++) {
 #if GROUPED
-            vec4 scales = scale4(min(COLUMN(n0, 4 * j), N - 1), chunk * CHUNK / group);
+            int n = min(COLUMN(n0, 4 * j), N - 1), g = chunk * CHUNK / group;
+            vec4 scales = scale4(n, g);
 #else
             vec4 scales = vec4(1.0);
 #endif
+#if MINIMUM
+            vec4 minimums = minimum4(n, g) / OFFSET;
+            UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * part[r][j] + minimums * excess[r];
+#else
             UNROLL for (int r = 0; r < ROWS; r++) total[r][j] += scales * (part[r][j] - excess[r]);
+#endif
         }
     }
 }

@@ -51,6 +51,7 @@ class QuantizedMatmul:
         wide: rows of the activations start at multiples of 16 elements, of which they have a whole
             number.
         groups: scales from one row of the weight to the next. There may be more than a row needs.
+        minimums: each group has a minimum besides its scale.
     """
 
     m: Size
@@ -64,6 +65,7 @@ class QuantizedMatmul:
     halves: bool = False
     wide: bool = False
     groups: Size = 1
+    minimums: bool = False
 
     @property
     def max_m(self) -> int:
@@ -139,6 +141,7 @@ def takes_halves(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
     return (
         matmul.halves
         and not matmul.integers
+        and not matmul.minimums
         and traits.coopmat_shape is not None
         and traits.profile.has_fast_shared_memory
         and _dims.range_of(matmul.m)[0] >= HALVES_ROWS
@@ -310,6 +313,7 @@ def _dot_coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         or (many and rows > FUSED_ROWS)
         or (rows == 1 and not many)
         or matmul.integers
+        or matmul.minimums
         or not matmul.halves
         or matmul.bits != 4
         or not traits.profile.has_fast_shared_memory
@@ -351,6 +355,7 @@ def _coopmat(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
         return None
     if (
         not traits.profile.has_fast_shared_memory
+        or matmul.minimums
         or 8 not in traits.coopmat_columns
         or not traits.has("subgroup_shuffle", "subgroup_arithmetic")
         or not matmul.reads_words(4)

@@ -30,8 +30,11 @@ def _shape(
     bits: int = 8,
     high_first: bool = False,
     dtype: DType = REAL,
+    minimums: TensorType | None = None,
 ) -> TensorType:
-    """weight [V, bytes], scales and zeros [V, groups]."""
+    """weight [V, bytes], scales and zeros or minimums [V, groups]."""
+    if minimums is not None and (minimums != scales or zeros is not None):
+        raise ShapeError(f"minimums {minimums} with scales {scales}")
     if scales.rank != 2:
         raise ShapeError(f"cannot look up rows of {weight} with scales {scales}")
     if zeros is not None and zeros.dims != scales.dims:
@@ -74,11 +77,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
     count, width = _dims.product(index.dims), out.dims[-1]
     if not index.layout.is_contiguous(index.dims):
         index = dense(lowering, index)
-    parameters = [whole(lowering, node.tensor("scales"))]
-    if zeros is not None:
-        parameters.append(whole(lowering, zeros))
+    names = {"scale": "scales", "zero": "zeros", "minimum": "minimums"}
+    parameters = {
+        name: whole(lowering, value)
+        for name, argument in names.items()
+        if (value := node.optional_tensor(argument)) is not None
+    }
+    scales = parameters["scale"]
     vector = gcd4(width, out.offset) and out.dtype in (DType.float32, DType.float16)
-    rows, groups = weight.dims[0], parameters[0].dims[1]
+    rows, groups = weight.dims[0], scales.dims[1]
     pitch, group = weight.strides[0], width // groups
     quads = (
         vector
@@ -94,14 +101,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "BITS": bits,
         "HIGH_FIRST": int(node.bool("high_first")),
         "QUADS": int(quads),
-        "T_SCALE": parameters[0].dtype.glsl,
+        "T_SCALE": scales.dtype.glsl,
         "T_OUT": out.dtype.glsl,
         "ZEROS": int(zeros is not None),
+        "MINIMUM": int("minimum" in parameters),
         "VEC4": int(vector),
     }
     if zeros is not None:
-        macros["T_ZERO"] = parameters[1].dtype.glsl
-    macros |= byte_features(*(each.dtype for each in parameters))
+        macros["T_ZERO"] = parameters["zero"].dtype.glsl
+    macros |= byte_features(*(each.dtype for each in parameters.values()))
     params: dict[str, Size] = {
         "count": count,
         "D": width,
@@ -116,14 +124,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     read = (
         weight.dims[1]
-        + groups * sum(each.dtype.itemsize for each in parameters)
+        + groups * sum(each.dtype.itemsize for each in parameters.values())
         + index.dtype.itemsize
     )
     lowering.dispatch(
         "quantized/qembedding.comp",
         {
             "table": (weight, "r"),
-            **{name: (each, "r") for name, each in zip(("scale", "zero"), parameters)},
+            **{name: (each, "r") for name, each in parameters.items()},
             "index": (index, "r"),
             "out": (out, "w"),
         },
@@ -153,24 +161,27 @@ def emit_embedding(
     bits: int,
     high_first: bool,
     dtype: DType,
+    minimums: Value | None = None,
 ) -> Value:
-    """Rows of a table as `dtype`; scales and zeros are [V] or [V, groups]."""
+    """Rows of a table as `dtype`; scales, zeros and minimums are [V] or [V, groups]."""
     count = weight.type.dims[0]
     scales = by_rows(builder, scales, count)
     zeros = None if zeros is None else by_rows(builder, zeros, count)
+    minimums = None if minimums is None else by_rows(builder, minimums, count)
     parts = split_rows(builder.traits, weight.type)
     if parts is None:
-        return builder.emit(NAME, weight, scales, zeros, indices, bits, high_first, dtype)
+        form = (bits, high_first, dtype)
+        return builder.emit(NAME, weight, scales, zeros, indices, *form, minimums)
     # One binding cannot span the table. Each part gives its own rows, and a comparison selects
     # them.
 
     def rows_of_part(start: int, end: int) -> Value:
         table = [
             None if each is None else builder.emit("aten.slice.Tensor", each, 0, start, end, 1)
-            for each in (weight, scales, zeros)
+            for each in (weight, scales, zeros, minimums)
         ]
         local = builder.emit("aten.sub.Tensor", indices, start, 1)
-        return builder.emit(NAME, *table, local, bits, high_first, dtype)
+        return builder.emit(NAME, *table[:3], local, bits, high_first, dtype, table[3])
 
     column = builder.emit("aten.unsqueeze.default", indices, -1)
     first, *others = parts
@@ -183,9 +194,14 @@ def emit_embedding(
 
 
 def _table_shape(
-    weight: TensorType, scales: TensorType, indices: TensorType, dtype: DType = REAL
+    weight: TensorType,
+    scales: TensorType,
+    indices: TensorType,
+    dtype: DType = REAL,
+    bits: int = 8,
+    minimums: TensorType | None = None,
 ) -> TensorType:
-    return _rows(weight, scales, None, indices, 8, dtype)
+    return _rows(weight, scales, minimums, indices, bits, dtype)
 
 
 def _expand_table(builder: Builder, node: Node) -> Value:
@@ -195,13 +211,15 @@ def _expand_table(builder: Builder, node: Node) -> Value:
         node.tensor("scales"),
         None,
         node.tensor("indices"),
-        8,
+        node.int("bits"),
         False,
         node.dtype("dtype"),
+        node.optional_tensor("minimums"),
     )
 
 
-# Rows of an int8 table with scales [V] or [V, groups].
+# Rows of a table of int8, or of 4 bits as in `purevk.quantized_linear`, with scales and minimums
+# [V] or [V, groups].
 register(Operator("purevk.quantized_table", _table_shape, Rewrite(_expand_table, supports)))
 
 

@@ -60,13 +60,18 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
 
 
 def matmul_of(
-    x: TensorType, weight: TensorType, scales: TensorType, bits: int, group: int
+    x: TensorType,
+    weight: TensorType,
+    scales: TensorType,
+    bits: int,
+    group: int,
+    minimums: bool = False,
 ) -> QuantizedMatmul | None:
     """The matmul of dense operands; None if rows of the weight are no whole words."""
     nbytes = weight.dims[1]
     if not isinstance(nbytes, int) or nbytes % 4:
         return None
-    grouped = not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
+    grouped = minimums or not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
     (m, k), n = x.dims, weight.dims[0]
     halves = x.dtype is DType.float16
     return QuantizedMatmul(
@@ -78,6 +83,7 @@ def matmul_of(
         0,
         group if grouped else 0,
         False,
+        minimums=minimums,
         halves=halves,
         groups=scales.dims[1],
     )
@@ -102,6 +108,7 @@ def _shape(
     high_first: bool,
     group: int,
     dtype: DType,
+    minimums: TensorType | None = None,
     factors: TensorType | None = None,
     eps: float = 0.0,
     pair: int = 0,
@@ -125,7 +132,8 @@ def _emit(
         weight = dense(lowering, weight)
     scales, bias = whole(lowering, node.tensor("scales")), node.optional_tensor("bias")
     bits, group = node.int("bits"), node.int("group")
-    matmul = matmul_of(x.type, weight.type, scales.type, bits, group)
+    minimums = node.optional_tensor("minimums")
+    matmul = matmul_of(x.type, weight.type, scales.type, bits, group, minimums is not None)
     form = matmul and choose_few_rows(lowering.traits, matmul, pair > 0)
     if not form:  # the sizes are those that the pass has seen
         raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
@@ -135,7 +143,8 @@ def _emit(
         "BITS": bits,
         "HIGH_FIRST": int(node.bool("high_first")),
         "ACT": 0,
-        "GROUPED": int(not (isinstance(groups, int) and groups == 1)),
+        "GROUPED": int(minimums is not None or not (isinstance(groups, int) and groups == 1)),
+        "MINIMUM": int(minimums is not None),
         "T_A": x.dtype.glsl,
         "T_SCALE": scales.dtype.glsl,
         "T_OUT": out.dtype.glsl,
@@ -169,6 +178,8 @@ def _emit(
         "offset_o": out.offset,
     }
     others = {"x_scale": bits_of(1.0), "x_zero": 0, **output_params(None)}
+    if minimums is not None:
+        buffers["minimum"] = (whole(lowering, minimums), "r")
     if bias is not None:
         operand = whole(lowering, bias)
         macros["T_BIAS"] = operand.dtype.glsl
@@ -207,6 +218,7 @@ def _to_cache_shape(
     high_first: bool,
     group: int,
     dtype: DType,
+    minimums: TensorType | None,
     factors: TensorType | None,
     eps: float,
     cos: TensorType,
@@ -227,5 +239,5 @@ def _to_cache_lower(lowering: Lowering, node: Node) -> None:
 
 
 register(
-    Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower, bfloat16=False), mutates=(13, 14))
+    Operator(TO_CACHE, _to_cache_shape, Kernel(_to_cache_lower, bfloat16=False), mutates=(14, 15))
 )

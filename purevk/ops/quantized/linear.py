@@ -35,24 +35,30 @@ def _linear_shape(
     scales: TensorType,
     group: int,
     bias: TensorType | None = None,
+    bits: int = 8,
+    minimums: TensorType | None = None,
 ) -> TensorType:
-    return _result(x, weight, scales, bias)
+    return _result(x, weight, scales, bias, minimums)
 
 
 def _expand_linear(builder: Builder, node: Node) -> Value:
-    weight = node.tensor("weight")
+    weight, minimums = node.tensor("weight"), node.optional_tensor("minimums")
+    rows = weight.type.dims[0]
     return emit_linear(
         builder,
         node.tensor("x"),
         weight,
-        by_rows(builder, node.tensor("scales"), weight.type.dims[0]),
+        by_rows(builder, node.tensor("scales"), rows),
+        bits=node.int("bits"),
         group=node.int("group"),
+        minimums=None if minimums is None else by_rows(builder, minimums, rows),
         bias=node.optional_tensor("bias"),
         dtype=node.result.type.dtype,
     )
 
 
-# A linear layer with an int8 weight, scales [N] or [N, groups], and float activations.
+# A linear layer with a weight of int8 or of 4 bits (the low nibble of a byte has the even column,
+# as value + 8), scales and minimums [N] or [N, groups], and float activations.
 register(Operator("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, supports)))
 
 

@@ -55,10 +55,12 @@ def _shape(
     out: OutputQuantization | None = None,
     epilogue: Expression | None = None,
     extras: tuple[TensorType, ...] = (),
+    minimums: TensorType | None = None,
 ) -> TensorType:
     """x [M, K] float, or int8 with `sums`, the sums of the weight's rows or groups. The scale and
-    the zero point of an int8 x are numbers, or one for each row. weight [N, bytes]; scales and sums
-    [N, groups]; `group`: quantized values that share a scale, 0: all of a row."""
+    the zero point of an int8 x are numbers, or one for each row. weight [N, bytes]; scales, sums and
+    minimums [N, groups]; `group`: quantized values that share a scale, 0: all of a row. With
+    minimums, for a float x, the weight is (quantized value + 2^(bits - 1)) * scale + minimum."""
     if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
         raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
     if isinstance(x.dims[1], int) and x.dims[1] * bits > weight.dims[1] * 8:
@@ -68,6 +70,10 @@ def _shape(
         )
     if bits not in (4, 8):
         raise ShapeError(f"a weight of {bits} bits")
+    if minimums is not None and (minimums != scales or sums is not None or out is not None):
+        raise ShapeError(f"minimums {minimums} with scales {scales}")
+    if minimums is not None and group < 1:
+        raise ShapeError(f"minimums of groups of {group} values")
     (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
     check_groups(k, groups, group)
     for rows, parameters in ((n, (scales, sums, bias)), (m, (row_scales, row_zeros))):
@@ -113,8 +119,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     bits, group = node.int("bits"), node.int("group")
     requantized = node.optional_attribute("out", OutputQuantization)
     (m, n), k, groups = out.dims, x.dims[1], scales.dims[1]
-    integers = sums is not None
-    grouped = not (isinstance(groups, int) and groups == 1)
+    integers, minimums = sums is not None, node.optional_tensor("minimums")
+    grouped = minimums is not None or not (isinstance(groups, int) and groups == 1)
     words, first_word = weight.strides[0] // 4, weight.offset // 4
     matmul = QuantizedMatmul(
         m,
@@ -125,6 +131,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         first_word,
         group if grouped else 0,
         integers,
+        minimums=minimums is not None,
         halves=x.dtype is DType.float16,
         wide=gcd16(k, x.strides[0], x.offset),
         groups=groups,
@@ -151,6 +158,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "scale": (scales, "r"),
         "out": (out, "w"),
     }
+    if minimums is not None:
+        macros["MINIMUM"] = 1
+        buffers["minimum"] = (whole(lowering, minimums), "r")
     if sums is not None:
         buffers["sum"] = (whole(lowering, sums), "r")
         row_scales = node.optional_tensor("row_scales")
@@ -312,12 +322,14 @@ def emit_linear(
     x_zero: Value | int = 0,
     dtype: DType = REAL,
     out: OutputQuantization | None = None,
+    minimums: Value | None = None,
 ) -> Value:
-    """x [..., K] times the weight: [..., N]. Scales and sums are [N, groups]. The scale and the
+    """x [..., K] times the weight: [..., N]. Scales, sums and minimums are [N, groups]. The scale and the
     zero point of an int8 x are two numbers, or two tensors with one element for each row of x."""
     k, rows = x.type.dims[-1], _dims.product(x.type.dims[:-1])
     scales = _needed_groups(builder, scales, k, group)
     sums = None if sums is None else _needed_groups(builder, sums, k, group)
+    minimums = None if minimums is None else _needed_groups(builder, minimums, k, group)
     flat = builder.emit("aten.view.default", x, (rows, k))
     row_scales = row_zeros = None
     if isinstance(x_scale, Value):
@@ -335,7 +347,11 @@ def emit_linear(
         weight = builder.emit(ALIGN_ROWS, weight, 16)
 
     def multiply(
-        weight: Value, scales: Value | None, sums: Value | None, bias: Value | None
+        weight: Value,
+        scales: Value | None,
+        sums: Value | None,
+        bias: Value | None,
+        minimums: Value | None,
     ) -> Value:
         return builder.emit(
             NAME,
@@ -355,16 +371,19 @@ def emit_linear(
             out,
             None,
             (),
+            minimums,
         )
 
     ranges = split_rows(builder.traits, weight.type)
     if ranges is None:
-        result = multiply(weight, scales, sums, bias)
+        result = multiply(weight, scales, sums, bias, minimums)
     else:
         parts = []
         for start, end in ranges:
             part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
-            others = (_copy_rows(builder, each, start, end) for each in (scales, sums, bias))
+            others = (
+                _copy_rows(builder, each, start, end) for each in (scales, sums, bias, minimums)
+            )
             parts.append(multiply(part, *others))
         result = builder.emit("aten.cat.default", tuple(parts), 1)
     return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))

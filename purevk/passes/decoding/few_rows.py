@@ -93,7 +93,7 @@ def _operands(matmul: Node, rows: Value) -> tuple[Arg, ...]:
     """The arguments of a matmul that the kernels of few rows take first, of other rows."""
     if matmul.op == MATMUL:
         return rows, matmul.tensor("b"), matmul.optional_tensor("bias")
-    names = ("weight", "scales", "bias", "bits", "high_first", "group", "dtype")
+    names = ("weight", "scales", "bias", "bits", "high_first", "group", "dtype", "minimums")
     return rows, *(matmul.arg(name) for name in names)
 
 
@@ -152,7 +152,8 @@ class _Finder:
         if not weight.type.is_static or weight.type.nbytes > self._traits.max_storage_range:
             return False
         bits, group = matmul.int("bits"), matmul.int("group")
-        form = matmul_of(x.type, weight.type, scales.type, bits, group)
+        minimums = matmul.arg("minimums") is not None
+        form = matmul_of(x.type, weight.type, scales.type, bits, group, minimums)
         return form is not None and choose_quantized(self._traits, form, paired) is not None
 
     def _is_packed(self, weight: Value) -> bool:

@@ -251,7 +251,7 @@ class _Finder:
 
     def _makes_halves(self, node: Node) -> bool:
         """Whether a quantized weight is made into halves, for all rows there may be."""
-        if any(node.arg(name) is not None for name in ("sums", "out")):
+        if any(node.arg(name) is not None for name in ("sums", "out", "minimums")):
             return False
         x, weight, scales = (node.tensor(name).type for name in ("x", "weight", "scales"))
         form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"))

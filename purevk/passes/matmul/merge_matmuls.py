@@ -15,7 +15,7 @@ from purevk.tuning import DeviceTraits
 # What matmuls must have in common: the matrix, the rows and the dtype of the weight, and the dtype of
 # the bias.
 _Key: TypeAlias = tuple[Value, Size, DType, DType | None]
-_QUANTIZED_CONSTANTS = ("weight", "scales", "bias")
+_QUANTIZED_CONSTANTS = ("weight", "scales", "minimums", "bias")
 # Operators that bring constants into the form that kernels of quantized weights read.
 _PACKING = (
     "purevk.copy",
@@ -164,11 +164,11 @@ def _is_plain(graph: Graph, made: dict[Value, Node], node: Node) -> bool:
 
 def _quantized_key(node: Node) -> tuple[object, ...]:
     """What matmuls with quantized weights must have in common."""
-    weight, scales, bias = (node.optional_tensor(name) for name in _QUANTIZED_CONSTANTS)
+    constants = (node.optional_tensor(name) for name in _QUANTIZED_CONSTANTS)
     return (
         node.tensor("x"),
         *(node.arg(name) for name in ("bits", "high_first", "group", "dtype")),
-        *((value.type.dtype, value.type.dims[1:]) for value in (weight, scales, bias) if value),
+        *((value.type.dtype, value.type.dims[1:]) if value else None for value in constants),
     )
 
 

@@ -76,6 +76,19 @@ def test_decomposed(bits, zero):
         torch.testing.assert_close(have, want.half(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("bits, width, group", [(4, 64, 32), (8, 64, 16), (8, 18, 9)])
+def test_minimums(bits, width, group):
+    values = table(31, width, bits)
+    scales, minimums = (tensor(31, width // group, seed=seed) for seed in (1, 2))
+    indices = tensor(7, dtype=torch.int64, low=0, high=30)
+    packed = pack_low_first(values) if bits == 4 else values
+    args = (packed, scales, indices, torch.float32, bits, minimums)
+    stored = values.double() + 2 ** (bits - 1)
+    want = stored * scales.repeat_interleave(group, 1) + minimums.repeat_interleave(group, 1)
+    have = run("purevk.quantized_table", args, constants=(0, 1, 5))
+    torch.testing.assert_close(have.double(), want[indices], rtol=1e-6, atol=1e-5)
+
+
 def test_one_index_without_dims_and_odd_width():
     values, scales = table(9, 13, 8), tensor(9)
     args = (values, scales, None, -128, 127, torch.tensor(4))

@@ -108,6 +108,30 @@ def test_int4_weight_by_group(rows, n, k, group, dtype):
         close(run("et_vk.linear_q4gsw.default", args, constants=(1, 2, 4)), want, dtype)
 
 
+@pytest.mark.parametrize(
+    "rows, n, k, group, bits, half",
+    [
+        (1, 36, 64, 32, 4, False),
+        (1, 12, 512, 16, 8, True),
+        (3, 5, 96, 12, 8, False),
+        (9, 8, 64, 64, 4, True),
+        (70, 68, 96, 32, 4, False),
+    ],
+)
+def test_minimums_of_groups(rows, n, k, group, bits, half):
+    dtype = torch.float16 if half else torch.float32
+    x, w = tensor(rows, k).to(dtype), quantized_weight(n, k, bits)
+    scales, minimums = (
+        tensor(n, k // group, low=low, high=0.05, seed=seed).to(dtype)
+        for low, seed in ((0.001, 1), (-0.5, 2))
+    )
+    stored = w.double() + 2 ** (bits - 1)
+    want = x.double() @ (grouped(stored, scales, group) + grouped(w * 0 + 1, minimums, group)).T
+    packed = pack_low_first(w) if bits == 4 else w
+    args = (x, packed, scales, group, None, bits, minimums)
+    close(run("purevk.quantized_linear", args, constants=(1, 2, 6)) / bits, want / bits, dtype)
+
+
 @pytest.mark.parametrize("group", [-32, -1, 0, 16])
 def test_groups_that_do_not_cover_a_row_are_refused(group):
     x, w, s = tensor(3, 64), quantized_weight(16, 64, 4), tensor(2, 16)
