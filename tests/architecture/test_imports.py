@@ -68,7 +68,7 @@ BELOW = {
 }
 BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
-PROGRAM = {"dynamo", "export", "integrations", "program", "report", "runtime", "testing"}
+PROGRAM = {"dynamo", "export", "integrations", "llm", "program", "report", "runtime", "testing"}
 COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},
@@ -82,6 +82,7 @@ FOREIGN = {
     "shaders": {"vulkan", "torch", "numpy"},
     "api": {"torch"},
     "graph": {"torch"},
+    "llm": {"vulkan", "torch"},
 }
 # A device makes objects that know it.
 CIRCLES = [{f"purevk.api.{path.stem}" for path in (PACKAGE / "api").glob("*.py")}]

@@ -1,0 +1,299 @@
+"""Reads GGUF files: metadata, and tensors as the bytes of the mapped file.
+
+A file that was split (`NAME-00001-of-00003.gguf`) is read as a whole. Nothing that a file says is
+believed: counts, lengths, offsets and names are checked before they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.mapped import own
+from purevk.pte.source import Source
+
+_READ_AHEAD = 1 << 20
+_MAX_KEY = 1 << 16  # bytes of a name
+_MAX_DEPTH = 3  # arrays in arrays
+_MAX_RANK = 4
+_MAX_PARTS = 10_000
+_STRING, _ARRAY = 8, 9
+_NUMBERS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """A type of tensors: blocks of so many elements in so many bytes."""
+
+    name: str
+    elements: int
+    nbytes: int
+
+
+BLOCK_TYPES: Mapping[int, BlockType] = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}
+"""The types that can be read, by their number in a file."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a file.
+
+    Attributes:
+        dims: sizes, the last of elements that follow one another.
+        data: the blocks, in row-major order: bytes of the mapped file, see `purevk.mapped`.
+    """
+
+    name: str
+    type: BlockType
+    dims: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def numel(self) -> int:
+        return len(self.data) // self.type.nbytes * self.type.elements
+
+
+class GgufFile:
+    """A GGUF file, with all its parts if it was split.
+
+    Args:
+        path: of the file, or of its first part.
+
+    Attributes:
+        metadata: values by key. Arrays of numbers are numpy arrays, others are lists.
+        tensors: by name.
+        nbytes: of all parts.
+
+    Raises:
+        FileFormatError: the file is damaged or no GGUF, or a part is missing.
+        UnsupportedProgramError: a tensor has a type that is not in `BLOCK_TYPES`.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = str(path)
+        self._sources: list[Source] = []
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
+        try:
+            self._read_parts(Path(path))
+        except BaseException:
+            self.close()
+            raise
+        self.nbytes = sum(source.size for source in self._sources)
+
+    def _read_parts(self, path: Path) -> None:
+        self.metadata = self._read(path)
+        count = self.metadata.get("split.count", 1)
+        if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
+            raise _damaged(self.name, f"split.count is {count!r}")
+        if count < 2:
+            return
+        name = _PART.fullmatch(path.name)
+        if name is None or int(name[2]) != 1 or int(name[3]) != count:
+            raise FileFormatError(
+                f"the file is one of {count} parts, and not named as the first one",
+                where=self.name,
+                why=f"NAME-00001-of-{count:05}.gguf is expected",
+                next="give the first part, with its name, in a folder with the others",
+            )
+        for number in range(2, count + 1):
+            part = path.with_name(f"{name[1]}-{number:05}-of-{name[3]}.gguf")
+            if not part.is_file():
+                raise FileFormatError(
+                    f"part {number} of {count} is missing",
+                    where=str(part),
+                    next="copy all parts into one folder",
+                )
+            if self._read(part).get("split.no") != number - 1:
+                raise _damaged(str(part), f"split.no is not {number - 1}")
+        stated = self.metadata.get("split.tensors.count", len(self.tensors))
+        if stated != len(self.tensors):
+            raise _damaged(self.name, f"{stated} tensors are stated, {len(self.tensors)} are there")
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Adds the tensors of one part, and returns its metadata."""
+        source = Source(path, "GGUF")
+        self._sources.append(source)
+        cursor = _Cursor(source)
+        if bytes(cursor.take(4)) != b"GGUF":
+            raise FileFormatError(
+                "this is no GGUF file", where=source.name, why=f"it begins with {source.head[:4]!r}"
+            )
+        version = cursor.number("<I")
+        if version not in (2, 3):
+            swapped = version in (2 << 24, 3 << 24)
+            raise FileFormatError(
+                f"GGUF version {version} cannot be read",
+                where=source.name,
+                why="its bytes are in big-endian order" if swapped else "2 and 3 are known",
+                next="convert it with llama.cpp's tools",
+            )
+        tensors, pairs = cursor.number("<Q"), cursor.number("<Q")
+        cursor.check_count(tensors, 24, "tensors")
+        cursor.check_count(pairs, 13, "metadata values")
+        metadata: dict[str, Any] = {}
+        for _ in range(pairs):
+            key = cursor.text("a key", _MAX_KEY)
+            if not key or key in metadata:
+                raise _damaged(source.name, f"the key {key!r} stands there twice or is empty")
+            metadata[key] = cursor.value(key, cursor.number("<I"))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+            raise _damaged(source.name, f"general.alignment is {alignment!r}")
+        infos = [self._tensor_info(cursor) for _ in range(tensors)]
+        start = -(-cursor.at // alignment) * alignment
+        for name, kind, dims, offset in infos:
+            if name in self.tensors:
+                raise _damaged(source.name, f"the tensor {name!r} stands there twice")
+            if offset % alignment:
+                raise _damaged(
+                    source.name, f"{name!r} starts at {offset}, not at a multiple of {alignment}"
+                )
+            blocks = 1
+            for size in (*dims[:-1], dims[-1] // kind.elements):
+                blocks *= size
+            data = source.slice(start + offset, blocks * kind.nbytes, f"the tensor {name!r}")
+            self.tensors[name] = Tensor(name, kind, dims, data)
+        return metadata
+
+    def _tensor_info(self, cursor: _Cursor) -> tuple[str, BlockType, tuple[int, ...], int]:
+        """Name, type, sizes and offset."""
+        name, where = cursor.text("the name of a tensor", _MAX_KEY), cursor.source.name
+        rank = cursor.number("<I")
+        if not name or not 1 <= rank <= _MAX_RANK:
+            raise _damaged(where, f"the tensor {name!r} has {rank} dims")
+        dims = tuple(cursor.number("<Q") for _ in range(rank))[::-1]
+        number, offset = cursor.number("<I"), cursor.number("<Q")
+        kind = BLOCK_TYPES.get(number)
+        if kind is None:
+            raise UnsupportedProgramError(
+                f"the tensor {name!r} has type {number}, which cannot be read",
+                where=where,
+                why=f"known types: {', '.join(each.name for each in BLOCK_TYPES.values())}",
+                next="quantize the model to one of these",
+            )
+        if not all(0 < size < 1 << 40 for size in dims) or dims[-1] % kind.elements:
+            raise _damaged(where, f"the tensor {name!r} has sizes {list(dims)} of {kind.name}")
+        return name, kind, dims, offset
+
+    def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """A value of the metadata.
+
+        Args:
+            kind: the Python type that it must have.
+            default: if there is none; None: there must be one.
+
+        Raises:
+            FileFormatError: it is missing, or of another type.
+        """
+        found = self.metadata.get(key, default)
+        if found is None:
+            raise FileFormatError(
+                f"the file has no {key}", where=self.name, next="convert the model again"
+            )
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+            raise _damaged(self.name, f"{key} is {str(found)[:80]!r}")
+        return found
+
+    def close(self) -> None:
+        """Lets go of the files. Their maps stay as long as somebody has bytes of a tensor."""
+        self.tensors.clear()
+        for source in self._sources:
+            with contextlib.suppress(BufferError):
+                source.close()
+        self._sources.clear()
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Cursor:
+    """Reads a header from its start on, through copies of pieces of it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.at = source, 0
+        self._first, self._piece = 0, memoryview(b"")
+
+    def take(self, count: int) -> memoryview:
+        """The next `count` bytes."""
+        start = self.at - self._first
+        if start + count > len(self._piece):
+            data = self.source.slice(self.at, count, "the header")
+            ahead = min(max(count, _READ_AHEAD), self.source.size - self.at)
+            data = self.source.slice(self.at, ahead, "the header")
+            self._first, start, self._piece = self.at, 0, own(data)
+        self.at += count
+        return self._piece[start : start + count]
+
+    def number(self, format: str) -> Any:
+        return struct.unpack(format, self.take(struct.calcsize(format)))[0]
+
+    def check_count(self, count: int, least: int, what: str) -> None:
+        """Raises unless the file has room for so many values of `least` bytes."""
+        if count * least > self.source.size - self.at:
+            raise _damaged(
+                self.source.name, f"{count} {what} are stated, and there is no room for them"
+            )
+
+    def text(self, what: str, most: int | None = None) -> str:
+        size = self.number("<Q")
+        if most is not None and size >= most:
+            raise _damaged(self.source.name, f"{what} has {size} bytes")
+        self.check_count(size, 1, f"bytes of {what}")
+        try:
+            return str(self.take(size), "utf-8")
+        except UnicodeDecodeError as error:
+            raise _damaged(self.source.name, f"{what} is no UTF-8: {error.reason}") from None
+
+    def value(self, key: str, kind: int, depth: int = 0) -> Any:
+        """A value of the metadata."""
+        if kind == _STRING:
+            return self.text(key)
+        if kind == _ARRAY and depth < _MAX_DEPTH:
+            kind, count = self.number("<I"), self.number("<Q")
+            if kind < len(_NUMBERS) and _NUMBERS[kind]:
+                dtype = np.dtype(_NUMBERS[kind])
+                self.check_count(count, dtype.itemsize, f"elements of {key}")
+                return np.frombuffer(bytes(self.take(count * dtype.itemsize)), dtype)
+            self.check_count(count, 8, f"elements of {key}")
+            return [self.value(key, kind, depth + 1) for _ in range(count)]
+        if kind >= len(_NUMBERS) or not _NUMBERS[kind]:
+            raise _damaged(self.source.name, f"{key} has the unknown type {kind}")
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
+
+
+def _damaged(where: str, why: str) -> FileFormatError:
+    return FileFormatError(
+        "the GGUF file is damaged", where=where, why=why, next="copy or convert it again"
+    )

@@ -1,0 +1,95 @@
+"""Builds graphs of purevk's own operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.ir import (
+    Arg,
+    Constant,
+    Dim,
+    Graph,
+    GuardLog,
+    Label,
+    Size,
+    Symbol,
+    SymbolSource,
+    TensorType,
+    Value,
+)
+from purevk.ops.builder import Builder
+from purevk.program.variants.variant import GraphSource
+from purevk.tuning import DeviceTraits
+
+
+class GraphBuilder(Builder):
+    """A graph in the making, with the name of its method."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Graph(name, (), (), ()), DeviceTraits(frozenset()))
+        self._inputs: list[Value] = []
+        self._constants: dict[Value, Constant] = {}
+        self._states: dict[Value, Constant | None] = {}
+        self._labels: dict[Value, Label] = {}
+        self._symbols: dict[Symbol, SymbolSource] = {}
+
+    def input(self, dtype: DType, dims: Sequence[int], most: int = 0) -> Value:
+        """An input; `most`: its last size may be anything up to this."""
+        sizes: list[Size] = list(dims)
+        if most:
+            symbol = Symbol(f"s{len(self._symbols)}", most, lower=1)
+            sizes[-1] = Dim.of(symbol)
+        value = Value(f"input_{len(self._inputs)}", TensorType(dtype, tuple(sizes)))
+        if most:
+            self._symbols[symbol] = SymbolSource(value, len(sizes) - 1)
+        self._inputs.append(value)
+        return value
+
+    def state(self, type: TensorType, first: Constant | None = None, name: str = "") -> Value:
+        """A value that lives on the device between calls; methods share states of one name."""
+        value = Value(name or self.names.fresh("state"), type)
+        self._states[value] = first
+        self._labels[value] = Label(value.name, value.name)
+        return value
+
+    def constant(self, array: np.ndarray, dtype: DType) -> Value:
+        value = Value(self.names.fresh("const"), TensorType(dtype, array.shape))
+        self._constants[value] = Constant.of(np.ascontiguousarray(array, dtype.numpy))
+        return value
+
+    def bind_symbol(self, size: Size, count: Value) -> None:
+        raise NotImplementedError("graphs of language models have no unbacked symbols")
+
+    def op(self, name: str, *args: Arg) -> Value:
+        """The result of an operator of aten; "add.Tensor"."""
+        return self.emit(f"aten.{name}", *args)
+
+    def store(self, state: Value, value: Value) -> None:
+        """Has a state be this value after the call."""
+        self.emit_all("purevk.store", state, value)
+
+    def finish(self, *outputs: Value) -> Graph:
+        """The graph."""
+        return Graph(
+            self.graph.name,
+            tuple(self._inputs),
+            tuple(self.nodes),
+            outputs,
+            self._constants,
+            self._states,
+            self._symbols,
+            labels=self._labels,
+            shares_weights=True,
+        )
+
+
+def source_of(build: Callable[[], Graph]) -> GraphSource:
+    """What a program reads the graph from that `build` makes."""
+    from purevk.frontends.respecialize import ReadGraph
+
+    with GuardLog() as log:
+        graph = build()
+    return ReadGraph(graph, tuple(log.guards), graph.name)

@@ -1,0 +1,59 @@
+"""Whether a model fits into the memory of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from purevk.errors import InputError
+from purevk.graph.context import Context
+from purevk.ir import Graph
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory of a device that a model needs, in bytes.
+
+    Attributes:
+        context: tokens that the cache holds.
+        weights: of all weights, packed as they are on the device, and tables.
+        cache: of the cache.
+    """
+
+    context: int
+    weights: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache
+
+    def largest_context(self, available: int) -> int:
+        """The largest context that fits into so many bytes; 0: not even the weights do."""
+        return max(available - self.weights, 0) * self.context // max(self.cache, 1)
+
+    def __str__(self) -> str:
+        weights, cache = (f"{each / 1e6:.1f} MB" for each in (self.weights, self.cache))
+        return f"weights {weights}, cache {cache} for {self.context} tokens"
+
+
+def plan_of(graph: Graph, context: int) -> Plan:
+    """The plan of the method "decode"."""
+    weights = sum(constant.nbytes for constant in graph.constants.values())
+    cache = sum(int(state.type.nbytes) for state in graph.states if state.type.rank == 4)
+    return Plan(context, weights, cache)
+
+
+def check_fits(plan: Plan, device: Context, where: str) -> None:
+    """Raises InputError if the model does not fit, with the largest context that does."""
+    from purevk.program.devices.memory import free_bytes
+
+    available = free_bytes(device)
+    if plan.total <= available:
+        return
+    largest = min(plan.largest_context(available), plan.context - 1)
+    raise InputError(
+        f"the model needs {plan.total / 1e6:.0f} MB on the device, and {available / 1e6:.0f} MB are free",
+        where=where,
+        why=str(plan),
+        next=f"load it with context={largest}" if largest > 1 else "take a smaller model",
+    )

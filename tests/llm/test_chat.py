@@ -1,0 +1,110 @@
+"""Conversations, on a tiny model whose answers are noise: what is computed is what counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+
+import purevk.llm
+from purevk.errors import FileFormatError, InputError
+from tests.llm.harness import write_llama
+
+pytestmark = pytest.mark.device
+OPTIONS = {"max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[purevk.llm.Model]:
+    path = tmp_path_factory.mktemp("llm") / "tiny.gguf"
+    write_llama(path, "Q4_1", table="Q8_0", vocabulary=True)
+    with purevk.llm.load(path, context=96, dtype="float32") as model:
+        yield model
+
+
+def fresh(model: purevk.llm.Model, messages: Any) -> str:
+    """The answer without anything in the cache."""
+    model.position = 0
+    return model.chat(messages, **OPTIONS).text()
+
+
+def test_chat_applies_the_template(model: purevk.llm.Model) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert model.count_tokens("hi") == len(model.tokenizer.encode(text))
+    assert fresh(model, "hi") == model.generate(text, **OPTIONS).text()
+    with pytest.raises(InputError, match="no message"):
+        model.chat([{"role": "nobody", "content": "hi"}])
+
+
+def test_a_session_remembers_and_computes_nothing_twice(model: purevk.llm.Model) -> None:
+    session = model.session(system="s", **OPTIONS)
+    first = session.send("hi")
+    answer = first.text()
+    assert session.messages[1:] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": answer},
+    ]
+    assert fresh(model, session.messages[:2]) == answer
+    second = session.send("ho")
+    answer = second.text()
+    assert second.stats.reused_tokens >= first.stats.prompt_tokens
+    assert fresh(model, session.messages[:-1]) == answer
+    session.rewind()
+    assert session.send("ho").text() == answer
+    session.rewind(turns=2)
+    assert session.messages == [{"role": "system", "content": "s"}]
+    with pytest.raises(InputError, match="0 turns"):
+        session.rewind()
+
+
+def test_overflow(model: purevk.llm.Model) -> None:
+    session, sliding = (model.session(system="s", overflow=each) for each in ("error", "slide"))
+    for text in ("abc", "def"):
+        session.send(text, max_tokens=1).text(), sliding.send(text, max_tokens=1).text()
+    messages = list(session.messages)
+    with pytest.raises(InputError, match="the cache holds 96 tokens"):
+        session.send("0123456789" * 6, **OPTIONS)
+    assert session.messages == messages
+    answer = sliding.send("0123456789", **OPTIONS).text()
+    kept = sliding.messages
+    assert [each["role"] for each in kept[:2]] == ["system", "user"] and len(kept) < 7
+    assert answer == fresh(model, kept[:-1])
+    with pytest.raises(InputError, match="overflow"):
+        model.session(overflow="grow")
+
+
+def test_sessions_are_saved(model: purevk.llm.Model, tmp_path: Path) -> None:
+    session = model.session(**OPTIONS)
+    session.send("hi").text()
+    session.save(tmp_path / "a.json")
+    other = model.session(**OPTIONS)
+    other.load(tmp_path / "a.json")
+    assert other.messages == session.messages
+    for damaged in ("[]", "{", json.dumps({"messages": [{"role": 1}]}), "[" * 100_000):
+        (tmp_path / "b.json").write_text(damaged)
+        with pytest.raises(FileFormatError, match="no saved session"):
+            other.load(tmp_path / "b.json")
+    assert other.messages == session.messages
+
+
+def test_stop_strings(model: purevk.llm.Model) -> None:
+    text = fresh(model, "hi")
+    model.position = 0
+    made = model.chat("hi", max_tokens=4, stop=[text[1:3]])
+    assert made.text() == text[: text.find(text[1:3])] and made.stats.why == "stop"
+
+
+def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model.gguf", "F32")
+    with purevk.llm.load(tmp_path / "model.gguf", context=16) as model:
+        with pytest.raises(FileFormatError, match=r"no tokenizer\.ggml\.model"):
+            model.chat("hi")
+        assert model.generate([1, 2], max_tokens=1).text() == ""

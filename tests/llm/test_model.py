@@ -1,0 +1,187 @@
+"""Tiny models on the device, against transformers on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+import purevk.llm  # noqa: E402
+from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.llm.blocks import FORMS  # noqa: E402
+from tests.llm.harness import write_llama  # noqa: E402
+
+pytestmark = pytest.mark.device
+PROMPT = [5, 17, 3, 88, 41, 9, 60]
+
+
+def expected_logits(reference: Any, tokens: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens])).logits[0, -1].float().numpy()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[purevk.llm.Model, Any]]:
+    """A model of 4 bits with a table of 8 bits, and the same in transformers."""
+    path = tmp_path_factory.mktemp("llm") / "tiny.gguf"
+    reference = write_llama(path, "Q4_1", table="Q8_0", vocabulary=True)
+    with purevk.llm.load(path, context=32, dtype="float32") as model:
+        yield model, reference
+
+
+def greedy(reference: Any, tokens: list[int], count: int) -> list[int]:
+    made = list(tokens)
+    for _ in range(count):
+        made.append(int(expected_logits(reference, made).argmax()))
+    return made[len(tokens) :]
+
+
+def prompt_logits(model: purevk.llm.Model, tokens: list[int]) -> np.ndarray:
+    """Those of the prompt alone: a cache that is full after it takes no further step."""
+    inputs = np.array([tokens]), np.array([0])
+    model.position = 0
+    model.program.method("prompt")(*inputs)
+    return model.logits
+
+
+def test_logits_and_tokens_are_those_of_transformers(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    want = expected_logits(reference, PROMPT)
+    have = prompt_logits(model, PROMPT)
+    assert np.abs(have - want).max() <= 1e-4 * np.abs(want).max()
+    model.program.method("decode")(np.array([len(PROMPT)]))
+    want = expected_logits(reference, [*PROMPT, int(want.argmax())])
+    assert np.abs(model.logits - want).max() <= 1e-4 * np.abs(want).max()
+    assert model.generate(PROMPT, max_tokens=12).tokens() == greedy(reference, PROMPT, 12)
+
+
+def test_weights_are_packed(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    matrices = [each for each in reference.parameters() if each.ndim == 2]
+    table = reference.model.embed_tokens.weight.numel()
+    layers = sum(each.numel() for each in matrices) - table
+    bits = 5 * layers + 8.5 * table  # 4 bits, and a scale and a minimum of 16 bits for each 32
+    vectors = sum(each.numel() for each in reference.parameters() if each.ndim == 1)
+    assert model.plan.weights - bits / 8 - 4 * vectors <= 2 * 4 * 32 * 16 + 8 * 32  # tables
+    assert model.program.memory.weights <= 1.15 * model.plan.weights
+
+
+def test_a_common_start_is_not_computed_again(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    model.position = 0
+    first = model.generate(PROMPT, max_tokens=6)
+    tokens = first.tokens()
+    assert first.stats.reused_tokens == 0 and first.stats.why == "length"
+    longer = [*PROMPT, *tokens[:3], 11]
+    second = model.generate(longer, max_tokens=5)
+    assert second.tokens() == greedy(reference, longer, 5)
+    assert second.stats.reused_tokens == len(longer) - 1
+    model.position = 4
+    assert model.position == 4
+    third = model.generate(PROMPT, max_tokens=6)
+    assert third.tokens() == tokens and third.stats.reused_tokens == 4
+    with pytest.raises(InputError, match="position"):
+        model.position = 33
+
+
+def test_the_cache_ends(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    made = model.generate(PROMPT)
+    tokens = made.tokens()
+    assert made.stats.why == "context" and len(PROMPT) + len(tokens) == model.context + 1
+    assert tokens == greedy(reference, PROMPT, len(tokens))
+    position = model.position
+    with pytest.raises(InputError, match="the cache holds 32 tokens"):
+        model.generate(list(range(33)))
+    assert model.position == position
+    for wrong in ([], [96000], [-1]):
+        with pytest.raises(InputError):
+            model.generate(wrong)
+
+
+def test_another_generation_ends_the_one_before(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    first = model.generate(PROMPT)
+    next(first), next(first)
+    assert model.generate(PROMPT[:3], max_tokens=4).tokens() == greedy(reference, PROMPT[:3], 4)
+    with pytest.raises(InputError, match="ended"):
+        list(first)
+
+
+def test_text(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    tokenizer = model.tokenizer
+    prompt = "hello w12 <|im_start|>é漢🙂"
+    ids = tokenizer.encode(prompt)
+    assert tokenizer.decode(ids) == prompt.replace("<|im_start|>", "")
+    assert len(tokenizer.encode("12")) == 2  # digits are single
+    assert len(tokenizer.encode("hello w")) == 2
+    made = model.generate(prompt, max_tokens=8)
+    want = []
+    for token in greedy(reference, ids, 8):
+        if token in tokenizer.end_tokens:
+            break
+        want.append(token)
+    assert made.text() == tokenizer.decode(want)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_seeds(pair: tuple[purevk.llm.Model, Any], seed: int) -> None:
+    model, _ = pair
+    options = {"max_tokens": 8, "temperature": 1.5, "seed": seed}
+    first = model.generate(PROMPT, **options).tokens()
+    assert model.generate(PROMPT, **options).tokens() == first
+    assert model.generate(PROMPT, max_tokens=8, temperature=0.0).tokens() != first
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"temperature": -1.0}, {"top_k": 1.5}, {"top_p": 2}, {"seed": -1}, {"max_tokens": 0}],
+    ids=str,
+)
+def test_options_are_checked(pair: tuple[purevk.llm.Model, Any], option: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(option))):
+        pair[0].generate(PROMPT, **option)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *FORMS])
+def test_each_type(kind: str, tmp_path: Path) -> None:
+    reference = write_llama(tmp_path / "model.gguf", kind, width=256)
+    with purevk.llm.load(tmp_path / "model.gguf", context=32, dtype="float32") as model:
+        want = expected_logits(reference, PROMPT)
+        error = np.abs(prompt_logits(model, PROMPT) - want).max() / np.abs(want).max()
+        assert error <= 1e-3, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype, tolerance", [("float16", 2e-2), ("bfloat16", 1e-1)])
+def test_narrow_dtypes(dtype: str, tolerance: float, tmp_path: Path) -> None:
+    reference = write_llama(tmp_path / "model.gguf", "Q8_0", table="Q4_0")
+    with purevk.llm.load(tmp_path / "model.gguf", context=32, dtype=dtype) as model:
+        want = expected_logits(reference, PROMPT)
+        error = np.abs(prompt_logits(model, PROMPT) - want).max() / np.abs(want).max()
+        assert error <= tolerance, error
+
+
+def test_a_plan_needs_no_device(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model.gguf", "Q8_0")
+    plans = [purevk.llm.plan(tmp_path / "model.gguf", context=rows) for rows in (16, 32)]
+    assert plans[1].cache == 2 * plans[0].cache == 2 * (2 * 2 * 2 * 16 * 16 * 2)
+    assert plans[1].largest_context(plans[1].total) == 32
+
+
+def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedProgramError, match="'mamba' is not known"):
+        purevk.llm.load(tmp_path / "model.gguf")

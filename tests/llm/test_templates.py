@@ -1,0 +1,90 @@
+"""Chat templates: what transformers makes of them, and hostile ones."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytest.importorskip("jinja2")
+utils = pytest.importorskip("transformers.utils.chat_template_utils")
+
+from purevk.errors import FileFormatError, InputError  # noqa: E402
+from purevk.llm import templates  # noqa: E402
+from purevk.llm.templates import Template  # noqa: E402
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": "<b>2 + 2?</b> {{ 7 * 7 }}"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "Ünï 漢 🙂"},
+]
+TEXTS = {
+    "loop": "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "<|{{ m['role'] }}|>\n{{ m.content | trim }}\n{% endfor %}<|assistant|>",
+    "namespace": "{%- set ns = namespace(n=0) -%}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{{ ns.n ~ ':' ~ m['content'][:3] ~ '\n' }}{% endfor %}",
+    "slices": "{% for m in messages[1:] %}{{ m['role'].upper() + ' ' + m['content'] }}{% endfor %}",
+    "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }}",
+    "macro": "{% macro line(m) %}[{{ m.role }}]{{ m.content | replace('<', '(') }}{% endmacro %}"
+    "{% for m in messages %}{{ line(m) }}{% if m.role == 'assistant' %}{% break %}{% endif %}"
+    "{% endfor %}{{ 'x' * 3 }} {{ 10 % 4 }} {{ messages | map(attribute='role') | join(',') }}",
+    "tests": "{% if messages[0].role is defined and messages[0].content is string and "
+    "'system' in messages[0]['role'] %}yes{% endif %}{{ messages | length }}"
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_are_those_of_transformers(name: str) -> None:
+    want, _ = utils.render_jinja_template(
+        [MESSAGES], chat_template=TEXTS[name], add_generation_prompt=True, bos_token="<s>"
+    )
+    assert Template(TEXTS[name], "here", {"bos_token": "<s>"}).render(MESSAGES) == want[0]
+
+
+HOSTILE = {
+    "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "text": "{% for a in range(99999) %}{{ messages[0].content * 99 }}{% endfor %}",
+    "doubling": "{% set ns = namespace(x='a') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
+    "{% endfor %}",
+    "adding": "{% set ns = namespace(x='a') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}"
+    "{% endfor %}",
+    "product": "{{ 'a' * 9999999999 }}",
+    "list": "{{ [0] * 999999999 }}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "large integers": "{% set ns = namespace(x=9) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}"
+    "{% endfor %}",
+    "format": "{{ '%999999999d' % 1 }}",
+    "format method": "{{ '{:999999999}'.format(1) }}",
+    "width": "{{ 'a'.ljust(999999999) }}",
+    "indent": "{{ 'a\nb' | indent(999999999) }}",
+    "center": "{{ 'a' | center(999999999) }}",
+    "replace": "{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}",
+    "replace filter": "{% set x = 'a' * 99999 %}{{ x | replace('a', x) }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__['__builtins__'] }}",
+    "code": "{{ cycler.__init__.__globals__ }}",
+    "attribute filter": "{{ '' | attr('__class__') }}",
+    "environment": "{{ self._TemplateReference__context.environment.from_string('x').render() }}",
+    "write": "{{ messages.append(1) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "import": "{% import 'os' as os %}",
+    "syntax": "{% for %}",
+    "type": "{{ 1 + 'a' }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    start = time.perf_counter()
+    with pytest.raises(FileFormatError, match="chat template"):
+        Template(HOSTILE[name], "here", {}).render(MESSAGES)
+    assert time.perf_counter() - start < 5
+
+
+def test_templates_refuse_messages() -> None:
+    with pytest.raises(InputError, match="no system"):
+        Template("{{ raise_exception('no system') }}", "here", {}).render(MESSAGES)
