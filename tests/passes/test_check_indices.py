@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,15 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool]] = {
     "index_fill": (lambda i: X.index_fill(1, i, 2.0), 4, True),
     "take": (lambda i: X.take(i), 20, True),
 }
+
+
+class Model(torch.nn.Module):
+    def __init__(self, do: Callable[..., Any]) -> None:
+        super().__init__()
+        self.do = do
+
+    def forward(self, *args: Any) -> Any:
+        return self.do(*args)
 
 
 class Indexes(torch.nn.Module):
@@ -242,6 +252,60 @@ def test_other_operators(name: str) -> None:
         for pair in ([0, 1], [1, 0], [3, 20], [-21, 1], [2, 5], [-6, 0], [0, 1]):
             raised += raises_as_torch(program, computed, torch.tensor(pair)) is not None
     assert raised >= 2
+
+
+MASKED: dict[str, Callable[..., Any]] = {
+    "masked_scatter": lambda x, m, v: x.masked_scatter(m[:, None], v.flatten()),
+    "masked_scatter of a wide mask": lambda x, m, v: x.masked_scatter((m[:, None] & (x > -9)), v),
+    "index_put": lambda x, m, v: x.index_put((m,), v),
+    "index_put, added": lambda x, m, v: x.index_put((m,), v, accumulate=True),
+    "index_put of numbers": lambda x, m, v: x[:, 0].index_put((m,), v[:, 0]),
+    "one value": lambda x, m, v: x.index_put((m,), v[:1]),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_values_for_the_true_elements_of_a_mask(name: str) -> None:
+    do, pick = MASKED[name], random.Random(name)
+    dtype = pick.choice([torch.float32, torch.int64, torch.float16, torch.uint8])
+    rows, most = pick.randint(5, 40), pick.randint(2, 4)
+    x, values = torch.zeros(rows, 3).to(dtype), torch.arange(most * 3).reshape(most, 3).to(dtype)
+    raised = 0
+    with purevk.compile(Model(do), (x, x[:, 0] > 0, values)) as program:
+        for count in (0, most - 1, most, most + 1, rows, most):
+            mask = torch.zeros(rows, dtype=torch.bool)
+            mask[pick.sample(range(rows), count)] = True
+            try:
+                expected = do(x, mask, values)
+            except RuntimeError:
+                raised += 1
+                with pytest.raises(InputError, match="the mask has"):
+                    program(x, mask, values)
+                continue
+            assert torch.equal(program(x, mask, values), expected), count
+    assert bool(raised) is (name != "one value")
+
+
+def test_offsets_of_bags() -> None:
+    table, indices = torch.randn(6, 4), torch.tensor([1, 5, 2, 4, 0])
+    do: Callable[..., Any] = lambda i, o: F.embedding_bag(i, table, o, mode="mean")  # noqa: E731
+    with purevk.compile(Model(do), (indices, torch.tensor([0, 1, 2]))) as program:
+        for offsets in (
+            [0, 2, 4],
+            [0, 0, 5],
+            [0, 2, 6],
+            [1, 2, 3],
+            [0, -1, 3],
+            [-1, 2, 3],
+            [0, 5, 5],
+        ):
+            try:
+                expected = do(indices, torch.tensor(offsets))
+            except (RuntimeError, IndexError):
+                with pytest.raises(InputError, match="offset is not"):
+                    program(indices, torch.tensor(offsets))
+                continue
+            torch.testing.assert_close(program(indices, torch.tensor(offsets)), expected)
 
 
 def test_no_operator_is_forgotten() -> None:

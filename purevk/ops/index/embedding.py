@@ -5,9 +5,11 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
+from purevk.ops.index.check import check
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
 from purevk.ops.map import mapped, mapped_all
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register, rewrite
+from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
 
@@ -99,6 +101,11 @@ def _bag(
     out, to_bag, sizes, best = (value.type for value in node.results)
     inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
     entries = indices.type.dims[0]
+    if not is_empty(offsets.type):
+        first = builder.emit("aten.slice.Tensor", offsets, 0, 0, 1, 1)
+        check(builder, node, first, 0, 1, "the first offset is not 0", node.op)
+        wrong = "an offset is not among the indices"
+        check(builder, node, offsets, 0, entries + 1, wrong, node.op)
     last = offsets.type.dims[0] - 1 - int(include_last_offset)  # the last bag
     numbers = {"padding": padding, "count": entries, "last": last}
     # The last bag takes all entries that are left, whatever the last offset is. But torch's fast

@@ -13,7 +13,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.builder import Builder
-from purevk.ops.index.masked import is_mask, put_by_mask
+from purevk.ops.index.masked import check_count, is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.ops.map import mapped
 from purevk.ops.registry import (
@@ -210,6 +210,7 @@ def _index_put(
     if is_mask(chosen[0]):
         return _put_by_mask(
             builder,
+            node,
             x,
             chosen[0],
             builder.emit("aten._to_copy.default", values, x.type.dtype),
@@ -218,7 +219,9 @@ def _index_put(
     return _scattered(builder, x, chosen, values, None, given, mode)
 
 
-def _put_by_mask(builder: Builder, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
+def _put_by_mask(
+    builder: Builder, node: Node, x: Value, mask: Value, values: Value, accumulate: bool
+) -> Value:
     """`x[mask] = values`. One value serves all true elements of the mask; of several, the n-th is for
     the n-th true element."""
     if mask.type.dtype is not DType.bool:
@@ -230,12 +233,14 @@ def _put_by_mask(builder: Builder, x: Value, mask: Value, values: Value, accumul
             values = builder.emit("aten.squeeze.dims", values, (0,))
         other = builder.emit("aten.add.Tensor", x, values, 1) if accumulate else values
         return builder.emit("aten.where.self", wide, other, x)
+    rows = values.type.dims[0]
+    wrong = "the mask has another number of true elements than there are values"
+    check_count(builder, node, mask, rows, rows + 1, wrong)
     if not rest and not accumulate:
         return put_by_mask(builder, x, mask, values)
     count, width = mask.type.numel, _dims.product(rest)
     flat = builder.emit("aten.view.default", mask, (count,))
     before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
-    rows = values.type.dims[0]
     values = builder.emit(
         "aten.view.default",
         builder.emit("aten.expand.default", values, (rows, *rest)),

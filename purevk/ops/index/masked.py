@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.elements import conversions
@@ -11,6 +11,7 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
+from purevk.ops.index.check import check
 from purevk.ops.map import mapped
 from purevk.ops.registry import Kernel, Operator, register, rewrite
 from purevk.ops.shapes import broadcast, is_empty
@@ -77,6 +78,24 @@ def _lower(lowering: Lowering, node: Node) -> None:
 register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
 
 
+def check_count(
+    builder: Builder, node: Node, mask: Value, least: Size, below: Size, message: str
+) -> None:
+    """Has calls raise `message` if `mask` (bool) has fewer true elements than `least`, or `below` and
+    more."""
+    count = builder.emit("aten.sum.dim_IntList", mask, None, False, DType.int32)
+    check(builder, node, count, least, below, message, node.op)
+
+
+def _masked_scatter(builder: Builder, node: Node, x: Value, mask: Value, source: Value) -> Value:
+    sizes, values = broadcast(x.type.dims, mask.type.dims), source.type.numel
+    if not (isinstance(values, int) and _dims.upper(_dims.product(sizes)) <= values):
+        wide = builder.emit("aten.expand.default", mask, sizes)
+        wrong = "the mask has more true elements than the source has elements"
+        check_count(builder, node, wide, 0, values + 1, wrong)
+    return put_by_mask(builder, x, mask, source)
+
+
 def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value:
     """x with the elements of `source`, in their order, where `mask` (bool) is true."""
     sizes = broadcast(x.type.dims, mask.type.dims)
@@ -101,7 +120,7 @@ def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value
 rewrite(
     "aten.masked_scatter.default",
     lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
-    lambda builder, node, x, mask, source: put_by_mask(builder, x, mask, source),
+    _masked_scatter,
 )
 
 
