@@ -34,7 +34,7 @@ _NUMBERS = (bool, int, float, complex)
 FOREIGN = {dtype.name: dtype for dtype in DType if not dtype.has_numpy}
 
 
-class Given(NamedTuple):
+class CallInputs(NamedTuple):
     """The inputs of a call: as the caller gave them, and as arrays (bfloat16 as uint16). A tensor
     that is not on the CPU is itself in place of its array, until `on_host`.
 
@@ -74,15 +74,15 @@ class Given(NamedTuple):
         """The inputs as values that torch can trace with: tensors of the same strides, and Python
         values. They may live for long, so none is an array over memory of the caller's tensors."""
         return [
-            given.detach()
-            if is_torch(given)
+            tensor.detach()
+            if is_torch(tensor)
             else _as_tensor(array.copy(order="K"), value.type.dtype)
             if isinstance(value, Value) and not value.type.dtype.has_numpy
             else array
-            for given, array, value in zip(self.inputs, self.arrays, graph.inputs)
+            for tensor, array, value in zip(self.inputs, self.arrays, graph.inputs)
         ]
 
-    def owned(self, memory: HostMemory) -> Given:
+    def owned(self, memory: HostMemory) -> CallInputs:
         """The same with arrays that nobody else writes, all of them on the host: in `memory`, if
         they are large."""
         arrays = [
@@ -91,7 +91,7 @@ class Given(NamedTuple):
         ]
         return self._replace(arrays=arrays)
 
-    def on_host(self) -> Given:
+    def on_host(self) -> CallInputs:
         """The same with all arrays on the host."""
         return self._replace(arrays=[_on_host(array) for array in self.arrays])
 
@@ -182,13 +182,13 @@ class InputReader:
         ]
         self._exact = graph.signature is not None and graph.signature.exact
 
-    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given | InputError:
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs | InputError:
         """The inputs for the arguments of a call, or why the graph does not take them. Raises what
         `bind` and `read` raise."""
         inputs = bind(self.graph, args, kwargs, self.where)
         return inputs if isinstance(inputs, SignatureError) else self.read(inputs)
 
-    def read(self, inputs: Sequence[Any]) -> Given | InputError:
+    def read(self, inputs: Sequence[Any]) -> CallInputs | InputError:
         """The inputs as arrays, over the same memory where the host can read it; or why the graph
         does not take them: a `SignatureError` or a `SizeConstraintError`.
 
@@ -209,30 +209,30 @@ class InputReader:
         arrays: list[Any] = []
         any_torch, device, differentiable = False, None, None
         foreign: dict[DType, np.dtype] = {}
-        for position, (given, expected) in enumerate(zip(inputs, self._expected)):
+        for position, (argument, expected) in enumerate(zip(inputs, self._expected)):
             if not isinstance(expected, _ExpectedTensor):
-                number = self._read_number(given, expected, position)
+                number = self._read_number(argument, expected, position)
                 if isinstance(number, SignatureError):
                     return number
                 arrays.append(number)
                 continue
-            if torch is not None and isinstance(given, torch.Tensor):
+            if torch is not None and isinstance(argument, torch.Tensor):
                 any_torch = True
-                if given.requires_grad and torch.is_grad_enabled():
-                    differentiable = given
-                if given.is_cpu:
-                    array = of_torch(given, expected.name, self.where)
+                if argument.requires_grad and torch.is_grad_enabled():
+                    differentiable = argument
+                if argument.is_cpu:
+                    array = of_torch(argument, expected.name, self.where)
                 else:
-                    array = on_device(given, expected.name, self.where)
-                    device = given.device if device is None else device
-                dtype = DType.from_torch(given.dtype)
+                    array = on_device(argument, expected.name, self.where)
+                    device = argument.device if device is None else device
+                dtype = DType.from_torch(argument.dtype)
             else:
-                array = given
-                if type(given) is not np.ndarray:
-                    refused = self._refused_number(given, expected)
+                array = argument
+                if type(argument) is not np.ndarray:
+                    refused = self._refused_number(argument, expected)
                     if refused is not None:
                         return refused
-                    array = as_array(given, expected.dtype, expected.name, self.where)
+                    array = as_array(argument, expected.dtype, expected.name, self.where)
                 # numpy has one object for each native dtype, but for those that were pickled.
                 same = array.dtype is expected.numpy
                 dtype = expected.dtype if same else dtype_of(array)
@@ -244,8 +244,8 @@ class InputReader:
                 elif not expected.dtype.has_numpy and array.dtype == expected.dtype.numpy:
                     dtype = expected.dtype  # the bits, as results give them
             if expected.written:
-                _check_writable(given, array, expected.name, self.where)
-                if given is differentiable:
+                _check_writable(argument, array, expected.name, self.where)
+                if argument is differentiable:
                     raise InputError(
                         f"{expected.name} requires gradients",
                         where=self.where,
@@ -259,7 +259,7 @@ class InputReader:
             arrays.append(array)
         if self.graph.updates:
             _refuse_shared_memory(self.graph, arrays, self.where)
-        return Given(inputs, arrays, any_torch, foreign, device, differentiable)
+        return CallInputs(inputs, arrays, any_torch, foreign, device, differentiable)
 
     def refused_sizes(self, arrays: Sequence[Any]) -> SizeConstraintError | None:
         """Why the fixed sizes of the graph are not those of inputs that another graph of the same
@@ -269,16 +269,16 @@ class InputReader:
                 return self._refused_array(array, expected.dtype, expected)
         return None
 
-    def _read_number(self, given: Any, expected: Any, position: int) -> Any:
+    def _read_number(self, argument: Any, expected: Any, position: int) -> Any:
         """An input that is no tensor, or the `SignatureError` that refuses it."""
         if expected is None:
             return None
-        if isinstance(expected, FixedInput) and same_literal(_plain(given), expected.value):
+        if isinstance(expected, FixedInput) and same_literal(_plain(argument), expected.value):
             return expected.value
         name = name_of_input(self.graph, position)
         if not isinstance(expected, FixedInput):
-            return _integer(given, name, self.where)
-        shown = f"a {type(given).__name__}" if hasattr(given, "shape") else repr(given)
+            return _integer(argument, name, self.where)
+        shown = f"a {type(argument).__name__}" if hasattr(argument, "shape") else repr(argument)
         return SignatureError(
             f"{name} is {shown}, and the model was exported for {expected.value!r}",
             where=self.where,
@@ -287,16 +287,16 @@ class InputReader:
             " torch.export.Dim.DYNAMIC",
         )
 
-    def _refused_number(self, given: Any, expected: _ExpectedTensor) -> SignatureError | None:
+    def _refused_number(self, argument: Any, expected: _ExpectedTensor) -> SignatureError | None:
         """Why a value that is no tensor does not stand for one; None if it may be an array."""
-        if given is None or isinstance(given, str):
+        if argument is None or isinstance(argument, str):
             why = f"{expected} is expected"
-        elif self._exact and type(given) in _NUMBERS:
+        elif self._exact and type(argument) in _NUMBERS:
             why = f"{expected} is expected, and torch computes otherwise with Python numbers"
         else:
             return None
         return SignatureError(
-            f"{expected.name} is {given!r}",
+            f"{expected.name} is {argument!r}",
             where=self.where,
             why=why,
             next="pass a torch tensor or a numpy array",
@@ -307,15 +307,15 @@ class InputReader:
     ) -> SizeConstraintError:
         """Which size of an array is another one than at export. Raises `InputError` if its dtype or
         its rank is wrong."""
-        given = str(array.dtype) if dtype is None else dtype.name
-        why = f"{expected} is expected, {given}{list(array.shape)} was given"
+        dtype_name = str(array.dtype) if dtype is None else dtype.name
+        why = f"{expected} is expected, {dtype_name}{list(array.shape)} was given"
         if dtype is not expected.dtype:
-            wanted = expected.dtype.name
+            expected_name = expected.dtype.name
             raise InputError(
-                f"{expected.name} has dtype {given}",
+                f"{expected.name} has dtype {dtype_name}",
                 where=self.where,
-                why=f"{wanted} is expected, {given}{list(array.shape)} was given",
-                next=f"convert it: x.astype(numpy.{wanted}) or x.to(torch.{wanted})",
+                why=f"{expected_name} is expected, {dtype_name}{list(array.shape)} was given",
+                next=f"convert it: x.astype(numpy.{expected_name}) or x.to(torch.{expected_name})",
             )
         if array.ndim != expected.rank:
             missing = expected.rank - array.ndim
@@ -408,14 +408,14 @@ def check_indices(
         array = arrays[position]
         if not isinstance(array, np.ndarray) or not array.size:
             continue
-        for taken in takers:
+        for taker in takers:
             # As the model itself converts them: large numbers wrap.
-            indices = array.astype(taken.dtype.numpy, copy=False)
+            indices = array.astype(taker.dtype.numpy, copy=False)
             if indices.size == 1:  # a position: the general way takes microseconds
                 least = greatest = int(indices.item())
             else:
                 least, greatest = int(indices.min()), int(indices.max())
-            lowest, below = _dims.evaluate(taken.lowest, env), _dims.evaluate(taken.below, env)
+            lowest, below = _dims.evaluate(taker.lowest, env), _dims.evaluate(taker.below, env)
             if least >= lowest and greatest < below:
                 continue
             wrong = greatest if greatest >= below else least
@@ -424,15 +424,15 @@ def check_indices(
             path = [where, f"{name}[{', '.join(map(str, element))}]" if element else name]
             raise InputError(
                 f"{name} has the index {wrong}",
-                where=", ".join([*path, taken.source] if taken.source else path),
-                why=f"{taken.op} takes indices from {lowest} to {below - 1}",
+                where=", ".join([*path, taker.source] if taker.source else path),
+                why=f"{taker.op} takes indices from {lowest} to {below - 1}",
                 next="pass indices within this range",
             )
 
 
-def _on_host(given: Any) -> Any:
+def _on_host(argument: Any) -> Any:
     """An input in the memory of the host."""
-    return of_torch(given, "input", "copying it to the CPU") if is_torch(given) else given
+    return of_torch(argument, "input", "copying it to the CPU") if is_torch(argument) else argument
 
 
 def _as_tensor(array: np.ndarray, dtype: DType) -> Any:
@@ -442,8 +442,8 @@ def _as_tensor(array: np.ndarray, dtype: DType) -> Any:
         return to_torch(array, dtype)
     import torch
 
-    made = torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
-    return made if dtype.has_numpy else made.view(dtype.to_torch())
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
+    return tensor if dtype.has_numpy else tensor.view(dtype.to_torch())
 
 
 def _layout(array: Any) -> str:
@@ -454,40 +454,40 @@ def _layout(array: Any) -> str:
     return memory_layout(array.shape, [stride // array.itemsize for stride in array.strides])
 
 
-def _plain(given: Any) -> Any:
+def _plain(argument: Any) -> Any:
     """A number of numpy as Python's own."""
-    return given.item() if isinstance(given, np.generic) else given
+    return argument.item() if isinstance(argument, np.generic) else argument
 
 
 def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> None:
     """torch.export traces each input as memory of its own; eager torch would see one's writes in
     the other."""
     for written in graph.updates:
-        for other, array in enumerate(arrays):
-            if other == written or not hasattr(array, "shape"):
+        for index, array in enumerate(arrays):
+            if index == written or not hasattr(array, "shape"):
                 continue
             if overlap(arrays[written], array):
-                one, two = name_of_input(graph, written), name_of_input(graph, other)
+                first, two = name_of_input(graph, written), name_of_input(graph, index)
                 raise InputError(
-                    f"{one} and {two} share memory",
+                    f"{first} and {two} share memory",
                     where=where,
-                    why=f"the method writes {one} in place, and was traced with memory of their own",
+                    why=f"the method writes {first} in place, and was traced with memory of their own",
                     next="pass a copy of one of them",
                 )
 
 
 def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
     """Gives the inputs that a method writes, by position, their new elements."""
-    for position, made in zip(updates, results):
-        given = inputs[position]
-        if isinstance(given, np.ndarray):
-            np.copyto(given, np.asarray(made).view(given.dtype))
+    for position, result in zip(updates, results):
+        argument = inputs[position]
+        if isinstance(argument, np.ndarray):
+            np.copyto(argument, np.asarray(result).view(argument.dtype))
         else:
-            given.detach().copy_(made)
+            argument.detach().copy_(result)
 
 
-def _check_writable(given: Any, array: Any, name: str, where: str) -> None:
-    writable = given.flags.writeable if isinstance(given, np.ndarray) else is_torch(given)
+def _check_writable(argument: Any, array: Any, name: str, where: str) -> None:
+    writable = argument.flags.writeable if isinstance(argument, np.ndarray) else is_torch(argument)
     if not writable or overlaps_itself(array):
         raise InputError(
             f"{name} cannot be written",
@@ -497,16 +497,16 @@ def _check_writable(given: Any, array: Any, name: str, where: str) -> None:
         )
 
 
-def _integer(given: Any, name: str, where: str) -> int | SignatureError:
-    if not isinstance(given, (bool, float, str)) and given is not None:
+def _integer(argument: Any, name: str, where: str) -> int | SignatureError:
+    if not isinstance(argument, (bool, float, str)) and argument is not None:
         try:
-            return operator.index(given.item() if hasattr(given, "item") else given)
+            return operator.index(argument.item() if hasattr(argument, "item") else argument)
         except (TypeError, ValueError, RuntimeError):
             pass
     return SignatureError(
-        f"{name} is {given!r}"
-        if given is None or isinstance(given, (bool, float, str))
-        else f"{name} is {type(given).__name__}",
+        f"{name} is {argument!r}"
+        if argument is None or isinstance(argument, (bool, float, str))
+        else f"{name} is {type(argument).__name__}",
         where=where,
         why="an integer is expected",
     )

@@ -21,9 +21,9 @@ _HOST_MEMORY = (1, 3, 11, 13)
 _MAX_OFFSETS = 1 << 20
 
 
-def is_torch(given: Any) -> bool:
+def is_torch(obj: Any) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(given, torch.Tensor)
+    return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def dtype_of(array: np.ndarray) -> DType | None:
@@ -120,44 +120,44 @@ def _unreadable(tensor: Any) -> tuple[str, str]:
     return "", ""
 
 
-def as_array(given: Any, wanted: DType, name: str, where: str) -> np.ndarray:
-    if isinstance(given, np.ndarray):
-        if type(given) is not np.ndarray and isinstance(given, np.ma.MaskedArray):
+def as_array(obj: Any, dtype: DType, name: str, where: str) -> np.ndarray:
+    if isinstance(obj, np.ndarray):
+        if type(obj) is not np.ndarray and isinstance(obj, np.ma.MaskedArray):
             raise InputError(
                 f"{name} is a masked array",
                 where=where,
                 why="the mask would be lost",
                 next="fill it: x.filled(0)",
             )
-        return given
-    if isinstance(given, (bool, int, float, complex, list, tuple)):
-        array = _asarray(given, name, where)
+        return obj
+    if isinstance(obj, (bool, int, float, complex, list, tuple)):
+        array = _asarray(obj, name, where)
         # Numbers without a dtype take the method's, if it is of their kind.
-        if array.dtype.kind == "i" and wanted.numpy.kind in "iu" and array.size:
-            limits = np.iinfo(wanted.numpy)
+        if array.dtype.kind == "i" and dtype.numpy.kind in "iu" and array.size:
+            limits = np.iinfo(dtype.numpy)
             if array.min() < limits.min or array.max() > limits.max:
                 raise InputError(
                     f"{name} has numbers from {array.min()} to {array.max()}",
                     where=where,
-                    why=f"{wanted.name} holds {limits.min} to {limits.max}",
+                    why=f"{dtype.name} holds {limits.min} to {limits.max}",
                 )
         return (
-            array.astype(wanted.numpy)
-            if np.can_cast(array.dtype, wanted.numpy, "same_kind")
+            array.astype(dtype.numpy)
+            if np.can_cast(array.dtype, dtype.numpy, "same_kind")
             else array
         )
     try:
-        return _of_protocols(given, name, where)
+        return _of_protocols(obj, name, where)
     except InputError:
         raise
     except Exception as error:  # code of others, or what cannot be true
         raise _no_array(error, name, where) from error
 
 
-def _of_protocols(given: Any, name: str, where: str) -> np.ndarray:
+def _of_protocols(obj: Any, name: str, where: str) -> np.ndarray:
     """An array over the memory that an object gives away."""
-    if hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
-        kind = int(given.__dlpack_device__()[0])
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        kind = int(obj.__dlpack_device__()[0])
         if kind not in _HOST_MEMORY:
             raise InputError(
                 f"{name} is in the memory of another device",
@@ -166,22 +166,20 @@ def _of_protocols(given: Any, name: str, where: str) -> np.ndarray:
                 next="copy it to the CPU first",
             )
         try:
-            array = np.from_dlpack(given)
+            array = np.from_dlpack(obj)
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype that numpy has not: the object may give an array in another way
         else:
             if array.flags.owndata and array.size:  # numpy makes memory, with anything in it
                 raise ValueError("it has elements, and their address is 0")
             return array
-    if any(
-        hasattr(given, name) for name in ("__array_interface__", "__array_struct__", "__array__")
-    ):
-        return _asarray(given, name, where)
+    if any(hasattr(obj, name) for name in ("__array_interface__", "__array_struct__", "__array__")):
+        return _asarray(obj, name, where)
     try:
-        view = memoryview(given)
+        view = memoryview(obj)
     except TypeError:
         raise InputError(
-            f"{name} is {type(given).__name__}",
+            f"{name} is {type(obj).__name__}",
             where=where,
             why="a numpy array or a torch tensor is expected, or an object with __dlpack__, __array_interface__, __array__ or"  # noqa: E501
             " the buffer protocol",
@@ -190,14 +188,14 @@ def _of_protocols(given: Any, name: str, where: str) -> np.ndarray:
     return np.asarray(view)
 
 
-def _asarray(given: Any, name: str, where: str) -> np.ndarray:
+def _asarray(obj: Any, name: str, where: str) -> np.ndarray:
     try:
-        array = np.asarray(given)
+        array = np.asarray(obj)
     except Exception as error:  # `__array__` runs code of others
         raise _no_array(error, name, where) from error
     if array.dtype.kind == "O":
         raise InputError(
-            f"{name} is {type(given).__name__} of Python objects",
+            f"{name} is {type(obj).__name__} of Python objects",
             where=where,
             why="numpy makes no array of numbers from it",
             next="pass a numpy array or a torch tensor",
@@ -215,17 +213,21 @@ def _no_array(error: Exception, name: str, where: str) -> InputError:
     )
 
 
-def overlap(one: Any, two: Any) -> bool:
+def overlap(first: Any, two: Any) -> bool:
     """Whether two arrays, or two tensors of a device, share an element. What takes too long to find
     out counts as shared."""
-    if not isinstance(one, np.ndarray) or not isinstance(two, np.ndarray):
-        if isinstance(one, np.ndarray) or isinstance(two, np.ndarray) or one.device != two.device:
+    if not isinstance(first, np.ndarray) or not isinstance(two, np.ndarray):
+        if (
+            isinstance(first, np.ndarray)
+            or isinstance(two, np.ndarray)
+            or first.device != two.device
+        ):
             return False
-        one, two = _addresses(one), _addresses(two)
-    if not np.may_share_memory(one, two):
+        first, two = _addresses(first), _addresses(two)
+    if not np.may_share_memory(first, two):
         return False
     try:
-        return np.shares_memory(one, two, max_work=100_000)  # type: ignore[arg-type]
+        return np.shares_memory(first, two, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -233,24 +235,24 @@ def overlap(one: Any, two: Any) -> bool:
 def overlaps_itself(array: Any) -> bool:
     """Whether two elements of an array, or of a tensor of a device, share memory. What takes too much
     memory to find out counts as shared."""
-    given = array if isinstance(array, np.ndarray) else _addresses(array)
-    if given.flags.c_contiguous or not given.size:
+    memory = array if isinstance(array, np.ndarray) else _addresses(array)
+    if memory.flags.c_contiguous or not memory.size:
         return False
-    dims = sorted((abs(step), size) for size, step in zip(given.shape, given.strides) if size > 1)
-    reach = given.itemsize  # of the dims so far, in bytes
+    dims = sorted((abs(step), size) for size, step in zip(memory.shape, memory.strides) if size > 1)
+    reach = memory.itemsize  # of the dims so far, in bytes
     for step, size in dims:
         if step < reach:
             break
         reach += (size - 1) * step
     else:
         return False
-    if dims[0][0] < given.itemsize or given.size > _MAX_OFFSETS:
+    if dims[0][0] < memory.itemsize or memory.size > _MAX_OFFSETS:
         return True
     offsets = np.zeros(1, np.int64)
     for step, size in dims:
         offsets = (offsets[:, None] + np.arange(size) * step).reshape(-1)
     offsets.sort()
-    return bool((np.diff(offsets) < given.itemsize).any())
+    return bool((np.diff(offsets) < memory.itemsize).any())
 
 
 def _addresses(tensor: Any) -> np.ndarray:

@@ -162,7 +162,7 @@ def compile(
                 where="purevk.compile",
                 next='name a method\'s example inputs in its tuple: {"name": (module, inputs)}',
             )
-        if not model or any(hasattr(each, "untyped_storage") for each in model.values()):
+        if not model or any(hasattr(value, "untyped_storage") for value in model.values()):
             raise InputError(
                 "the mapping has tensors, as a state dict does" if model else "there is no method",
                 where="purevk.compile",
@@ -171,11 +171,11 @@ def compile(
                 if model
                 else 'purevk.compile({"name": (module, inputs), ...})',
             )
-        given = {
-            name: (*each, None, None)[:3] if isinstance(each, tuple) else (each, None, None)
-            for name, each in model.items()
+        method_sources = {
+            name: (*source, None, None)[:3] if isinstance(source, tuple) else (source, None, None)
+            for name, source in model.items()
         }
-        wrong = [name for name in given if not isinstance(name, str) or not name]
+        wrong = [name for name in method_sources if not isinstance(name, str) or not name]
         if wrong:
             raise InputError(
                 f"a method is named {wrong[0]!r}",
@@ -183,14 +183,14 @@ def compile(
                 why="names of methods are texts",
                 next='purevk.compile({"name": (module, inputs), ...})',
             )
-        label = "+".join(given)
+        label = "+".join(method_sources)
     else:
-        given = {"forward": (model, example_inputs, dynamic_shapes)}
+        method_sources = {"forward": (model, example_inputs, dynamic_shapes)}
         label = type(model).__name__
     mutable: set[str] = set()
     sources = {
-        name: _source(name, each, inputs, shapes, kwargs or {}, mutable)
-        for name, (each, inputs, shapes) in given.items()
+        name: _source(name, source, inputs, shapes, kwargs or {}, mutable)
+        for name, (source, inputs, shapes) in method_sources.items()
     }
     if isinstance(device, Sequence) and not isinstance(device, (str, bytes)):
         options = {"progress": progress, "bounds": bounds, "compile": compile, "round": round}
@@ -220,7 +220,7 @@ def _on_several(
 
     with temporary_folder("purevk-") as folder:
         path = folder / f"{label}.pvk"
-        methods = {name: getattr(each, "for_file", each) for name, each in sources.items()}
+        methods = {name: getattr(source, "for_file", source) for name, source in sources.items()}
         write_program(path, label, methods, f"purevk {__version__}")
         return load(path, device=[*devices], split=split, check=False, **options)
 
@@ -270,13 +270,13 @@ def _refuse_scripted(name: str, module: Any) -> None:
     """Raises `UnsupportedProgramError` for a module of TorchScript, or one that holds such a module."""
     import torch
 
-    for path, each in module.named_modules():
-        if isinstance(each, torch.jit.ScriptModule):
+    for path, submodule in module.named_modules():
+        if isinstance(submodule, torch.jit.ScriptModule):
             what = (
                 f"{path} is a module of TorchScript" if path else "this is a module of TorchScript"
             )
-            kind = type(each).__name__
-            original = getattr(each, "original_name", kind)
+            kind = type(submodule).__name__
+            original = getattr(submodule, "original_name", kind)
             raise UnsupportedProgramError(
                 what,
                 where=f"purevk.compile, method {name!r}",
@@ -288,17 +288,17 @@ def _refuse_scripted(name: str, module: Any) -> None:
 def _warn_of_training(module: Any) -> None:
     from purevk.frontends.torch.watch.attributes import computes_by_mode
 
-    found = [
-        f"{name} ({type(each).__name__})" if name else type(each).__name__
-        for name, each in module.named_modules()
-        if computes_by_mode(each)
+    modules = [
+        f"{name} ({type(submodule).__name__})" if name else type(submodule).__name__
+        for name, submodule in module.named_modules()
+        if computes_by_mode(submodule)
     ]
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    if modules:
+        more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
         _log.warning(
             "%s is compiled in training mode, in which these compute otherwise: %s%s. Call"
             " module.eval() for inference",
             type(module).__name__,
-            ", ".join(found[:3]),
+            ", ".join(modules[:3]),
             more,
         )

@@ -23,23 +23,23 @@ def log_cpu_nodes(name: str, plans: Iterable[Plan]) -> None:
         return
     steps = [step for plan in plans for step in plan.steps]
     # The arguments of such a node are the operator, the reason, and the operator's arguments.
-    found = Counter(
+    counts = Counter(
         (str(step.nodes[0].args[0]), str(step.nodes[0].args[1]))
         for step in steps
         if step.runs_on == "cpu"
     )
-    if not found:
+    if not counts:
         return
     shown = [
         f"{count} x {operator} ({reason})"
-        for (operator, reason), count in found.most_common(_SHOWN)
+        for (operator, reason), count in counts.most_common(_SHOWN)
     ]
-    if len(found) > _SHOWN:
-        shown.append(f"{len(found) - _SHOWN} other kinds")
+    if len(counts) > _SHOWN:
+        shown.append(f"{len(counts) - _SHOWN} other kinds")
     _log.info(
         "%s: %d of %d nodes run on the CPU: %s; `purevk inspect` lists them",
         name,
-        found.total(),
+        counts.total(),
         sum(len(step.nodes) for step in steps),
         ", ".join(shown),
     )

@@ -40,15 +40,15 @@ def external_calls(
     cannot be: the tensors are in other memory, or the host has a part in the calls."""
     if not executable.takes_external:
         return None
-    found = _external_device(context, device)
-    if found is None:
+    external = _external_device(context, device)
+    if external is None:
         return None
     try:
-        return executable.external_calls(found)
+        return executable.external_calls(external)
     except OutOfDeviceMemoryError:
         raise
     except DeviceError as error:
-        context.external[found.index] = None
+        context.external[external.index] = None
         _log.warning("CUDA tensors are copied through the host from now on: %s", error)
         return None
 
@@ -66,8 +66,8 @@ def _external_device(context: Context, device: torch.device) -> CudaDevice | Non
     with _lock:
         if index not in context.external:
             context.external[index] = _find(context.device, index)
-        found: CudaDevice | None = context.external[index]
-    return found
+        external: CudaDevice | None = context.external[index]
+    return external
 
 
 def _find(device: api.Device, index: int) -> CudaDevice | None:
@@ -145,15 +145,15 @@ class CudaMemory:
                     self._opened.append(memory)
                     whole = torch.as_tensor(_Bytes(memory.address, buffer.nbytes), device=device)
                     self._bytes[buffer.number] = whole
-                self._first, self._second = (self._semaphore(each) for each in semaphores)
+                self._first, self._second = (self._semaphore(semaphore) for semaphore in semaphores)
             except BaseException:
                 self._release()
                 raise
 
     def _semaphore(self, semaphore: api.TimelineSemaphore) -> cuda_driver.ImportedSemaphore:
-        made = cuda_driver.ImportedSemaphore(semaphore.export_fd())
-        self._opened.append(made)
-        return made
+        imported = cuda_driver.ImportedSemaphore(semaphore.export_fd())
+        self._opened.append(imported)
+        return imported
 
     def _stream(self) -> Any:
         import torch
@@ -202,18 +202,18 @@ class CudaMemory:
     def _view(self, part: ExternalRange) -> torch.Tensor:
         span, sizes, dtype = part
         key = span.buffer.number, span.offset, sizes, dtype
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             kind = dtype.to_torch()
             count = dtype.itemsize
             for size in sizes:
                 count *= size
             flat = self._bytes[span.buffer.number][span.offset : span.offset + count]
-            found = flat.view(kind).view(sizes)
+            view = flat.view(kind).view(sizes)
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
-            self._views[key] = found
-        return found
+            self._views[key] = view
+        return view
 
     def close(self) -> None:
         """See `ExternalMemory.close`."""

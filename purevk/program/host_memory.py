@@ -34,26 +34,28 @@ class HostMemory:
             if fitting:
                 buffer = self._buffers[fitting[0]]
             else:
-                self._buffers = [each for at, each in enumerate(self._buffers) if at not in free]
+                self._buffers = [
+                    buffer for at, buffer in enumerate(self._buffers) if at not in free
+                ]
                 buffer = np.empty(nbytes, np.uint8)
                 self._buffers.append(buffer)
-            made: np.ndarray = np.ndarray(sizes, dtype, buffer)
-            return made
+            array: np.ndarray = np.ndarray(sizes, dtype, buffer)
+            return array
 
     def copy(self, array: np.ndarray) -> np.ndarray:
         """A copy with the same strides."""
-        made: np.ndarray
+        copied: np.ndarray
         if array.nbytes < LEAST or not array.flags.c_contiguous:
-            made = array.copy(order="K")
+            copied = array.copy(order="K")
         else:
-            made = self.empty(array.shape, array.dtype)
-            np.copyto(made, array)
-        return made
+            copied = self.empty(array.shape, array.dtype)
+            np.copyto(copied, array)
+        return copied
 
     def _free(self) -> list[int]:
         """The buffers that no array lies in: each array refers to its own."""
-        held = self._buffers
-        return [at for at in range(len(held)) if sys.getrefcount(held[at]) <= _ALONE]
+        buffers = self._buffers
+        return [at for at in range(len(buffers)) if sys.getrefcount(buffers[at]) <= _ALONE]
 
 
 _one = [np.empty(0)]

@@ -69,17 +69,17 @@ class Leaves:
         return self._keys.get(value)
 
     def _value(self, key: LeafKey, name: str, type: TensorType) -> Value:
-        known = self._values.get(key)
-        if known is not None:
-            return known
+        leaf = self._values.get(key)
+        if leaf is not None:
+            return leaf
         free, count = name, 0
         while free in self._names:
             count += 1
             free = f"{name}_{count}"
         self._names.add(free)
-        made = self._values[key] = Value(free, type)
-        self._keys[made] = key
-        return made
+        value = self._values[key] = Value(free, type)
+        self._keys[value] = key
+        return value
 
     def forget_constants(self, used: Collection[Value] = ()) -> None:
         """Forgets the constants that are not among `used`. Another one may get the address of one as

@@ -187,10 +187,10 @@ def load(
         opened.close()
         raise
     files = (file, *weights)
-    paths = [os.path.abspath(each) for each in files if isinstance(each, (str, os.PathLike))]
+    paths = [os.path.abspath(path) for path in files if isinstance(path, (str, os.PathLike))]
     if context is None and not isinstance(device, Context) and len(paths) == len(files):
-        given = (bounds, check, compile, round, device)
-        program.origin = _load_again, (paths[0], tuple(paths[1:]), *given)
+        settings = (bounds, check, compile, round, device)
+        program.origin = _load_again, (paths[0], tuple(paths[1:]), *settings)
     return program
 
 
@@ -219,17 +219,17 @@ def _contexts(devices: Sequence[Context | int | str]) -> list[Context]:
         raise InputError(
             "device=[] names no device", next="give one or more, such as device=[0, 1]"
         )
-    made: list[Context] = []
+    contexts: list[Context] = []
     for device in devices:
         context = choose_context(device, None)
-        if any(each is context for each in made):
+        if any(context_ is context for context_ in contexts):
             raise InputError(
                 f"device={list(devices)!r} names a device twice",
                 why=f"{context.device.name} takes one part",
                 next="name each device once; purevk.devices() lists them",
             )
-        made.append(context)
-    return made
+        contexts.append(context)
+    return contexts
 
 
 def _load_on_several(
@@ -265,8 +265,8 @@ def _load_on_several(
         if split == "layers":
             shown = progress_bars.default() if options["progress"] is None else options["progress"]
             with progress_bars.closing(shown):
-                given = (options[name] for name in ("bounds", "compile", "round"))
-                return StagedProgram(opened, contexts, shown, *given)
+                arguments = (options[name] for name in ("bounds", "compile", "round"))
+                return StagedProgram(opened, contexts, shown, *arguments)
     except BaseException:
         opened.close()
         raise

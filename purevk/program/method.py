@@ -20,7 +20,7 @@ from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
 from purevk.plain_text import printable
-from purevk.program.arguments import Given, describe_inputs, write_back
+from purevk.program.arguments import CallInputs, describe_inputs, write_back
 from purevk.program.cuda import external_calls
 from purevk.program.outputs import read_outputs
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
@@ -75,7 +75,11 @@ class Method:
     @property
     def specializations(self) -> list[Specialization]:
         """All lowerings, those for the exported bounds first."""
-        return [each for variant in self.variants for each in variant.specializations]
+        return [
+            specialization
+            for variant in self.variants
+            for specialization in variant.specializations
+        ]
 
     @property
     def executable(self) -> Executable:
@@ -132,18 +136,18 @@ class Method:
         if self.program.reloading or knobs.CHECK():  # which compares with the weights as they are
             self.program.refresh()
         for attempt in itertools.count(1):
-            variant, given = self._read(args, kwargs)
+            variant, call = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
             # Weights that change all the time are as they were when the call began.
             compare = attempt < MAX_ATTEMPTS and not knobs.CHECK()
             try:
-                variant, outputs = self._call(variant, given, targets, compare)
+                variant, outputs = self._call(variant, call, targets, compare)
                 break
             except _StaleWeights as stale:
                 self.program.refresh()
                 if stale.written:
                     raise stale.error(variant.where) from None
-        return _finished(variant.graph, given.inputs, outputs, out)
+        return _finished(variant.graph, call.inputs, outputs, out)
 
     def run_flat(
         self, inputs: Sequence[Any], targets: Sequence[np.ndarray | None] | None = None
@@ -154,10 +158,10 @@ class Method:
         self.program.settle()
         self.program.refresh()
         variant = self.variants[0]
-        given = variant.reader.read(inputs)
-        if isinstance(given, InputError):
-            raise given
-        variant, outputs = self._call(variant, given, targets)
+        call = variant.reader.read(inputs)
+        if isinstance(call, InputError):
+            raise call
+        variant, outputs = self._call(variant, call, targets)
         return _update(variant.graph, inputs, outputs)
 
     def check_flat(self, inputs: Sequence[Any], outer: int = 0) -> None:
@@ -165,10 +169,10 @@ class Method:
         sizes, bounds and indices. Runs and lowers nothing. Messages about an element leave out
         `outer` leading dims."""
         variant = self.variants[0]
-        given = variant.reader.read(inputs)
-        if isinstance(given, InputError):
-            raise given
-        variant.check(given.arrays, outer)
+        call = variant.reader.read(inputs)
+        if isinstance(call, InputError):
+            raise call
+        variant.check(call.arrays, outer)
 
     def serving(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -179,16 +183,16 @@ class Method:
 
     def serving_flat(self, inputs: Sequence[Any]) -> tuple[Specialization, list[Any]]:
         """The same for a flat list of inputs, as `run_flat` takes it."""
-        given = self.variants[0].reader.read(inputs)
-        if isinstance(given, InputError):
-            raise given
-        return self._serving(self.variants[0], given)
+        call = self.variants[0].reader.read(inputs)
+        if isinstance(call, InputError):
+            raise call
+        return self._serving(self.variants[0], call)
 
-    def _serving(self, variant: Variant, given: Given) -> tuple[Specialization, list[Any]]:
+    def _serving(self, variant: Variant, call: CallInputs) -> tuple[Specialization, list[Any]]:
         with self.lock:
             self.program.check_open()
-            _, (chosen, _) = self._choose(variant, given)
-        return chosen, given.on_host().arrays
+            _, (chosen, _) = self._choose(variant, call)
+        return chosen, call.on_host().arrays
 
     def submit(self, *args: Any, out: Any = None, **kwargs: Any) -> Future[Any]:
         """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
@@ -212,44 +216,44 @@ class Method:
         """
         self.program.check_open()
 
-        def prepare() -> tuple[Variant, Given, Sequence[Any] | None]:
+        def prepare() -> tuple[Variant, CallInputs, Sequence[Any] | None]:
             self.program.refresh()  # waits for the calls before, if there is something to copy
-            variant, given = self._read(args, kwargs)
+            variant, call = self._read(args, kwargs)
             targets = None if out is None else read_outputs(variant.graph, out, variant.where)
-            return variant, given.owned(self.program.host_memory), targets
+            return variant, call.owned(self.program.host_memory), targets
 
-        def call(prepared: tuple[Variant, Given, Sequence[Any] | None]) -> Any:
-            _, given, _ = prepared
+        def call(prepared: tuple[Variant, CallInputs, Sequence[Any] | None]) -> Any:
+            _, inputs, _ = prepared
             variant, outputs = self._call(*prepared)
-            return _finished(variant.graph, given.inputs, outputs, out)
+            return _finished(variant.graph, inputs.inputs, outputs, out)
 
         return self.program.submissions.submit(prepare, call)
 
-    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, Given]:
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, CallInputs]:
         """The variant that takes arguments of this form, and its inputs."""
-        found = self._find(args, kwargs)
-        if not isinstance(found, InputError):
-            return found
+        choice = self._find(args, kwargs)
+        if not isinstance(choice, InputError):
+            return choice
         with self.lock:
-            found = self._find(args, kwargs)  # another thread may have exported it meanwhile
-            if not isinstance(found, InputError):
-                return found
-            variant = self._export_again(args, kwargs, found)
-        given = variant.reader.read_call(args, kwargs)
-        if isinstance(given, InputError):
-            raise given
-        return variant, given
+            choice = self._find(args, kwargs)  # another thread may have exported it meanwhile
+            if not isinstance(choice, InputError):
+                return choice
+            variant = self._export_again(args, kwargs, choice)
+        call = variant.reader.read_call(args, kwargs)
+        if isinstance(call, InputError):
+            raise call
+        return variant, call
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Variant, Given] | InputError:
+    ) -> tuple[Variant, CallInputs] | InputError:
         """What `_read` gives, from the variants that there are; else why the first one refuses."""
         refused: InputError | None = None
         for variant in tuple(self.variants):
-            given = variant.reader.read_call(args, kwargs)
-            if not isinstance(given, InputError):
-                return variant, given
-            refused = refused or given
+            call = variant.reader.read_call(args, kwargs)
+            if not isinstance(call, InputError):
+                return variant, call
+            refused = refused or call
         return refused or InputError("the program is closed", where=self.name)
 
     def _export_again(
@@ -261,13 +265,13 @@ class Method:
             raise refused
         _log.info("%s: %s; exporting the module again", self.variants[0].where, refused.what)
         source = self.source.again(args, kwargs, self.program.bounds)
-        made = Variant(self.program, self.name, source)
+        variant = Variant(self.program, self.name, source)
         if self.program.weight_watch is not None:
             self.program.weight_watch.include(source)
-        made.used = self._calls
-        self.variants.append(made)
+        variant.used = self._calls
+        self.variants.append(variant)
         if len(self.variants) > MAX_VARIANTS:
-            oldest = min(self.variants[1:-1], key=lambda each: each.used)
+            oldest = min(self.variants[1:-1], key=lambda variant: variant.used)
             self.variants.remove(oldest)
             oldest.close()
             self.program.release_unused()
@@ -279,12 +283,12 @@ class Method:
                     self.variants[0].where,
                     MAX_VARIANTS,
                 )
-        return made
+        return variant
 
     def _call(
         self,
         variant: Variant,
-        given: Given,
+        call: CallInputs,
         targets: Sequence[Any] | None = None,
         compare: bool = False,
     ) -> tuple[Variant, tuple[Any, ...]]:
@@ -302,32 +306,32 @@ class Method:
         """
         with self.lock:
             self.program.check_open()
-            variant, (chosen, env) = self._choose(variant, given)
+            variant, (chosen, env) = self._choose(variant, call)
             meanwhile = self._comparison(variant) if compare else None
             external = None
-            if given.device is not None and not knobs.CHECK():
+            if call.device is not None and not knobs.CHECK():
                 context = self.program.context
-                external = external_calls(context, chosen.executable, given.device)
+                external = external_calls(context, chosen.executable, call.device)
             if external is not None:
                 outputs = variant.run_external(
-                    external, chosen, env, given.arrays, _on_host(targets, False), meanwhile
+                    external, chosen, env, call.arrays, _on_host(targets, False), meanwhile
                 )
             else:
-                arrays = given.arrays if given.device is None else given.on_host().arrays
+                arrays = call.arrays if call.device is None else call.on_host().arrays
                 chosen, outputs = variant.run(
                     *(chosen, env, arrays, _on_host(targets, True), meanwhile),
-                    given.copied,
+                    call.copied,
                 )
             self._calls += 1
             variant.used = self._calls
-        convert, values = given.convert, chosen.graph.outputs
+        convert, values = call.convert, chosen.graph.outputs
         if targets is None:
-            return variant, tuple([convert(each, values[n]) for n, each in enumerate(outputs)])
-        made = [
-            each if each is targets[n] else convert(each, values[n])
-            for n, each in enumerate(outputs)
+            return variant, tuple([convert(value, values[n]) for n, value in enumerate(outputs)])
+        results = [
+            value if value is targets[n] else convert(value, values[n])
+            for n, value in enumerate(outputs)
         ]
-        return variant, _placed(made, targets)
+        return variant, _placed(results, targets)
 
     def _comparison(self, variant: Variant) -> Callable[[], None] | None:
         """What compares the weights with those of the module while the device runs.
@@ -349,39 +353,41 @@ class Method:
 
         return compare
 
-    def _choose(self, variant: Variant, given: Given) -> tuple[Variant, Choice]:
+    def _choose(self, variant: Variant, call: CallInputs) -> tuple[Variant, Choice]:
         """The variant and the lowering that serve the sizes of a call. `variant` has read its
         inputs."""
         refused: PurevkError | None = None
         if variant in self.variants:
-            found = variant.choose(given.arrays)
-            if not isinstance(found, SizeConstraintError):
-                return variant, found
+            choice = variant.choose(call.arrays)
+            if not isinstance(choice, SizeConstraintError):
+                return variant, choice
             if not isinstance(self.source, ExportsAgain):
-                raise found
-            refused = found
+                raise choice
+            refused = choice
         # It does not serve the call, or another thread replaced it meanwhile.
-        for other in self.variants:
-            if other is variant or not _alike(other.graph, variant.graph):
+        for alternative in self.variants:
+            if alternative is variant or not _alike(alternative.graph, variant.graph):
                 continue
-            found = other.reader.refused_sizes(given.arrays) or other.choose(given.arrays)
-            if not isinstance(found, SizeConstraintError):
-                return other, found
-            refused = refused or found
+            choice = alternative.reader.refused_sizes(call.arrays) or alternative.choose(
+                call.arrays
+            )
+            if not isinstance(choice, SizeConstraintError):
+                return alternative, choice
+            refused = refused or choice
         if refused is None:
             refused = PurevkError("the weights changed during the call", where=variant.where)
-        made = self._for_inputs(variant, given, refused)
-        found = made.choose(given.arrays)
-        if isinstance(found, SizeConstraintError):
-            raise found
-        return made, found
+        built = self._for_inputs(variant, call, refused)
+        choice = built.choose(call.arrays)
+        if isinstance(choice, SizeConstraintError):
+            raise choice
+        return built, choice
 
-    def _for_inputs(self, variant: Variant, given: Given, refused: PurevkError) -> Variant:
+    def _for_inputs(self, variant: Variant, call: CallInputs, refused: PurevkError) -> Variant:
         """A new variant for the inputs of a call that has the form of `variant`."""
         signature = variant.graph.signature
         if signature is None:
             raise refused
-        args, kwargs = signature.arguments(given.leaves(variant.graph))
+        args, kwargs = signature.arguments(call.leaves(variant.graph))
         return self._export_again(args, kwargs, refused)
 
     def restart(self) -> None:
@@ -392,37 +398,37 @@ class Method:
     def close(self) -> None:
         """Waits for a call that runs, and releases the memory of calls."""
         with self.lock:
-            for each in self.variants:
-                each.close()
+            for variant in self.variants:
+                variant.close()
 
     def __repr__(self) -> str:
         return printable(f"<Method {self.name}({describe_inputs(self.graph)})>")
 
 
-def _alike(one: Graph, two: Graph) -> bool:
+def _alike(first: Graph, two: Graph) -> bool:
     """Whether two graphs take arguments of the same form."""
-    if one.signature != two.signature or one.updates != two.updates:
+    if first.signature != two.signature or first.updates != two.updates:
         return False
-    if one.signature is not None and two.signature is not None:
-        if not one.signature.outputs.is_like(two.signature.outputs):
+    if first.signature is not None and two.signature is not None:
+        if not first.signature.outputs.is_like(two.signature.outputs):
             return False
         if not all(
-            each.tree.is_like(other.tree)
-            for each, other in zip(one.signature.parameters, two.signature.parameters)
+            method.tree.is_like(method_.tree)
+            for method, method_ in zip(first.signature.parameters, two.signature.parameters)
         ):
             return False
         theirs = two.signature.defaults
-        if not all(same_literal(value, theirs[k]) for k, value in one.signature.defaults.items()):
+        if not all(same_literal(value, theirs[k]) for k, value in first.signature.defaults.items()):
             return False
-    return all(_same_input(a, b) for a, b in zip(one.inputs, two.inputs))
+    return all(_same_input(a, b) for a, b in zip(first.inputs, two.inputs))
 
 
-def _same_input(one: Any, two: Any) -> bool:
-    if isinstance(one, Value) and isinstance(two, Value):
-        return one.type.dtype is two.type.dtype
-    if isinstance(one, FixedInput) and isinstance(two, FixedInput):
-        return same_literal(one.value, two.value)  # True is not 1
-    return type(one) is type(two) and (one is None or one.terms == two.terms)
+def _same_input(first: Any, two: Any) -> bool:
+    if isinstance(first, Value) and isinstance(two, Value):
+        return first.type.dtype is two.type.dtype
+    if isinstance(first, FixedInput) and isinstance(two, FixedInput):
+        return same_literal(first.value, two.value)  # True is not 1
+    return type(first) is type(two) and (first is None or first.terms == two.terms)
 
 
 class _StaleWeights(Exception):
@@ -447,16 +453,16 @@ class _StaleWeights(Exception):
         )
 
 
-def _on_host(targets: Sequence[Any] | None, wanted: bool) -> Sequence[Any] | None:
+def _on_host(targets: Sequence[Any] | None, on_host: bool) -> Sequence[Any] | None:
     """Of the memory for results, that of the host or that of devices; None for the other."""
     if targets is None:
         return None
-    return [each if isinstance(each, np.ndarray) is wanted else None for each in targets]
+    return [target if isinstance(target, np.ndarray) is on_host else None for target in targets]
 
 
-def _placed(made: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
+def _placed(values: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
     """The outputs, copied into the caller's memory where they were not made there."""
-    results = list(made)
+    results = list(values)
     for number, target in enumerate(targets):
         output = results[number]
         if target is None or output is target:
@@ -495,8 +501,8 @@ def _finished(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...], out
     """
     results = _update(graph, inputs, outputs)
     if out is not None:
-        kept = out if isinstance(out, (tuple, list)) else [out]
-        results = tuple(new if old is None else old for old, new in zip(kept, results))
+        targets = out if isinstance(out, (tuple, list)) else [out]
+        results = tuple(new if old is None else old for old, new in zip(targets, results))
     return returned(graph, results)
 
 

@@ -28,50 +28,50 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
             outputs, are one in memory.
     """
     expected = graph.outputs[: len(graph.outputs) - len(graph.updates)]
-    given = list(out) if isinstance(out, (tuple, list)) else [out]
-    if len(given) != len(expected):
+    targets = list(out) if isinstance(out, (tuple, list)) else [out]
+    if len(targets) != len(expected):
         raise InputError(
-            f"out holds {len(given)} tensors, the method has {len(expected)} outputs", where=where
+            f"out holds {len(targets)} tensors, the method has {len(expected)} outputs", where=where
         )
     arrays: list[Any] = []
-    for position, (each, value) in enumerate(zip(given, expected)):
-        if each is None:
+    for position, (target, value) in enumerate(zip(targets, expected)):
+        if target is None:
             arrays.append(None)
             continue
         array: Any
         writable = True
-        if is_torch(each):
-            _refuse_gradients(each, position, where)
-            lazy = each.is_conj() or each.is_neg()  # its elements in memory are others
-            name, dtype = f"out {position}", DType.from_torch(each.dtype)
+        if is_torch(target):
+            _refuse_gradients(target, position, where)
+            lazy = target.is_conj() or target.is_neg()  # its elements in memory are others
+            name, dtype = f"out {position}", DType.from_torch(target.dtype)
             array = None
-            if each.is_cpu and not lazy:
-                array = of_torch(each, name, where, writable=True)
+            if target.is_cpu and not lazy:
+                array = of_torch(target, name, where, writable=True)
             if array is None or not array.flags.writeable:
-                array = on_device(each, name, where)
-        elif isinstance(each, np.ndarray):
-            array, dtype = each, dtype_of(each)
-            if each.dtype.name in FOREIGN:
-                dtype = FOREIGN[each.dtype.name]
-                array = each.view(dtype.numpy)
+                array = on_device(target, name, where)
+        elif isinstance(target, np.ndarray):
+            array, dtype = target, dtype_of(target)
+            if target.dtype.name in FOREIGN:
+                dtype = FOREIGN[target.dtype.name]
+                array = target.view(dtype.numpy)
             elif isinstance(value, Value) and not value.type.dtype.has_numpy:
-                if each.dtype == value.type.dtype.numpy:  # the bits
+                if target.dtype == value.type.dtype.numpy:  # the bits
                     dtype = value.type.dtype
         else:
             raise InputError(
-                f"out {position} is {type(each).__name__}",
+                f"out {position} is {type(target).__name__}",
                 where=where,
                 why="a numpy array or a torch tensor is expected",
             )
         if isinstance(array, np.ndarray):
             writable = array.flags.writeable
-        wanted = value.type.dtype if isinstance(value, Value) else None
-        if dtype is None or dtype is not wanted or not writable:
+        value_dtype = value.type.dtype if isinstance(value, Value) else None
+        if dtype is None or dtype is not value_dtype or not writable:
             raise InputError(
                 f"out {position} cannot take the result",
                 where=where,
-                why=f"a writable {wanted.name if wanted else 'None: the result is no tensor'} is expected, "
-                f"{'a writable' if writable else 'a read-only'} {str(each.dtype).removeprefix('torch.')}"
+                why=f"a writable {value_dtype.name if value_dtype else 'None: the result is no tensor'} is expected, "
+                f"{'a writable' if writable else 'a read-only'} {str(target.dtype).removeprefix('torch.')}"
                 " was given",
                 next="pass memory of the dtype of the result that can be written, or call it without out=",
             )
@@ -88,10 +88,10 @@ def read_outputs(graph: Graph, out: Any, where: str) -> list[Any]:
     return [*arrays, *(None for _ in graph.updates)]
 
 
-def _refuse_gradients(given: Any, position: int, where: str) -> None:
+def _refuse_gradients(target: Any, position: int, where: str) -> None:
     """torch refuses such memory too, unless it computes no gradients now."""
     torch = sys.modules["torch"]
-    if given.requires_grad and torch.is_grad_enabled():
+    if target.requires_grad and torch.is_grad_enabled():
         raise InputError(
             f"out {position} requires gradients",
             where=where,
@@ -101,8 +101,8 @@ def _refuse_gradients(given: Any, position: int, where: str) -> None:
 
 
 def _refuse_overlap(before: Sequence[Any], array: Any, where: str) -> None:
-    for position, other in enumerate(before):
-        if other is not None and overlap(other, array):
+    for position, index in enumerate(before):
+        if index is not None and overlap(index, array):
             raise InputError(
                 f"out {position} and out {len(before)} share memory",
                 where=where,

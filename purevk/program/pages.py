@@ -70,9 +70,9 @@ def page_of(program: Program, parts: Sequence[MethodParts], remeasure: bool = Fa
             was timed, the page has none.
     """
     context = program.context
-    timings = [timing for each in parts for timing in each.timings or ()]
+    timings = [timing for part in parts for timing in part.timings or ()]
     limits = limits_for(context, timings, remeasure) if timings else None
-    specs = dict.fromkeys(spec for each in parts for spec in each.plan.kernels)
+    specs = dict.fromkeys(spec for part in parts for spec in part.plan.kernels)
     device = device_parts(context, limits)
     return page(contents(program.name, parts, device, context.kernels.spirv(specs)))
 
@@ -161,16 +161,16 @@ def program_output(program: Program, closed: bool) -> str:
 
 def _summary(program: Program) -> list[tuple[str, str]]:
     """A program's methods, device and memory."""
-    found, memory = program.report(), program.memory
-    rows = [("device", str(found["device"]))]
+    report, memory = program.report(), program.memory
+    rows = [("device", str(report["device"]))]
     for name, method in program.methods.items():
-        given, made = (", ".join(map(str, each)) for each in (method.inputs, method.outputs))
-        rows.append((f"method {name}", f"({given}) -> ({made})"))
+        inputs, outputs = (", ".join(map(str, names)) for names in (method.inputs, method.outputs))
+        rows.append((f"method {name}", f"({inputs}) -> ({outputs})"))
     return [
         *rows,
-        ("dispatches", str(found["dispatches"])),
-        ("segments on the GPU", str(found["segments"])),
-        ("nodes on the CPU", str(found["cpu_nodes"])),
+        ("dispatches", str(report["dispatches"])),
+        ("segments on the GPU", str(report["segments"])),
+        ("nodes on the CPU", str(report["cpu_nodes"])),
         ("weights", size_text(memory.weights)),
         ("temporary", size_text(memory.planned)),
     ]

@@ -93,12 +93,12 @@ class PlannedProgram:
         time that the device's limits allow, or None."""
         costs = self.costs(**sizes)
         plans = list(self.plan.nested())
-        hosts = [step.nodes[0] for each in plans for step in each.steps if step.runs_on == "cpu"]
+        hosts = [step.nodes[0] for plan in plans for step in plan.steps if step.runs_on == "cpu"]
         return {
             "device": self.device,
             "inputs": describe_inputs(self.plan.graph),
-            "dispatches": sum(len(each.dispatches) for each in plans),
-            "segments": sum(step.on_device for each in plans for step in each.steps),
+            "dispatches": sum(len(plan.dispatches) for plan in plans),
+            "segments": sum(step.on_device for plan in plans for step in plan.steps),
             "cpu_nodes": dict(Counter(str(node.args[0]) for node in hosts)),
             "memory": vars(self.memory).copy(),
             "bytes": sum(cost.nbytes for cost in costs),
@@ -118,18 +118,18 @@ class PlannedProgram:
         return page(contents(self.name, [method], device, {}))
 
     def __str__(self) -> str:
-        found = self.report()
-        memory, seconds = found["memory"], found["seconds"]
+        report = self.report()
+        memory, seconds = report["memory"], report["seconds"]
         groups: dict[str, list[NodeCost]] = {}
         for cost in self.costs():
             groups.setdefault(cost.operator, []).append(cost)
         lines = [
-            f"{self.name}({found['inputs']}) on {self.device}",
-            f"  {_counted(found['dispatches'], 'dispatch', 'es')} in {_counted(found['segments'], 'segment')},"
-            f" {_counted(sum(found['cpu_nodes'].values()), 'node')} on the CPU",
+            f"{self.name}({report['inputs']}) on {self.device}",
+            f"  {_counted(report['dispatches'], 'dispatch', 'es')} in {_counted(report['segments'], 'segment')},"
+            f" {_counted(sum(report['cpu_nodes'].values()), 'node')} on the CPU",
             f"  weights {size_text(memory['weights'])}, state {size_text(memory['state'])},"
             f" intermediate tensors {size_text(memory['planned'])}",
-            f"  a call moves {size_text(found['bytes'])} and takes {found['flops'] / 1e9:.3g} Gflop"
+            f"  a call moves {size_text(report['bytes'])} and takes {report['flops'] / 1e9:.3g} Gflop"
             + ("" if seconds is None else f": at least {seconds * 1e3:.3g} ms"),
         ]
         for name, costs in sorted(
@@ -142,7 +142,7 @@ class PlannedProgram:
         return printable("\n".join(lines))
 
     def __repr__(self) -> str:
-        count = sum(len(each.dispatches) for each in self.plan.nested())
+        count = sum(len(plan.dispatches) for plan in self.plan.nested())
         about = f"{self.name} for {self.device}: {_counted(count, 'dispatch', 'es')}"
         return printable(f"<PlannedProgram {about}>")
 
@@ -194,19 +194,21 @@ def plan(
     traits = typical_traits() if context is None else context.traits
     with GuardLog() as log:
         if isinstance(model, (str, os.PathLike)):
-            made = _plan_file(model, method, traits)
+            file_plan = _plan_file(model, method, traits)
             name = os.path.basename(os.fspath(model))
         else:
-            made = make_plan(
+            file_plan = make_plan(
                 optimize(_trace(model, example_inputs, dynamic_shapes), traits), traits
             )
             name = type(model).__name__
     if context is None:
-        return PlannedProgram(name, "a typical desktop GPU", made, False, limits, tuple(log.guards))
+        return PlannedProgram(
+            name, "a typical desktop GPU", file_plan, False, limits, tuple(log.guards)
+        )
     return PlannedProgram(
         name,
         context.device.name,
-        made,
+        file_plan,
         context.device.is_unified,
         limits or device_limits(context),
         tuple(log.guards),

@@ -143,8 +143,8 @@ class Program:
         before = vars(self.context.kernels.report).copy()
         for method, source in sources.items():
             self.methods[method] = Method(self, method, source)
-        made = [self.methods[method].executable.plan for method in sources]
-        log_cpu_nodes(self.name, [each for plan in made for each in plan.nested()])
+        plans = [self.methods[method].executable.plan for method in sources]
+        log_cpu_nodes(self.name, [nested for plan in plans for nested in plan.nested()])
         start = time.perf_counter()
         self.context.kernels.save()
         self.add_seconds("save", start)
@@ -325,16 +325,16 @@ class Program:
         memories = [
             memory
             for method in self.methods.values()
-            for each in method.specializations
-            for inner in each.executable.nested()
+            for specialization in method.specializations
+            for inner in specialization.executable.nested()
             for memory in inner.call_memories
         ]
         return MemoryReport(
-            planned=sum(each.plan.planned for each in memories),
-            naive=sum(each.plan.naive for each in memories),
-            lower_bound=sum(each.plan.lower_bound for each in memories),
-            inputs=sum(each.input_bytes for each in memories),
-            outputs=sum(each.output_bytes for each in memories),
+            planned=sum(call_memory.plan.planned for call_memory in memories),
+            naive=sum(call_memory.plan.naive for call_memory in memories),
+            lower_bound=sum(call_memory.plan.lower_bound for call_memory in memories),
+            inputs=sum(call_memory.input_bytes for call_memory in memories),
+            outputs=sum(call_memory.output_bytes for call_memory in memories),
             weights=self.weights.nbytes,
             state=self.states.nbytes,
         )

@@ -79,7 +79,7 @@ def _spec(graph: Graph, name: str, value: Any) -> ArgumentSpec:
         sizes = tuple(size_spec(graph, size) for size in value.type.dims)
         return ArgumentSpec(name, "tensor", value.type.dtype.name, sizes)
     if isinstance(value, Dim):
-        (symbol, *_) = sorted(_dims.symbols(value), key=lambda each: each.name)
+        (symbol, *_) = sorted(_dims.symbols(value), key=lambda symbol_: symbol_.name)
         return ArgumentSpec(name, "integer", bounds=graph.ranges.get(symbol))
     if isinstance(value, FixedInput):
         return ArgumentSpec(name, "fixed", value=value.value)
@@ -90,7 +90,7 @@ def size_spec(graph: Graph, size: Size) -> int | DimSpec:
     """A size, with the bounds that the exporter stated if it may differ from call to call."""
     if not isinstance(size, Dim):
         return size
-    (symbol, *others) = sorted(_dims.symbols(size), key=lambda each: each.name)
+    (symbol, *others) = sorted(_dims.symbols(size), key=lambda symbol_: symbol_.name)
     if not others and size.terms == Dim.of(symbol).terms and symbol in graph.ranges:
         return DimSpec(symbol.name, *graph.ranges[symbol])
     lower, upper = _dims.range_of(size)

@@ -45,7 +45,7 @@ def check_packing(members: Sequence[ZipInfo]) -> None:
     """Raises ValueError for members of an .npz file that are packed in another way than by numpy."""
     import zipfile
 
-    if any(each.compress_type not in (0, zipfile.ZIP_DEFLATED) for each in members):
+    if any(member.compress_type not in (0, zipfile.ZIP_DEFLATED) for member in members):
         raise ValueError("it is packed in a way that numpy does not write")
 
 
@@ -89,8 +89,8 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def _found(self, name: str) -> list[_Place]:
         places = self._places()
         if name not in places:
-            known = f"there are {', '.join(map(repr, places))}" if places else "it has no states"
-            raise KeyError(f"there is no state {name!r} in {self._owner.name}; {known}")
+            names = f"there are {', '.join(map(repr, places))}" if places else "it has no states"
+            raise KeyError(f"there is no state {name!r} in {self._owner.name}; {names}")
         return places[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,16 +125,16 @@ class StateMapping(MutableMapping[str, np.ndarray]):
             next="Program.reset_state() empties it",
         )
 
-    def update(self, other: Any = (), /, **more: Any) -> None:
+    def update(self, values: Any = (), /, **more: Any) -> None:
         """Writes several states: all of them, or none if one does not fit.
 
         Raises:
             KeyError: there is no state of a name.
             InputError: an array's dtype or sizes are not the state's.
         """
-        given = {**dict(other), **more}
+        updates = {**dict(values), **more}
         items: list[list[tuple[Value, memoryview]]] = [[] for _ in self._programs]
-        for name, array in given.items():
+        for name, array in updates.items():
             for number, value in self._found(name):
                 data = self._bytes(name, value, array)
                 if data.size:
@@ -146,27 +146,27 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def _bytes(self, name: str, value: Value, array: Any) -> np.ndarray:
         """The bytes of an array that is to be a state's content."""
         dtype: DType | None
-        given: np.ndarray
+        source: np.ndarray
         if hasattr(array, "detach"):
             from purevk.fallback import to_numpy
 
-            given, dtype = to_numpy(array), DType.from_torch(array.dtype)
+            source, dtype = to_numpy(array), DType.from_torch(array.dtype)
         else:
-            given = np.asarray(array)
-            dtype = DType.from_numpy(given.dtype)
-            if not value.type.dtype.has_numpy and given.dtype == value.type.dtype.numpy:
+            source = np.asarray(array)
+            dtype = DType.from_numpy(source.dtype)
+            if not value.type.dtype.has_numpy and source.dtype == value.type.dtype.numpy:
                 dtype = value.type.dtype
-        if dtype is not value.type.dtype or given.shape != value.type.dims:
+        if dtype is not value.type.dtype or source.shape != value.type.dims:
             raise InputError(
                 f"state {name!r} is {value.type}",
                 where=self._owner.name,
-                why=f"{given.dtype if dtype is None else dtype.name}{list(given.shape)} was given",
+                why=f"{source.dtype if dtype is None else dtype.name}{list(source.shape)} was given",
                 next="give an array of the state's dtype and sizes",
             )
         return (
-            given.reshape(-1).view(np.uint8)
-            if given.flags.c_contiguous
-            else given.flatten().view(np.uint8)
+            source.reshape(-1).view(np.uint8)
+            if source.flags.c_contiguous
+            else source.flatten().view(np.uint8)
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -218,7 +218,8 @@ class StateMapping(MutableMapping[str, np.ndarray]):
                     members = file.infolist()
                 check_packing(members)
                 self._check_members(
-                    path, {each.filename.removesuffix(".npy"): each.file_size for each in members}
+                    path,
+                    {member.filename.removesuffix(".npy"): member.file_size for member in members},
                 )
                 stream.seek(0)
                 with np.load(stream, allow_pickle=False) as opened:
@@ -238,5 +239,5 @@ class StateMapping(MutableMapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         places = self._places().items()
-        states = ", ".join(f"{name} {found[0][1].type}" for name, found in places)
+        states = ", ".join(f"{name} {members[0][1].type}" for name, members in places)
         return printable(f"<states of {self._owner.name}: {states}>")

@@ -58,7 +58,7 @@ class Submissions:
             PurevkError: after `close`.
         """
         # A callback of a finished call does not wait: that would be for its own thread.
-        held = self._room.acquire(blocking=threading.get_ident() != self._worker)
+        acquired = self._room.acquire(blocking=threading.get_ident() != self._worker)
         future: _Call | None = None
         try:
             try:
@@ -67,18 +67,18 @@ class Submissions:
                 failed: Future[Any] = Future()
                 failed.set_exception(error)
                 return failed
-            made = _Call()
+            submitted = _Call()
             try:
                 with self._order:
-                    self._threads.submit(self._run, made, call, prepared)
+                    self._threads.submit(self._run, submitted, call, prepared)
                     self._used = True
             except RuntimeError:
                 raise PurevkError("the program is closed", next="load it again") from None
-            future = made
+            future = submitted
         finally:
-            if held and future is None:
+            if acquired and future is None:
                 self._room.release()
-        if held:
+        if acquired:
             future.add_done_callback(lambda _: self._room.release())
         return future
 

@@ -78,14 +78,14 @@ def read_leaves(graph: Graph, nodes: Iterable[Node]) -> dict[Any, int]:
     The keys are the same for all methods of a program that share them: the memory of a constant,
     the name of a state.
     """
-    found: dict[Any, int] = {}
+    weights: dict[Any, int] = {}
     for node in nodes:
         for value, constant in _leaves(graph, node):
             if constant is None:
-                found[state_key(graph, value)] = value.type.nbytes
+                weights[state_key(graph, value)] = value.type.nbytes
             else:
-                found["constant", constant.memory, constant.nbytes] = constant.nbytes
-    return found
+                weights["constant", constant.memory, constant.nbytes] = constant.nbytes
+    return weights
 
 
 def state_key(graph: Graph, state: Value) -> Hashable:
@@ -103,24 +103,24 @@ def _inner(node: Node) -> Iterator[Graph]:
 
 def _leaves(graph: Graph, node: Node) -> Iterator[tuple[Value, Constant | None]]:
     """The constants that a node reads, and its states, with None."""
-    for each in node.inputs:
-        if each in graph.constants:
-            yield each, graph.constants[each]
-        elif each in graph.states:
-            yield each, None
+    for leaf in node.inputs:
+        if leaf in graph.constants:
+            yield leaf, graph.constants[leaf]
+        elif leaf in graph.states:
+            yield leaf, None
     for inner in _inner(node):
         yield from inner.constants.items()
-        for each in inner.states:
-            yield each, None
+        for leaf in inner.states:
+            yield leaf, None
 
 
 def _written(graph: Graph) -> set[Hashable]:
     """The states that a graph writes, by key."""
-    found: set[Hashable] = set()
-    for each in graph.nested():
-        moving = changing(each.nodes)
-        found.update(state_key(graph, value) for value in each.states if value in moving)
-    return found
+    keys: set[Hashable] = set()
+    for inner in graph.nested():
+        moving = changing(inner.nodes)
+        keys.update(state_key(graph, value) for value in inner.states if value in moving)
+    return keys
 
 
 def with_early_stores(graph: Graph) -> Graph:
@@ -133,7 +133,7 @@ def with_early_stores(graph: Graph) -> Graph:
     ready: dict[Value, int] = {}  # the node that makes a value
     touched: dict[Value, int] = {}  # the last node that reads or writes a state
     after: dict[int, list[Node]] = {}
-    kept: list[int] = []
+    positions: list[int] = []
     for at, node in enumerate(graph.nodes):
         states = {views.get(value, value) for value in node.inputs}
         states = {value for value in states if value in graph.states}
@@ -147,7 +147,7 @@ def with_early_stores(graph: Graph) -> Graph:
         if where < at:
             after.setdefault(where, []).append(node)
         else:
-            kept.append(at)
+            positions.append(at)
         for value in states:
             touched[value] = where
         for value in node.results:
@@ -155,7 +155,7 @@ def with_early_stores(graph: Graph) -> Graph:
         if registry.is_view(node) and states:
             views.update(dict.fromkeys(node.results, views.get(node.inputs[0], node.inputs[0])))
     nodes = list(after.get(-1, ()))
-    for at in kept:
+    for at in positions:
         nodes += [graph.nodes[at], *after.get(at, ())]
     return graph.with_nodes(nodes)
 
@@ -217,18 +217,18 @@ class _Facts:
 
         for at, node in enumerate(graph.nodes):
             touched = {
-                state_key(graph, each) for each, data in _leaves(graph, node) if data is None
+                state_key(graph, leaf) for leaf, data in _leaves(graph, node) if data is None
             }
-            touched.update(views[each] for each in node.inputs if each in views)
+            touched.update(views[leaf] for leaf in node.inputs if leaf in views)
             for key in touched & set(written):
                 extend(key, at)
                 if registry.is_view(node):
                     views.update(dict.fromkeys(node.results, key))
-        made = {value: at for at, node in enumerate(graph.nodes) for value in node.results}
+        producers = {value: at for at, node in enumerate(graph.nodes) for value in node.results}
         unbacked = {
-            symbol: made[source.value]
+            symbol: producers[source.value]
             for symbol, source in graph.unbacked.items()
-            if source.value in made
+            if source.value in producers
         }
         for symbol, at in unbacked.items():
             extend(symbol, at)
@@ -271,9 +271,9 @@ def choose_cuts(
     facts = {name: _Facts(graph, written) for name, graph in graphs.items()}
     homes: dict[Any, int] = {}
     cuts: dict[str, list[int]] = {}
-    for name in sorted(graphs, key=lambda each: -sum(facts[each].weights)):
-        found = _cuts(facts[name], shares, homes, may_be_empty=bool(cuts))
-        if found is None:
+    for name in sorted(graphs, key=lambda name: -sum(facts[name].weights)):
+        positions = _cuts(facts[name], shares, homes, may_be_empty=bool(cuts))
+        if positions is None:
             places = int(facts[name].allowed[1:-1].sum())
             raise InputError(
                 f"the model cannot be split by layers into {len(shares)} stages",
@@ -282,9 +282,9 @@ def choose_cuts(
                 " a state, or a size that depends on data, stay together",
                 next="load it for fewer devices",
             )
-        cuts[name] = found
+        cuts[name] = positions
         for key, (first, _) in facts[name].leaves.items():
-            homes.setdefault(key, bisect.bisect_right(found, first))
+            homes.setdefault(key, bisect.bisect_right(positions, first))
     return {name: cuts[name] for name in graphs}
 
 
@@ -296,9 +296,9 @@ def _cuts(
     before = np.concatenate([[0], np.cumsum(facts.weights)])
     least = 0 if may_be_empty else 1  # nodes of a stage
     shared = [key for key in facts.leaves if key in homes]
-    found: list[int] = []
+    positions: list[int] = []
     for stage in range(1, len(shares)):
-        lowest = (found[-1] if found else 0) + least
+        lowest = (positions[-1] if positions else 0) + least
         highest = count - least * (len(shares) - stage)
         cost = facts.crossing.copy()
         target = total * sum(shares[:stage]) / sum(shares)
@@ -320,8 +320,8 @@ def _cuts(
         if not shared:
             near = [at for at in places if off[at] <= TOLERANCE * total / len(shares)]
             places = near or [min(places, key=lambda at: off[at])]
-        found.append(min(places, key=lambda at: (cost[at], off[at])))
-    return found
+        positions.append(min(places, key=lambda at: (cost[at], off[at])))
+    return positions
 
 
 def cut(graph: Graph, cuts: Sequence[int]) -> CutGraph:
@@ -349,10 +349,10 @@ def cut(graph: Graph, cuts: Sequence[int]) -> CutGraph:
         for at in nodes:
             for value in graph.nodes[at].inputs:
                 readers[value] = n
-    wanted: list[list[Arg]] = [[] for _ in ranges]
+    stage_outputs: list[list[Arg]] = [[] for _ in ranges]
     for value, n in home.items():
         if value not in graph.states and readers.get(value, n) > n:
-            wanted[n].append(value)
+            stage_outputs[n].append(value)
     outputs: list[tuple[int, int]] = []
     for output in graph.outputs:
         n = last
@@ -361,20 +361,20 @@ def cut(graph: Graph, cuts: Sequence[int]) -> CutGraph:
         elif isinstance(output, Dim):
             sources = [graph.symbols[symbol].value for symbol in _dims.symbols(output)]
             n = max([home[value] for value in sources if value in home], default=last)
-        position = _position(wanted[n], output)
+        position = _position(stage_outputs[n], output)
         if position is None:
-            position = len(wanted[n])
-            wanted[n].append(output)
+            position = len(stage_outputs[n])
+            stage_outputs[n].append(output)
         outputs.append((n, position))
-    stages = tuple(_stage(graph, nodes, each) for nodes, each in zip(ranges, wanted))
+    stages = tuple(_stage(graph, nodes, outputs) for nodes, outputs in zip(ranges, stage_outputs))
     return CutGraph(graph, stages, tuple(outputs))
 
 
-def _position(outputs: Sequence[Arg], wanted: Arg) -> int | None:
+def _position(outputs: Sequence[Arg], output: Arg) -> int | None:
     """Where a tensor is among outputs."""
-    if not isinstance(wanted, Value):
+    if not isinstance(output, Value):
         return None
-    return next((at for at, each in enumerate(outputs) if each is wanted), None)
+    return next((at for at, output in enumerate(outputs) if output is output), None)
 
 
 def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:
@@ -404,16 +404,16 @@ def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:
     needed: set[Symbol] = set()
     for node in inside:
         needed |= _symbols(node)
-    for each in (*inputs, *outputs):
-        if isinstance(each, Value):
-            needed.update(*map(_dims.symbols, each.type.dims))
-        elif isinstance(each, Dim):
-            needed |= _dims.symbols(each)
+    for value_or_size in (*inputs, *outputs):
+        if isinstance(value_or_size, Value):
+            needed.update(*map(_dims.symbols, value_or_size.type.dims))
+        elif isinstance(value_or_size, Dim):
+            needed |= _dims.symbols(value_or_size)
     symbols = dict(part.symbols)
     for symbol in graph.symbols:  # in the order of the whole graph
         if symbol in needed and symbol not in symbols:
             symbols[symbol] = _source(symbol, inputs)
-    known = symbols.keys()
+    available = symbols.keys()
     leaves = {leaf for node in inside for inner in _inner(node) for leaf in inner.states}
     leaves.update(states)
     # Names of inputs that no node takes when the shape functions run again.
@@ -426,7 +426,7 @@ def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:
     def rename(arg: Arg) -> Arg:
         return map_values(arg, lambda value: named.get(value, value))
 
-    made = replace(
+    stage_graph = replace(
         part,
         nodes=tuple(
             replace(node, args=tuple(map(rename, node.args)))
@@ -434,7 +434,7 @@ def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:
             else node
             for node in inside
         ),
-        inputs=tuple([named[each] if isinstance(each, Value) else each for each in inputs]),
+        inputs=tuple([named[arg] if isinstance(arg, Value) else arg for arg in inputs]),
         outputs=tuple(map(rename, outputs)),
         constants=constants,
         states=states,
@@ -446,12 +446,14 @@ def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:
             for symbol, source in symbols.items()
         },
         outer=frozenset(),
-        checks=tuple((guard, message) for guard, message in graph.checks if guard.symbols <= known),
-        constraints=tuple(guard for guard in graph.constraints if guard.symbols <= known),
-        ranges={symbol: each for symbol, each in graph.ranges.items() if symbol in known},
+        checks=tuple(
+            (guard, message) for guard, message in graph.checks if guard.symbols <= available
+        ),
+        constraints=tuple(guard for guard in graph.constraints if guard.symbols <= available),
+        ranges={symbol: bounds for symbol, bounds in graph.ranges.items() if symbol in available},
     )
     weight_bytes = sum(read_leaves(graph, inside).values())
-    return Stage(made, tuple(inputs), tuple(outputs), nodes, weight_bytes)
+    return Stage(stage_graph, tuple(inputs), tuple(outputs), nodes, weight_bytes)
 
 
 def _source(symbol: Symbol, inputs: list[Any]) -> SymbolSource:
@@ -468,20 +470,20 @@ def _source(symbol: Symbol, inputs: list[Any]) -> SymbolSource:
 
 def _symbols(node: Node) -> set[Symbol]:
     """The symbols that a node needs, for its arguments and for the types of its results."""
-    found: set[Symbol] = set()
+    symbols: set[Symbol] = set()
 
     def visit(arg: Arg) -> None:
         if isinstance(arg, Dim):
-            found.update(_dims.symbols(arg))
+            symbols.update(_dims.symbols(arg))
         elif isinstance(arg, Graph):
-            found.update(arg.outer)
+            symbols.update(arg.outer)
         elif isinstance(arg, tuple):
-            for each in arg:
-                visit(each)
+            for item in arg:
+                visit(item)
 
     for arg in node.args:
         visit(arg)
     for value in (*node.inputs, *node.results):
         for size in value.type.dims:
-            found |= _dims.symbols(size)
-    return found
+            symbols |= _dims.symbols(size)
+    return symbols

@@ -97,11 +97,11 @@ class Replicas:
         raises."""
         futures = [self._pool.submit(task) for task in tasks[1:]]
         try:
-            made = [tasks[0]()]
+            results = [tasks[0]()]
         finally:
             for future in futures:
                 future.exception()
-        return made + [future.result() for future in futures]
+        return results + [future.result() for future in futures]
 
     def close(self) -> None:
         """Closes the programs. Safe to call twice."""
@@ -130,7 +130,7 @@ class SplitMethod:
 
     def __init__(self, replicas: Replicas, name: str) -> None:
         self.replicas, self.name = replicas, name
-        self._parts: list[Method] = [each.method(name) for each in replicas.programs]
+        self._parts: list[Method] = [program.method(name) for program in replicas.programs]
         where = f"{replicas.name}, method {name}"
         self.batch, self._split, self._joined = find_batch(self._parts[0].graph, where)
         lower, _ = self._parts[0].graph.ranges.get(self.batch, (self.batch.lower, None))
@@ -152,11 +152,12 @@ class SplitMethod:
             InputError, SizeConstraintError: as a method of a program raises them.
             PurevkError: the model mixes the rows of a batch, so that it cannot be split.
         """
-        given = self._parts[0].variants[0].reader.read_call(args, kwargs)
-        if isinstance(given, InputError):
-            raise given
+        call = self._parts[0].variants[0].reader.read_call(args, kwargs)
+        if isinstance(call, InputError):
+            raise call
         inputs = [
-            _sliceable(each) if at in self._split else each for at, each in enumerate(given.inputs)
+            _sliceable(argument) if at in self._split else argument
+            for at, argument in enumerate(call.inputs)
         ]
         rows = len(inputs[self._split[0]])
         for at in self._split:
@@ -178,13 +179,14 @@ class SplitMethod:
         tasks = []
         for method, size, end in zip(self._parts, sizes, ends):
             part = [
-                each[end - size : end] if at in self._split else each
-                for at, each in enumerate(inputs)
+                argument[end - size : end] if at in self._split else argument
+                for at, argument in enumerate(inputs)
             ]
             tasks.append(lambda method=method, part=part: method.run_flat(part))
-        made = self.replicas.run(tasks)
+        results = self.replicas.run(tasks)
         return [
-            _concatenated([each[at] for each in made], axis) for at, axis in enumerate(self._joined)
+            _concatenated([result[at] for result in results], axis)
+            for at, axis in enumerate(self._joined)
         ]
 
     def _check(self, inputs: Sequence[Any], rows: int) -> None:
@@ -192,14 +194,14 @@ class SplitMethod:
         parts = len(self._parts)
         few = min(rows, self.least * parts)
         probe = [
-            _copied(each[:few]) if at in self._split else _copied(each)
-            for at, each in enumerate(inputs)
+            _copied(argument[:few]) if at in self._split else _copied(argument)
+            for at, argument in enumerate(inputs)
         ]
-        whole = self._parts[0].run_flat([_copied(each) for each in probe])
-        for number, (one, many) in enumerate(
+        whole = self._parts[0].run_flat([_copied(argument) for argument in probe])
+        for number, (first, many) in enumerate(
             zip(whole, self._run(probe, part_sizes(few, parts, self.least)))
         ):
-            if not _close(_array(one), _array(many)):
+            if not _close(_array(first), _array(many)):
                 raise PurevkError(
                     f"output {number} for {few} rows differs from that for the same rows in parts",
                     where=self._where,
@@ -235,9 +237,9 @@ def find_batch(graph: Graph, where: str) -> tuple[Symbol, list[int], list[int]]:
 
     if graph.states:
         raise refuse("the method keeps states between calls, and each device would have its own")
-    tensors = [(at, each) for at, each in enumerate(graph.inputs) if isinstance(each, Value)]
-    found = [_symbol(each.type.dims[0]) for _, each in tensors if each.type.rank]
-    batch = next((each for each in found if each is not None), None)
+    tensors = [(at, value) for at, value in enumerate(graph.inputs) if isinstance(value, Value)]
+    sizes = [_symbol(value.type.dims[0]) for _, value in tensors if value.type.rank]
+    batch = next((size for size in sizes if size is not None), None)
     if batch is None:
         raise refuse("no input has a first dim whose size is dynamic")
     split = []
@@ -296,13 +298,13 @@ def _array(value: Any) -> np.ndarray:
     return value if isinstance(value, np.ndarray) else to_numpy(value.detach())
 
 
-def _close(one: np.ndarray, many: np.ndarray) -> bool:
+def _close(first: np.ndarray, many: np.ndarray) -> bool:
     """Whether results differ by rounding alone."""
-    if one.shape != many.shape:
+    if first.shape != many.shape:
         return False
-    if one.dtype.kind not in "fc":
-        return bool(np.mean(one == many) >= 0.99) if one.size else True
-    a, b = one.astype(np.complex128), many.astype(np.complex128)
+    if first.dtype.kind not in "fc":
+        return bool(np.mean(first == many) >= 0.99) if first.size else True
+    a, b = first.astype(np.complex128), many.astype(np.complex128)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     finite = np.isfinite(a) & np.isfinite(b)
     largest = np.abs(a[finite]).max(initial=0.0)

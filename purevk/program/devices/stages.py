@@ -21,7 +21,13 @@ from purevk.ir import Dim, Graph, Guard, GuardLog, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.plain_text import printable
-from purevk.program.arguments import Given, InputReader, describe_given, describe_inputs, write_back
+from purevk.program.arguments import (
+    CallInputs,
+    InputReader,
+    describe_given,
+    describe_inputs,
+    write_back,
+)
 from purevk.program.devices.cuts import CutGraph, Stage, choose_cuts, cut, with_early_stores
 from purevk.program.devices.memory import free_bytes
 from purevk.program.devices.turns import Turns
@@ -71,14 +77,14 @@ class StagedProgram:
         self._order = threading.Lock()
         read = {name: _read(opened, name) for name in opened.methods}
         shares = [max(free_bytes(context), 1) for context in contexts]
-        cuts = choose_cuts({name: each.graph for name, each in read.items()}, shares, self.name)
-        graphs = {name: cut(each.graph, cuts[name]) for name, each in read.items()}
+        cuts = choose_cuts({name: method.graph for name, method in read.items()}, shares, self.name)
+        graphs = {name: cut(method.graph, cuts[name]) for name, method in read.items()}
         self.programs: tuple[Program, ...] = ()
         try:
             for number, context in enumerate(contexts):
                 sources = {
-                    name: _StageSource(opened, name, graphs[name].stages[number], each.guards)
-                    for name, each in read.items()
+                    name: _StageSource(opened, name, graphs[name].stages[number], method.guards)
+                    for name, method in read.items()
                     if graphs[name].stages[number].runs
                 }
                 label = f"{self.name}, stage {number + 1} of {len(contexts)}"
@@ -91,7 +97,8 @@ class StagedProgram:
                 program.close()
             raise
         self.methods = {
-            name: StagedMethod(self, name, graphs[name], each.guards) for name, each in read.items()
+            name: StagedMethod(self, name, graphs[name], method.guards)
+            for name, method in read.items()
         }
         _log.info("%s", self.describe())
 
@@ -188,9 +195,9 @@ class StagedProgram:
         for number, program in enumerate(self.programs):
             size = (program.weights.nbytes + program.states.nbytes) / _MIB
             nodes = ", ".join(
-                f"{name} {each.stages[number].start} to {each.stages[number].stop - 1}"
-                for name, each in self.methods.items()
-                if each.stages[number]
+                f"{name} {method.stages[number].start} to {method.stages[number].stop - 1}"
+                for name, method in self.methods.items()
+                if method.stages[number]
             )
             lines.append(
                 f"  {number + 1}: {program.device.name}, {size:.1f} MiB of weights and states,"
@@ -237,11 +244,13 @@ class StagedMethod:
         self._program, self.name, self._parts = program, name, parts
         self._graph = graph = parts.graph
         self.stages = [stage.nodes for stage in parts.stages]
-        self._methods: list[Method | None] = [each.methods.get(name) for each in program.programs]
+        self._methods: list[Method | None] = [
+            stage_program.methods.get(name) for stage_program in program.programs
+        ]
         self._where = f"{program.name}, method {name}({describe_inputs(graph)})"
         self._reader = InputReader(graph, self._where)
         self._symbols = input_symbols(graph)
-        known = {symbol for symbol, _, _ in self._symbols}
+        symbols = {symbol for symbol, _, _ in self._symbols}
         self._tensors = [(at, v) for at, v in enumerate(graph.inputs) if isinstance(v, Value)]
         # The outputs of each stage that no caller gets, and whose sizes those of the inputs give.
         self._passed = [
@@ -249,7 +258,7 @@ class StagedMethod:
                 value
                 if isinstance(value, Value)
                 and (number, at) not in parts.outputs
-                and all(_dims.symbols(size) <= known for size in value.type.dims)
+                and all(_dims.symbols(size) <= symbols for size in value.type.dims)
                 else None
                 for at, value in enumerate(stage.outputs)
             ]
@@ -259,10 +268,10 @@ class StagedMethod:
         self._guards = [
             guard
             for guard in guards
-            if guard.symbols <= known
+            if guard.symbols <= symbols
             and not any(guard.symbols <= set(stage.graph.symbols) for stage in parts.stages)
         ]
-        self._checks = [each for each in graph.checks if each[0].symbols <= known]
+        self._checks = [check for check in graph.checks if check[0].symbols <= symbols]
 
     @property
     def inputs(self) -> list[ArgumentSpec]:
@@ -287,8 +296,8 @@ class StagedMethod:
             InputError, SizeConstraintError: as a method of a program raises them.
         """
         self._program.check_open()
-        given, env = self._read(args, kwargs)
-        return self._run(given, env, self._program.turns.take())
+        call, env = self._read(args, kwargs)
+        return self._run(call, env, self._program.turns.take())
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts a call and returns at once. The inputs are copied now. One call more than there are
@@ -305,27 +314,27 @@ class StagedMethod:
         """
         self._program.check_open()
         try:
-            given, env = self._read(args, kwargs)
+            call, env = self._read(args, kwargs)
         except PurevkError as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        given = given.owned(self._program.host_memory)
-        return self._program.start(lambda ticket: self._run(given, env, ticket))
+        call = call.owned(self._program.host_memory)
+        return self._program.start(lambda ticket: self._run(call, env, ticket))
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Given, dict[_dims.Symbol, int]]:
+    ) -> tuple[CallInputs, dict[_dims.Symbol, int]]:
         """The inputs of a call, on the host, and the values of the symbols."""
-        found = self._reader.read_call(args, kwargs)
-        if isinstance(found, InputError):
-            raise found
-        given = found.on_host()
-        env = bind_symbols(self._symbols, given.arrays)
+        call = self._reader.read_call(args, kwargs)
+        if isinstance(call, InputError):
+            raise call
+        host_call = call.on_host()
+        env = bind_symbols(self._symbols, host_call.arrays)
         lenient = self._program.bounds == "grow"
         above = any(symbol.is_size and env[symbol] > symbol.upper for symbol in env)
         refused = refused_sizes(
-            self._graph, env, given.arrays, self._where, self._program.bounds, lenient, above
+            self._graph, env, host_call.arrays, self._where, self._program.bounds, lenient, above
         )
         if refused is not None:
             raise refused
@@ -339,18 +348,18 @@ class StagedMethod:
         for guard in self._guards:
             if not guard.holds(env):
                 raise SizeConstraintError(
-                    f"the sizes {describe_given(self._graph, given.arrays)} need other stages",
+                    f"the sizes {describe_given(self._graph, host_call.arrays)} need other stages",
                     where=self._where,
                     why=f"the graph was cut for {guard}",
                     next="load it for one device",
                 )
-        return given, env
+        return host_call, env
 
-    def _run(self, given: Given, env: Mapping[_dims.Symbol, int], ticket: int) -> Any:
+    def _run(self, call: CallInputs, env: Mapping[_dims.Symbol, int], ticket: int) -> Any:
         """All stages of a call, each when it is its turn."""
         turns = self._program.turns
-        values: dict[Value, Any] = {value: given.arrays[at] for at, value in self._tensors}
-        made: list[Sequence[Any]] = []
+        values: dict[Value, Any] = {value: call.arrays[at] for at, value in self._tensors}
+        stage_results: list[Sequence[Any]] = []
         reached = 0
         try:
             for number, (method, stage) in enumerate(zip(self._methods, self._parts.stages)):
@@ -358,11 +367,11 @@ class StagedMethod:
                 reached = number
                 if method is None:
                     turns.leave(ticket, number, number + 1)
-                    made.append(())
+                    stage_results.append(())
                     continue
                 inputs = [
-                    _dims.evaluate(each, env) if isinstance(each, Dim) else values[each]
-                    for each in stage.inputs
+                    _dims.evaluate(arg, env) if isinstance(arg, Dim) else values[arg]
+                    for arg in stage.inputs
                 ]
                 results = method.run_flat(inputs, self._targets(number, env))
                 turns.leave(ticket, number, number + 1)
@@ -370,16 +379,16 @@ class StagedMethod:
                 for value, array in zip(stage.outputs, results):
                     if isinstance(value, Value):
                         values[value] = array
-                made.append(results)
+                stage_results.append(results)
         finally:
             turns.leave(ticket, reached)
         outputs = tuple(
-            given.convert(made[stage][at], value)
+            call.convert(stage_results[stage][at], value)
             for (stage, at), value in zip(self._parts.outputs, self._graph.outputs)
         )
         count = len(outputs) - len(self._graph.updates)
         if self._graph.updates:
-            write_back(given.inputs, self._graph.updates, outputs[count:])
+            write_back(call.inputs, self._graph.updates, outputs[count:])
         return returned(self._graph, outputs[:count])
 
     def _targets(self, number: int, env: Mapping[_dims.Symbol, int]) -> list[np.ndarray | None]:
@@ -405,8 +414,8 @@ class _StageSource:
         self, opened: ModelFile, method: str, stage: Stage, guards: Sequence[Guard]
     ) -> None:
         self._where = f"{opened.label}, method {method}"
-        known = stage.graph.symbols.keys()
-        inside = [guard for guard in guards if guard.symbols <= known]
+        symbols = stage.graph.symbols.keys()
+        inside = [guard for guard in guards if guard.symbols <= symbols]
         self._read = ReadGraph(stage.graph, inside, opened.label)
 
     def __call__(self, sizes: Any) -> Graph:

@@ -87,8 +87,8 @@ class PlanCache:
         parts = getattr(source, "parts", None)
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
-        wanted = knobs.CACHE().plans and not knobs.DUMP() and not knobs.VERIFY()
-        if parts is None or not wanted or type(context.traits.choices) is not Choices:
+        stores_plans = knobs.CACHE().plans and not knobs.DUMP() and not knobs.VERIFY()
+        if parts is None or not stores_plans or type(context.traits.choices) is not Choices:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:
             return None
@@ -249,15 +249,15 @@ class PlanCache:
 
 def _ranges(skipped: Any) -> list[list[tuple[int, int]]]:
     """The skipped bytes of each file, from JSON."""
-    found = [[(first, size) for first, size in ranges] for ranges in skipped]
+    left_out = [[(first, size) for first, size in ranges] for ranges in skipped]
     if any(
         type(number) is not int or number < 0
-        for ranges in found
-        for each in ranges
-        for number in each
+        for ranges in left_out
+        for range_ in ranges
+        for number in range_
     ):
         raise Unreadable("skipped bytes are pairs of numbers")
-    return found
+    return left_out
 
 
 def plain(value: Any) -> Any:
@@ -271,16 +271,16 @@ def plain(value: Any) -> Any:
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            each.name: plain(getattr(value, each.name))
-            for each in dataclasses.fields(value)
-            if each.compare
+            field.name: plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.compare
         }
     if isinstance(value, Mapping):
-        return sorted([plain(key), plain(each)] for key, each in value.items())
+        return sorted([plain(key), plain(item)] for key, item in value.items())
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, value))
     if isinstance(value, (tuple, list)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{type(value).__name__} has no plain form")

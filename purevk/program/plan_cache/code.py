@@ -17,7 +17,7 @@ def code() -> str:
     each time, their contents count. Empty: there are no files, as in an archive."""
     from purevk import __version__
 
-    found: list[tuple[str, int, int]] = []  # path within the package, size, date
+    files: list[tuple[str, int, int]] = []  # path within the package, size, date
     folders = [""]
     while folders:
         inside = folders.pop()
@@ -26,20 +26,20 @@ def code() -> str:
                 if entry.name.endswith((".py", ".comp", ".glslh")):
                     about = entry.stat()
                     path = f"{inside}/{entry.name}"
-                    found.append((path, about.st_size, int(about.st_mtime)))
+                    files.append((path, about.st_size, int(about.st_mtime)))
                 elif entry.name != "__pycache__" and entry.is_dir():
                     folders.append(f"{inside}/{entry.name}")
-    if not found:
+    if not files:
         return ""
-    found.sort()
-    made = hashlib.sha256(repr((__version__, sys.version, found)).encode())
+    files.sort()
+    hasher = hashlib.sha256(repr((__version__, sys.version, files)).encode())
     records = _records()
     for record in records:
-        made.update(Path(record).read_bytes())
-    if not records and len({date for _, _, date in found}) == 1:
-        for path, _, _ in found:
-            made.update(Path(f"{_PACKAGE}{path}").read_bytes())
-    return made.hexdigest()
+        hasher.update(Path(record).read_bytes())
+    if not records and len({date for _, _, date in files}) == 1:
+        for path, _, _ in files:
+            hasher.update(Path(f"{_PACKAGE}{path}").read_bytes())
+    return hasher.hexdigest()
 
 
 def _records() -> list[str]:

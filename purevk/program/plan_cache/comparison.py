@@ -10,17 +10,17 @@ from purevk.mapped import pieces
 
 def digest(files: Sequence[memoryview], skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
     """The SHA-256 of the bytes of files without some ranges, which are sorted."""
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for file, ranges in zip(files, skipped, strict=True):
         at = 0
         for first, size in ranges:
             for piece in pieces(file[at:first]):
-                made.update(piece)
+                hasher.update(piece)
             at = max(at, first + size)
         for piece in pieces(file[at:]):
-            made.update(piece)
-        made.update(len(file).to_bytes(8, "little"))
-    return made.hexdigest()
+            hasher.update(piece)
+        hasher.update(len(file).to_bytes(8, "little"))
+    return hasher.hexdigest()
 
 
 def without(
@@ -32,13 +32,13 @@ def without(
     ends += [(first + size, -1, 0) for first, size in ranges if size]
     for first, size in read:
         ends += [(first, 0, 1), (first + size, 0, -1)]
-    found: list[tuple[int, int]] = []
-    inside = taken = start = 0
+    skipped: list[tuple[int, int]] = []
+    inside = end = start = 0
     for at, change, change_taken in sorted(ends):
-        if inside and not taken and at > start:
-            if found and sum(found[-1]) == start:
-                found[-1] = (found[-1][0], at - found[-1][0])
+        if inside and not end and at > start:
+            if skipped and sum(skipped[-1]) == start:
+                skipped[-1] = (skipped[-1][0], at - skipped[-1][0])
             else:
-                found.append((start, at - start))
-        inside, taken, start = inside + change, taken + change_taken, at
-    return found
+                skipped.append((start, at - start))
+        inside, end, start = inside + change, end + change_taken, at
+    return skipped

@@ -69,15 +69,15 @@ class Attribute(Sealed):
             FileFormatError: the entry is damaged, though its checksum is right.
         """
         try:
-            made: Arg = Reader(self.payload).root()
-            _ARGUMENT([made])
+            root: Arg = Reader(self.payload).root()
+            _ARGUMENT([root])
         except DAMAGED as error:
             raise FileFormatError(
                 "an argument in a plan of the cache cannot be read",
                 why=str(error),
                 next="purevk cache clear; or PUREVK_CACHE=plans=0, to lower the program anew",
             ) from error
-        return made
+        return root
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -149,66 +149,66 @@ class Writer:
     def _row(self, kind: str, fields: tuple[int, ...], key: Any = None) -> int:
         """The row of an object; one for all with the same key."""
         key = (kind, fields) if key is None else key
-        found = self._known.get(key)
-        if found is None:
+        number = self._known.get(key)
+        if number is None:
             level = 1 + max((self._rows[field][0] for field in fields), default=0)
-            found = self._known[key] = len(self._rows)
+            number = self._known[key] = len(self._rows)
             self._rows.append((level, kind, fields, None))
-        return found
+        return number
 
-    def _add(self, each: Any) -> int:
-        kind = type(each)
+    def _add(self, obj: Any) -> int:
+        kind = type(obj)
         if kind in _SCALARS:
-            key = (kind, repr(each))
+            key = (kind, repr(obj))
             if key not in self._known:
                 self._known[key] = len(self._rows)
-                self._rows.append((0, "", (), each))
+                self._rows.append((0, "", (), obj))
             return self._known[key]
-        found = self._known.get(id(each))
-        if found is None:
-            found = self._known[id(each)] = self._object(each, kind)
-            self._alive.append(each)
-        return found
+        number = self._known.get(id(obj))
+        if number is None:
+            number = self._known[id(obj)] = self._object(obj, kind)
+            self._alive.append(obj)
+        return number
 
     def _all(self, items: Any) -> tuple[int, ...]:
         return tuple([self._add(item) for item in items])
 
-    def _object(self, each: Any, kind: type) -> int:
+    def _object(self, obj: Any, kind: type) -> int:
         if self._plain and kind in (Value, memoryview):
             raise _HasTensors
         if kind is tuple:
-            return self._row(f"tuple {len(each)}", self._all(each))
+            return self._row(f"tuple {len(obj)}", self._all(obj))
         if kind is dict:
-            pairs = (self._add(tuple(each)), self._add(tuple(each.values())))
-            return self._row("dict", pairs, key=("dict", id(each)))
+            pairs = (self._add(tuple(obj)), self._add(tuple(obj.values())))
+            return self._row("dict", pairs, key=("dict", id(obj)))
         if kind is frozenset:
-            return self._row("frozenset", self._all([tuple(sorted(each, key=repr))]))
+            return self._row("frozenset", self._all([tuple(sorted(obj, key=repr))]))
         if kind is DType:
-            return self._row("dtype", self._all([each.name]))
+            return self._row("dtype", self._all([obj.name]))
         if kind is Dim:
-            return self._row("dim", self._all([each.terms]))
+            return self._row("dim", self._all([obj.terms]))
         if kind is complex:
-            return self._row("complex", self._all([each.real, each.imag]))
+            return self._row("complex", self._all([obj.real, obj.imag]))
         if kind is memoryview:
-            return self._bytes(each)
-        if kind is Value and each in self._leaves:
-            return self._row("leaf", self._all(self._leaves[each]), key=("leaf", id(each)))
+            return self._bytes(obj)
+        if kind is Value and obj in self._leaves:
+            return self._row("leaf", self._all(self._leaves[obj]), key=("leaf", id(obj)))
         if kind is Attribute:
-            return self._row("attribute", (self._inline(each.payload),))
-        if kind is Node and not each.graphs:
-            args = tuple(_sealed(arg) if _of_operators(arg) else arg for arg in each.args)
+            return self._row("attribute", (self._inline(obj.payload),))
+        if kind is Node and not obj.graphs:
+            args = tuple(_sealed(arg) if _of_operators(arg) else arg for arg in obj.args)
             self._alive.append(args)
             if any(type(arg) is Attribute for arg in args):
-                parts = (each.op, args, each.results, each.source, each.alias, each.inputs)
-                return self._row("node", self._all(parts), key=("node", id(each)))
+                parts = (obj.op, args, obj.results, obj.source, obj.alias, obj.inputs)
+                return self._row("node", self._all(parts), key=("node", id(obj)))
         name = f"{kind.__module__}:{kind.__qualname__}"
         try:
             names = class_kind(name).names
         except DAMAGED as error:
             raise NotCacheable(f"{name} is no part of a plan: {error}") from None
-        fields = self._all([getattr(each, name) for name in names])
+        fields = self._all([getattr(obj, name) for name in names])
         by_value = "__eq__" in kind.__dict__ and kind.__hash__ is not None
-        return self._row(name, fields, key=None if by_value else (name, id(each)))
+        return self._row(name, fields, key=None if by_value else (name, id(obj)))
 
     def _bytes(self, data: memoryview) -> int:
         span = self._span_of(data) if len(data) else None
@@ -218,9 +218,9 @@ class Writer:
         return self._inline(data)
 
     def _inline(self, data: Any) -> int:
-        known = self._known.get(bytes(data))
-        if known is not None:
-            return known
+        number = self._known.get(bytes(data))
+        if number is not None:
+            return number
         first = len(self._blob)
         self._blob += data
         if len(self._blob) > MOST_BYTES:
@@ -269,10 +269,10 @@ def class_kind(name: str) -> Kind:
     new = object.__new__
 
     def make(columns: list[Any]) -> list[Any]:
-        made: list[Any] = [new(cls) for _ in columns[0]]
-        for each, row in zip(made, zip(*columns)):
-            each.__dict__.update(zip(names, row))
-        return made
+        objects: list[Any] = [new(cls) for _ in columns[0]]
+        for obj, row in zip(objects, zip(*columns)):
+            obj.__dict__.update(zip(names, row))
+        return objects
 
     if issubclass(cls, tuple) or hasattr(cls, "__post_init__") or hasattr(cls, "__slots__"):
         return Kind(names, checks, lambda columns: list(map(cls, *columns)))

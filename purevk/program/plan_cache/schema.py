@@ -78,7 +78,7 @@ def _collect(hint: Any, exact: set[type], generic: dict[type, Check]) -> None:
     elif origin is tuple and len(typing.get_args(hint)) == 2 and typing.get_args(hint)[1] is ...:
         generic.setdefault(tuple, _Items(check_of(typing.get_args(hint)[0])))
     elif origin is tuple:
-        generic.setdefault(tuple, _Columns([check_of(each) for each in typing.get_args(hint)]))
+        generic.setdefault(tuple, _Columns([check_of(arg) for arg in typing.get_args(hint)]))
     elif origin is frozenset:
         generic[frozenset] = _Items(check_of(typing.get_args(hint)[0]))
     elif origin in _MAPPINGS:
@@ -102,7 +102,7 @@ class _Exact:
 
     def __call__(self, values: Collection[Any]) -> None:
         if not self._exact.issuperset(map(type, values)):
-            raise Unreadable(f"{sorted(each.__name__ for each in self._exact)} are expected")
+            raise Unreadable(f"{sorted(cls.__name__ for cls in self._exact)} are expected")
 
 
 class _Mixed:
@@ -116,7 +116,7 @@ class _Mixed:
             check = self._generic.get(kind) or self._generic.get(object)
             if check is None:
                 raise Unreadable(f"a {kind.__name__} is not expected")
-            check(list({id(each): each for each in values if type(each) is kind}.values()))
+            check(list({id(value): value for value in values if type(value) is kind}.values()))
 
 
 class _Items:
@@ -143,9 +143,9 @@ class _Pairs:
         self._keys, self._values = keys, values
 
     def __call__(self, values: Collection[Any]) -> None:
-        for each in values:
-            self._keys(each.keys())
-            self._values(each.values())
+        for value in values:
+            self._keys(value.keys())
+            self._values(value.values())
 
 
 class _Nested:

@@ -44,9 +44,9 @@ def uncovered_sizes(graph: Graph, guards: Sequence[Guard]) -> Uncovered:
         guards: of this lowering.
     """
     bounds = _bounds(graph)
-    known = set(bounds)
-    guards = [guard for guard in guards if guard.symbols and guard.symbols <= known]
-    excluded = [guard for guard in graph.constraints if guard.symbols <= known]
+    symbols = set(bounds)
+    guards = [guard for guard in guards if guard.symbols and guard.symbols <= symbols]
+    excluded = [guard for guard in graph.constraints if guard.symbols <= symbols]
     if not guards and all(symbol.lower <= lower for symbol, (lower, _) in bounds.items()):
         return Uncovered((), True)
     values, complete = _values(bounds)
@@ -76,23 +76,27 @@ def wider_sizes(graph: Graph, sizes: InputSizes) -> InputSizes | None:
         graph: lowered for the exported bounds.
         sizes: of the inputs, as `input_sizes` gives them.
     """
-    found = [_wider(value, given) for value, given in zip(graph.inputs, sizes)]
-    made = [
+    wider_dims = [_wider(value, dims) for value, dims in zip(graph.inputs, sizes)]
+    numbers = [
         wider
-        for value, given in zip(graph.inputs, found)
-        if isinstance(value, Value) and given is not None
-        for size, wider in zip(value.type.dims, given)
+        for value, dims in zip(graph.inputs, wider_dims)
+        if isinstance(value, Value) and dims is not None
+        for size, wider in zip(value.type.dims, dims)
         if isinstance(size, Dim)
     ]
-    return found if 1 in made and any(isinstance(each, Bound) for each in made) else None
+    return (
+        wider_dims
+        if 1 in numbers and any(isinstance(number, Bound) for number in numbers)
+        else None
+    )
 
 
-def _wider(value: object, given: tuple[int | Bound, ...] | None) -> tuple[int | Bound, ...] | None:
-    if not isinstance(value, Value) or given is None:
-        return given
+def _wider(value: object, dims: tuple[int | Bound, ...] | None) -> tuple[int | Bound, ...] | None:
+    if not isinstance(value, Value) or dims is None:
+        return dims
     return tuple(
         number if isinstance(size, int) or number == 1 else Bound(_dims.upper(size))
-        for size, number in zip(value.type.dims, given)
+        for size, number in zip(value.type.dims, dims)
     )
 
 
@@ -129,12 +133,12 @@ def _sizes_of(value: object, env: dict[Symbol, int]) -> tuple[int, ...] | None:
 
 def _bounds(graph: Graph) -> dict[Symbol, tuple[int, int]]:
     """The sizes that inputs bring, with their bounds."""
-    found = {}
+    bounds = {}
     for symbol, _, _ in input_symbols(graph):
         if symbol.is_size and not symbol.unbacked:
             lower, upper = graph.ranges.get(symbol, (1, None))
-            found[symbol] = (lower, symbol.upper if upper is None else min(upper, symbol.upper))
-    return found
+            bounds[symbol] = (lower, symbol.upper if upper is None else min(upper, symbol.upper))
+    return bounds
 
 
 def _values(bounds: dict[Symbol, tuple[int, int]]) -> tuple[dict[Symbol, list[int]], bool]:

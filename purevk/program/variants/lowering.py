@@ -60,9 +60,9 @@ def lower_graph(
 def _check_decisions(graph: Graph, log: GuardLog) -> None:
     """Raises `GraphError` if something was decided about a number that follows from data, and no call
     can check it."""
-    known = {symbol for inner in graph.nested() for symbol in inner.symbols}
+    symbols = {symbol for inner in graph.nested() for symbol in inner.symbols}
     for guard in log.guards:
-        if any(symbol.unbacked and symbol not in known for symbol in guard.symbols):
+        if any(symbol.unbacked and symbol not in symbols for symbol in guard.symbols):
             raise GraphError(
                 "a decision about a data-dependent number cannot be checked",
                 where=graph.name,

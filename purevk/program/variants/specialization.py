@@ -107,20 +107,20 @@ class Specialization:
     def _serves(self, env: Mapping[Symbol, int]) -> bool:
         """Whether the sizes of a call keep the bounds and the guards."""
         key = tuple([env[symbol] for symbol in self._sizes])
-        found = self._known.get(key)
-        if found is None:
-            found = all(
+        executable = self._known.get(key)
+        if executable is None:
+            executable = all(
                 symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size
             )
-            found = found and all(
+            executable = executable and all(
                 _within(self.graph, symbol, env[symbol]) for symbol in self._ranged if symbol in env
             )
-            found = found and all(guard.holds(env) for guard in self._outer)
+            executable = executable and all(guard.holds(env) for guard in self._outer)
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = found
-        if not found or not self._integers:
-            return found
+            self._known[key] = executable
+        if not executable or not self._integers:
+            return executable
         return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
 
     def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
@@ -145,14 +145,16 @@ def _fixed_here(
     read."""
     sizes: list[tuple[int, int, int]] = []
     integers: list[tuple[int, int]] = []
-    for position, (value, known) in enumerate(zip(graph.inputs, exported.inputs)):
-        if isinstance(value, Value) and isinstance(known, Value):
+    for position, (value, exported_input) in enumerate(zip(graph.inputs, exported.inputs)):
+        if isinstance(value, Value) and isinstance(exported_input, Value):
             sizes += [
                 (position, dim, size)
-                for dim, (size, open_size) in enumerate(zip(value.type.dims, known.type.dims))
+                for dim, (size, open_size) in enumerate(
+                    zip(value.type.dims, exported_input.type.dims)
+                )
                 if isinstance(size, int) and not isinstance(open_size, int)
             ]
-        elif isinstance(value, FixedInput) and not isinstance(known, FixedInput):
+        elif isinstance(value, FixedInput) and not isinstance(exported_input, FixedInput):
             integers.append((position, value.value))
     return sizes, integers
 

@@ -98,17 +98,19 @@ class Variant:
         for phase, seconds in executable.seconds.items():
             program.seconds[phase] = program.seconds.get(phase, 0.0) + seconds
         exported = self.specializations[0].graph if self.specializations else lowered.graph
-        made = Specialization(lowered, executable, sizes, expected, self.lenient, exported)
-        made.used = self.calls
-        self.specializations.append(made)
+        specialization = Specialization(
+            lowered, executable, sizes, expected, self.lenient, exported
+        )
+        specialization.used = self.calls
+        self.specializations.append(specialization)
         if len(self.specializations) > MAX_SPECIALIZATIONS:
             # The first one serves the exported bounds; of the others the one goes that was not used
             # for the longest time.
-            oldest = min(self.specializations[1:-1], key=lambda each: each.used)
+            oldest = min(self.specializations[1:-1], key=lambda specialization: specialization.used)
             self.specializations.remove(oldest)
             oldest.executable.close()
             program.release_unused()
-        return made
+        return specialization
 
     def _cached_or_lowered(
         self, sizes: Sizes | None, expected: Mapping[str, Expected] | None
@@ -168,7 +170,7 @@ class Variant:
             if not is_open or not any(outgrows(node, traits) for node in graph.nodes):
                 self._rounded = least
                 break
-            bounds = [size for given in sizes or () for size in given or ()]
+            bounds = [size for dims in sizes or () for size in dims or ()]
             if any(isinstance(size, Bound) for size in bounds):
                 raise GraphError(
                     "at these bounds, a tensor is larger than one binding of the device"
@@ -202,10 +204,10 @@ class Variant:
         Raises:
             InputError: the sizes do not go together.
         """
-        for each in self.specializations:
-            env = each.bind(arrays)
+        for specialization in self.specializations:
+            env = specialization.bind(arrays)
             if env is not None:
-                return self._preferred(each, env, arrays)
+                return self._preferred(specialization, env, arrays)
         first = self.specializations[0]
         env = first.environment(arrays)
         refused = self._outside(env, arrays)
@@ -224,7 +226,9 @@ class Variant:
             if grown is not None and grown_env is not None:
                 return grown, grown_env
         wider = wider_sizes(first.graph, sizes)
-        if wider is not None and all(each.sizes != wider for each in self.specializations):
+        if wider is not None and all(
+            specialization.sizes != wider for specialization in self.specializations
+        ):
             made_wider = self._tried(wider)
             wider_env = None if made_wider is None else made_wider.bind(arrays)
             if made_wider is not None and wider_env is not None:
@@ -272,11 +276,11 @@ class Variant:
         self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]
     ) -> Choice:
         """What served the last call of such sizes in place of `chosen`, if anything did."""
-        other = chosen.preferred
-        if other is not None and other in self.specializations:
-            theirs = other.bind(arrays)
+        preferred = chosen.preferred
+        if preferred is not None and preferred in self.specializations:
+            theirs = preferred.bind(arrays)
             if theirs is not None:
-                return other, theirs
+                return preferred, theirs
         return chosen, env
 
     def _grow(
@@ -284,9 +288,9 @@ class Variant:
     ) -> Specialization | None:
         """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next
         power of two; None where the method does not take bounds of its own."""
-        wanted = [
-            None if given is None else tuple(map(_room, _dims_of(value), given))
-            for value, given in zip(first.graph.inputs, sizes)
+        grown_sizes = [
+            None if dims is None else tuple(map(_room, _dims_of(value), dims))
+            for value, dims in zip(first.graph.inputs, sizes)
         ]
         level = logging.WARNING if self.program.bounds == "grow" else logging.DEBUG
         _log.log(
@@ -294,13 +298,13 @@ class Variant:
             "%s: inputs above the exported bounds; lowering again for larger ones",
             self.where,
         )
-        return self._tried(wanted)
+        return self._tried(grown_sizes)
 
-    def _tried(self, wanted: Sizes) -> Specialization | None:
+    def _tried(self, sizes: Sizes) -> Specialization | None:
         """A lowering for sizes and bounds; None where the method does not take them, or the memory
         for them does not fit."""
         try:
-            return self._prepare(wanted)
+            return self._prepare(sizes)
         except OutOfDeviceMemoryError as error:
             _log.warning(
                 "%s: memory for larger sizes than those of this call does not fit: %s",
@@ -311,9 +315,9 @@ class Variant:
         except (FileFormatError, GraphError, SizeConstraintError):
             return None
 
-    def _checked(self, wanted: Sizes, arrays: Sequence[Any]) -> Specialization:
+    def _checked(self, sizes: Sizes, arrays: Sequence[Any]) -> Specialization:
         try:
-            return self._prepare(wanted)
+            return self._prepare(sizes)
         except (FileFormatError, GraphError) as error:
             if error.what == CUT_SHORT:
                 raise
@@ -386,8 +390,8 @@ class Variant:
             values = {value: arrays[position] for position, value in chosen.tensors}
             try:
                 outputs = chosen.executable.run(values, env, targets, meanwhile, copy)
-            except Replan as found:
-                chosen = self._replanned(chosen, found, arrays)
+            except Replan as replan:
+                chosen = self._replanned(chosen, replan, arrays)
                 env = chosen.environment(arrays)
                 continue
             self.calls += 1
@@ -422,34 +426,40 @@ class Variant:
         return outputs
 
     def _replanned(
-        self, chosen: Specialization, found: Replan, arrays: Sequence[Any]
+        self, chosen: Specialization, replan: Replan, arrays: Sequence[Any]
     ) -> Specialization:
         """What serves a call of whose sizes some became known only during it."""
-        unbacked = {symbol.name: value for symbol, value in found.values.items()}
-        for each in self.specializations:
-            if each is not chosen and each.sizes == chosen.sizes:
-                env = each.bind(arrays)
-                if env is not None and each.admits(env, unbacked):
-                    return each
+        unbacked = {symbol.name: value for symbol, value in replan.values.items()}
+        for specialization in self.specializations:
+            if specialization is not chosen and specialization.sizes == chosen.sizes:
+                env = specialization.bind(arrays)
+                if env is not None and specialization.admits(env, unbacked):
+                    return specialization
         expected = dict(chosen.expected)
-        for symbol, value in found.values.items():
+        for symbol, value in replan.values.items():
             upper = symbol.upper if value <= symbol.upper else _next_power(value)
-            expected[symbol.name] = Expected(upper, upper if found.outgrown else value, symbol.open)
-        if found.outgrown:
-            _log.warning("%s: %s is above what was planned for; lowering again", self.where, found)
+            expected[symbol.name] = Expected(
+                upper, upper if replan.outgrown else value, symbol.open
+            )
+        if replan.outgrown:
+            _log.warning("%s: %s is above what was planned for; lowering again", self.where, replan)
         if expected == chosen.expected:
             # It is lowered for these values: what it decides depends on sizes of inputs, too.
             inputs = zip(chosen.graph.inputs, arrays)
             sizes = [_sizes_of(value, array) for value, array in inputs]
             if sizes != chosen.sizes:
-                fixed = (each for each in self.specializations if each.sizes == sizes)
+                fixed = (
+                    specialization
+                    for specialization in self.specializations
+                    if specialization.sizes == sizes
+                )
                 return next(fixed, None) or self._prepare(sizes)  # its symbols have other names
         return self._prepare(chosen.sizes, expected)
 
     def close(self) -> None:
         """Releases the memory of calls."""
-        for each in self.specializations:
-            each.executable.close()
+        for specialization in self.specializations:
+            specialization.executable.close()
         self.specializations.clear()
 
 
@@ -467,9 +477,9 @@ def _sizes_text(sizes: Sizes | None) -> str:
         return "exported bounds"
     shown = (
         "any"
-        if given is None
-        else "x".join(f"..{size.upper}" if isinstance(size, Bound) else str(size) for size in given)
-        for given in sizes
+        if dims is None
+        else "x".join(f"..{size.upper}" if isinstance(size, Bound) else str(size) for size in dims)
+        for dims in sizes
     )
     return f"inputs of sizes {', '.join(shown)}"
 
