@@ -52,7 +52,7 @@ def _cures(error: Exception, module: Any, line: str, fixed: Sequence[str]) -> It
     """What to do about an error of `torch.export`, raised in a line of the user's code or in none."""
     kind, text = type(error).__name__, str(error)
     weights = (*module.parameters(), *module.buffers())
-    if "meta" in text and any(each.is_meta for each in weights):
+    if "meta" in text and any(weight.is_meta for weight in weights):
         yield "Weights of the module are on the meta device: load them, or use purevk.plan."
     elif "meta" in text and "device" in text.lower():
         yield "A tensor is on the meta device, which has no elements: pass tensors of the CPU."
@@ -162,11 +162,11 @@ def _raised_in(error: Exception, *parts: str) -> bool:
 def _user_line(error: Exception) -> str:
     """The innermost line in the traceback that belongs neither to torch, nor to purevk, nor to
     Python's library. Empty if there is none."""
-    found = ""
+    line = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if os.path.isfile(frame.filename) and not frame.filename.startswith(_not_of_the_user()):
-            found = f"{frame.filename}:{frame.lineno}"
-    return found
+            line = f"{frame.filename}:{frame.lineno}"
+    return line
 
 
 @functools.cache
@@ -175,5 +175,5 @@ def _not_of_the_user() -> tuple[str, ...]:
 
     packages = [str(Path(__file__).parents[1]), os.path.dirname(torch.__file__)]
     library = os.path.dirname(os.__file__)
-    modules = [each.path for each in os.scandir(library) if each.name != "site-packages"]
-    return tuple(os.path.join(each, "") for each in packages) + tuple(modules)
+    modules = [entry.path for entry in os.scandir(library) if entry.name != "site-packages"]
+    return tuple(os.path.join(package, "") for package in packages) + tuple(modules)

@@ -32,17 +32,17 @@ def settled(read: Callable[[], Graph]) -> Graph:
     Raises:
         FileFormatError: a bound changes again and again.
     """
-    known: dict[str, Expected] = {}
+    expected_sizes: dict[str, Expected] = {}
     changes: dict[str, int] = {}
     while True:
         try:
-            with expecting(known), GuardLog() as log:
+            with expecting(expected_sizes), GuardLog() as log:
                 graph = read()
             for guard in log.guards:  # without those of attempts with other bounds
                 _dims.note(guard)
             return graph
-        except UnsettledBounds as found:
-            for name in found.bounds:
+        except UnsettledBounds as unsettled:
+            for name in unsettled.bounds:
                 changes[name] = changes.get(name, 0) + 1
                 if changes[name] > _CHANGES:
                     raise FileFormatError(
@@ -50,7 +50,7 @@ def settled(read: Callable[[], Graph]) -> Graph:
                         why=f"the graph was read {_CHANGES} times, and gave another bound each time",
                         next="the file is damaged: copy or export it again",
                     ) from None
-            known.update(found.bounds)
+            expected_sizes.update(unsettled.bounds)
 
 
 class SizeBounds:
@@ -85,8 +85,8 @@ class SizeBounds:
             if _dims.symbols(left) <= self.derived:
                 if specialized or _dims.upper(left) <= right:
                     return  # torch has derived it from the bounds that the inputs had
-            found = _bound_of_symbol(left, right)
-            if found is not None and self.misstated.get(found[0]) == found[1]:
+            bound_ = _bound_of_symbol(left, right)
+            if bound_ is not None and self.misstated.get(bound_[0]) == bound_[1]:
                 return
         self.checks.setdefault(guard, message)
         if op in ("<=", "<") and isinstance(left, Dim):
@@ -94,36 +94,36 @@ class SizeBounds:
 
     def limit(self, size: Size, bound: int) -> None:
         """Notes that a size is at most `bound`."""
-        found = _bound_of_symbol(size, bound)
-        if found is None:
+        symbol_bound = _bound_of_symbol(size, bound)
+        if symbol_bound is None:
             return
-        symbol, upper = found
+        symbol, upper = symbol_bound
         if symbol.unbacked or not symbol.is_size:
             self.upper[symbol] = min(upper, self.upper.get(symbol, upper))
 
     def settle(self, used: Iterable[Symbol]) -> None:
         """Raises `UnsettledBounds` if one of the symbols has another bound than it was given."""
-        found: dict[str, Expected] = {}
+        expected_sizes: dict[str, Expected] = {}
         for symbol in used:
             if symbol.is_size and not symbol.unbacked:
                 continue
             bound = self.upper.get(symbol, _dims.UNBOUNDED)
             is_free = symbol.open or symbol.upper == _dims.UNBOUNDED or not expected(symbol.name)
             if bound < symbol.upper and is_free:
-                found[symbol.name] = Expected(max(bound, 0), max(bound, 0))
+                expected_sizes[symbol.name] = Expected(max(bound, 0), max(bound, 0))
             elif symbol.upper == _dims.UNBOUNDED:
-                found[symbol.name] = Expected(_GUESS, _GUESS, open=True)
-        if found:
-            raise UnsettledBounds(found)
+                expected_sizes[symbol.name] = Expected(_GUESS, _GUESS, open=True)
+        if expected_sizes:
+            raise UnsettledBounds(expected_sizes)
 
 
 def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:
     """The symbol of `size`, and the most that it may be if `size <= limit`. None if `size` is not
     of the form `a * symbol + b`."""
-    found = _dims.symbols(size)
-    if len(found) != 1:
+    symbols = _dims.symbols(size)
+    if len(symbols) != 1:
         return None
-    (symbol,) = found
+    (symbol,) = symbols
     terms = dict(size.terms) if isinstance(size, Dim) else {}
     base, factor = terms.pop((), 0), terms.pop((symbol,), 0)
     return None if terms or factor <= 0 else (symbol, (limit - base) // factor)
@@ -185,14 +185,14 @@ def position_limits(definition: Operator, args: tuple[Arg, ...]) -> list[Limit]:
 def with_position_limits(graph: Graph) -> Graph:
     """A saved graph that checks its positions, also if the file does not say so. A sub-graph checks
     its own when it runs."""
-    known = {guard for guard, _ in graph.checks}
+    checked = {guard for guard, _ in graph.checks}
     symbols = graph.symbols.keys() | graph.outer
     added: dict[Guard, str] = {}
     nodes = []
     for node in graph.nodes:
         definition = find(node.op)
         for limit in [] if definition is None else position_limits(definition, node.args):
-            if limit.guard not in known and limit.symbols <= symbols:
+            if limit.guard not in checked and limit.symbols <= symbols:
                 added[limit.guard] = limit.message
         if node.graphs:
             args = [with_position_limits(a) if isinstance(a, Graph) else a for a in node.args]

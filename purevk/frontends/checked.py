@@ -25,11 +25,11 @@ def check_results(graph: Graph, where: str) -> None:
         ShapeError, GraphError, TypeError, ...: an operator does not take its arguments.
     """
     with GuardLog():  # decisions that the graph was made under, see `SavedProgram.graph`
-        for each in graph.nested():
-            for node in each.nodes:
-                _check_node(each, node, where)
-            _check_sources(each, where)
-            for value, constant in each.constants.items():
+        for inner in graph.nested():
+            for node in inner.nodes:
+                _check_node(inner, node, where)
+            _check_sources(inner, where)
+            for value, constant in inner.constants.items():
                 if constant.known and constant.nbytes != value.type.nbytes:
                     raise FileFormatError(
                         f"constant {value!r} is stated as {value.type}",
@@ -146,18 +146,20 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
         _check_view(node, where, definition, definition.form)
 
 
-def _check_type(node: Node, where: str, number: int, stated: TensorType, found: TensorType) -> None:
+def _check_type(
+    node: Node, where: str, number: int, stated: TensorType, computed: TensorType
+) -> None:
     same = (
-        stated.rank == found.rank
-        and all(_alike(a, b) for a, b in zip(stated.dims, found.dims))
-        and _alike_dtypes(stated.dtype, found.dtype)
+        stated.rank == computed.rank
+        and all(_alike(a, b) for a, b in zip(stated.dims, computed.dims))
+        and _alike_dtypes(stated.dtype, computed.dtype)
     )
     if not same:
         _refuse(
             node,
             where,
             f"result {number} of {node.op} is stated as {stated}",
-            f"from its arguments it is {found}",
+            f"from its arguments it is {computed}",
         )
 
 
@@ -166,32 +168,32 @@ def _check_data_dependent(
     where: str,
     number: int,
     stated: TensorType,
-    found: TensorType | registry.DataDependentType,
+    computed: TensorType | registry.DataDependentType,
 ) -> None:
-    same = stated.rank == len(found.dims) and all(
-        not isinstance(size, (int, Dim)) or _alike(given, size)
-        for given, size in zip(stated.dims, found.dims)
+    same = stated.rank == len(computed.dims) and all(
+        not isinstance(size, (int, Dim)) or _alike(stated_size, size)
+        for stated_size, size in zip(stated.dims, computed.dims)
     )
-    if not same or not _alike_dtypes(stated.dtype, found.dtype):
-        why = f"from its arguments it is {found}"
+    if not same or not _alike_dtypes(stated.dtype, computed.dtype):
+        why = f"from its arguments it is {computed}"
         _refuse(node, where, f"result {number} of {node.op} is stated as {stated}", why)
 
 
-def _alike(stated: Size, found: Size) -> bool:
+def _alike(stated: Size, computed: Size) -> bool:
     """Whether two sizes are the same expression, or agree at the bounds of their symbols."""
-    if isinstance(stated, int) and isinstance(found, int):
-        return stated == found
-    if isinstance(stated, Dim) and isinstance(found, Dim) and stated.terms == found.terms:
+    if isinstance(stated, int) and isinstance(computed, int):
+        return stated == computed
+    if isinstance(stated, Dim) and isinstance(computed, Dim) and stated.terms == computed.terms:
         return True
-    return _dims.hint(stated) == _dims.hint(found)
+    return _dims.hint(stated) == _dims.hint(computed)
 
 
-def _alike_dtypes(stated: DType, found: DType) -> bool:
+def _alike_dtypes(stated: DType, computed: DType) -> bool:
     """Whether a file may state one dtype where the operator gives another: exporters narrow numbers
     (int64 to int32, float32 to float16), and have bytes for bools."""
-    if stated is found:
+    if stated is computed:
         return True
-    return _class(stated) == _class(found)
+    return _class(stated) == _class(computed)
 
 
 def _class(dtype: DType) -> str:

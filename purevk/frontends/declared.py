@@ -23,10 +23,11 @@ class Declared:
         except (TypeError, ValueError):
             pass
         self.simple = all(
-            each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-            for each in self.parameters
+            parameter.kind
+            in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            for parameter in self.parameters
         )
-        order = [each.name for each in self.parameters]
+        order = [parameter.name for parameter in self.parameters]
         self.by_name: dict[str, Any] = {}
         if isinstance(dynamic_shapes, Mapping):
             self.by_name = dict(dynamic_shapes)
@@ -34,12 +35,12 @@ class Declared:
             self.by_name = dict(zip([*order[: len(args)], *kwargs], dynamic_shapes))
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        order = [each.name for each in self.parameters]
+        order = [parameter.name for parameter in self.parameters]
         return {**dict(zip(order, args)), **kwargs}
 
     def names(self, leaves: Sequence[tuple[str, Any]]) -> dict[tuple[int, int], str]:
         """The user's names of dims, by the number of the input and the dim. A name counts once."""
-        found: dict[tuple[int, int], str] = {}
+        names_of_dims: dict[tuple[int, int], str] = {}
         used: set[str] = set()
         position = 0
         groups: dict[str, list[Any]] = {}
@@ -52,23 +53,23 @@ class Declared:
                     label = getattr(declared, "__name__", None)
                     if isinstance(label, str) and label.isidentifier() and label not in used:
                         used.add(label)
-                        found[position, dim] = label
+                        names_of_dims[position, dim] = label
                 position += 1
-        return found
+        return names_of_dims
 
     def fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """The declared dims along which an example has a size of 0 or 1, such as "x.shape[0] is 1"."""
         from torch.utils._pytree import tree_leaves
 
-        found = []
+        leaves_ = []
         for name, value in self._named(args, kwargs).items():
             group = tree_leaves(value)
             for leaf, spec in zip(group, _spec_leaves(group, self.by_name.get(name))):
                 shape = getattr(leaf, "shape", ())
                 for dim, _ in _dims_of(spec):
                     if isinstance(dim, int) and dim < len(shape) and shape[dim] <= 1:
-                        found.append(f"{name}.shape[{dim}] is {int(shape[dim])}")
-        return found
+                        leaves_.append(f"{name}.shape[{dim}] is {int(shape[dim])}")
+        return leaves_
 
     def without_ones(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -91,12 +92,12 @@ class Declared:
                 leaves[number] = leaf
             return tree_unflatten(leaves, nesting)
 
-        order = [each.name for each in self.parameters]
-        given = {**dict(zip(order, args)), **kwargs}
-        made = {name: twice(name, value) for name, value in given.items()}
+        order = [parameter.name for parameter in self.parameters]
+        values = {**dict(zip(order, args)), **kwargs}
+        doubled = {name: twice(name, value) for name, value in values.items()}
         return (
-            tuple(made[name] for name in order[: len(args)]),
-            {name: made[name] for name in kwargs},
+            tuple(doubled[name] for name in order[: len(args)]),
+            {name: doubled[name] for name in kwargs},
         )
 
     def refuse_outside(
@@ -134,19 +135,23 @@ class Declared:
         if len(group) != len(before) or not self.simple:
             return
         specs = _spec_leaves(group, self.by_name.get(name))
-        for leaf, other, spec in zip(group, before, specs):
+        for leaf, previous, spec in zip(group, before, specs):
             dynamic = {dim for dim, _ in _dims_of(spec)}
-            sizes = zip(getattr(leaf, "shape", ()), getattr(other, "shape", ()))
-            for dim, (size, known) in enumerate(sizes):
-                if size != known and dim not in dynamic and len(leaf.shape) == len(other.shape):
-                    wanted = [
-                        None if dim in dynamic else size for dim, size in enumerate(other.shape)
+            sizes = zip(getattr(leaf, "shape", ()), getattr(previous, "shape", ()))
+            for dim, (size, constant) in enumerate(sizes):
+                if (
+                    size != constant
+                    and dim not in dynamic
+                    and len(leaf.shape) == len(previous.shape)
+                ):
+                    fixed = [
+                        None if dim in dynamic else size for dim, size in enumerate(previous.shape)
                     ]
                     raise SizeConstraintError(
                         f"{name} has size {size} along dim {dim}",
                         where="purevk.compile",
-                        why=f"the example has {known}, and the dim is not declared as dynamic",
-                        next=permutation_hint(leaf.shape, wanted)
+                        why=f"the example has {constant}, and the dim is not declared as dynamic",
+                        next=permutation_hint(leaf.shape, fixed)
                         or "compile the module with dynamic_shapes, or pass the example's size",
                     )
 
@@ -161,15 +166,15 @@ class Declared:
             return None
         auto = torch.export.Dim.AUTO
         before = self._named(*example)
-        found: dict[str, Any] = {}
+        specs: dict[str, Any] = {}
         for name, value in self._named(args, kwargs).items():
-            other = before.get(name)
-            varies = type(value) is int and type(other) is int and other != value
+            previous = before.get(name)
+            varies = type(value) is int and type(previous) is int and previous != value
             if varies and 1 < value < 2**31:
-                found[name] = auto
+                specs[name] = auto
             else:
-                found[name] = _automatic(value, self.by_name.get(name), auto)
-        return found if any(_has_dims(spec) for spec in found.values()) else None
+                specs[name] = _automatic(value, self.by_name.get(name), auto)
+        return specs if any(_has_dims(spec) for spec in specs.values()) else None
 
 
 def _spec_leaves(group: Sequence[Any], spec: Any) -> list[Any]:
@@ -207,7 +212,7 @@ def _dims_of(spec: Any) -> list[tuple[int, Any]]:
         items = list(enumerate(spec))
     else:
         return []
-    return [(dim, each) for dim, each in items if each is not None and not isinstance(each, int)]
+    return [(dim, item) for dim, item in items if item is not None and not isinstance(item, int)]
 
 
 def _bound(declared: Any, name: str) -> int | None:
@@ -231,13 +236,16 @@ def _automatic(value: Any, spec: Any, auto: Any) -> Any:
     leaves, nesting = tree_flatten(value)
     if len(leaves) == 1 and nesting.is_leaf():
         return None
-    specs = [_automatic(leaf, each, auto) for leaf, each in zip(leaves, _spec_leaves(leaves, spec))]
+    specs = [
+        _automatic(leaf, leaf_spec, auto)
+        for leaf, leaf_spec in zip(leaves, _spec_leaves(leaves, spec))
+    ]
     return tree_unflatten(specs, nesting)
 
 
 def _has_dims(spec: Any) -> bool:
     if isinstance(spec, Mapping):
-        return any(_has_dims(each) for each in spec.values())
+        return any(_has_dims(item) for item in spec.values())
     if isinstance(spec, (tuple, list)):
-        return any(_has_dims(each) for each in spec)
+        return any(_has_dims(item) for item in spec)
     return spec is not None

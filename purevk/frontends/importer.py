@@ -108,14 +108,14 @@ class Importer:
             dynamic: of all sizes, or of each.
         """
         position = len(self.inputs)
-        given = self.sizes[position] if self.sizes is not None else None
+        sizes = self.sizes[position] if self.sizes is not None else None
         value_dims: list[Size] = []
         pending: list[tuple[Symbol, int]] = []
         for dim, bound in enumerate(bounds):
-            size = bound if given is None else given[dim]
+            size = bound if sizes is None else sizes[dim]
             if isinstance(size, Bound):
                 bound = size.upper if size.upper is not None else _dims.UNBOUNDED
-            elif given is not None:
+            elif sizes is not None:
                 value_dims.append(size)
                 continue
             moves = dynamic if isinstance(dynamic, bool) else dynamic[dim]
@@ -234,14 +234,14 @@ class Importer:
             return int(self.constants[tensor].array(tensor.type).reshape(-1)[index])
         if (tensor, index) not in self._elements:
             name, inner = f"i{len(self.symbols)}", tensor not in self.inputs
-            known = expected(name) or Expected(_dims.UNBOUNDED, _dims.UNBOUNDED)
+            bounds = expected(name) or Expected(_dims.UNBOUNDED, _dims.UNBOUNDED)
             symbol = Symbol(
                 name,
-                known.upper if upper is None else min(upper, known.upper),
+                bounds.upper if upper is None else min(upper, bounds.upper),
                 0 if lower is None else lower,
                 is_size=False,
                 unbacked=inner,
-                open=known.open and upper is None,
+                open=bounds.open and upper is None,
             )
             source = tensor
             if inner and self.states:
@@ -361,9 +361,9 @@ class Importer:
     def number(self, number: Arg, type: TensorType, source: str) -> Value:
         """A number that is known at a call, as a tensor of one element."""
         args = ((), number, type.dtype, None, None, None)
-        made = self.emit("aten.full.default", args, [type], [False], source)[0]
-        self.numbers.add(made)
-        return made
+        filled = self.emit("aten.full.default", args, [type], [False], source)[0]
+        self.numbers.add(filled)
+        return filled
 
     def _with_relations(
         self, definition: registry.Operator | None, args: tuple[Arg, ...], source: str
@@ -406,8 +406,8 @@ class Importer:
         """The value in another dtype. `alias` is that of the node which converts it."""
         if value.type.dtype is dtype:
             return value
-        name, made = "aten._to_copy.default", value.type.with_dtype(dtype)
-        result = self.emit(name, (value, dtype), [made], [False], source)[0]
+        name, type_ = "aten._to_copy.default", value.type.with_dtype(dtype)
+        result = self.emit(name, (value, dtype), [type_], [False], source)[0]
         if alias:
             self.nodes[-1] = replace(self.nodes[-1], alias=alias)
         return result
@@ -441,11 +441,11 @@ class Importer:
     def sub_graph(self, name: str) -> Importer:
         """An importer for the nodes of a sub-graph. It shares names, symbols, constants and states
         with this one."""
-        made = copy.copy(self)
-        made.name, made.nodes, made.inputs = f"{self.name}.{name}", [], []
-        made._outer = frozenset(self.symbols) - self._inner
-        made._entry_checks = {}
-        return made
+        inner = copy.copy(self)
+        inner.name, inner.nodes, inner.inputs = f"{self.name}.{name}", [], []
+        inner._outer = frozenset(self.symbols) - self._inner
+        inner._entry_checks = {}
+        return inner
 
     def check_at_entry(self, guard: Guard, message: str) -> None:
         """Has a relation of symbols around this sub-graph checked each time the sub-graph runs."""
@@ -522,7 +522,7 @@ class Importer:
             trusted=self.trusted,
         )
         used: set[Symbol] = set()
-        for node in (node for each in graph.nested() for node in each.nodes):
+        for node in (node for inner in graph.nested() for node in inner.nodes):
             for value in node.results:
                 for size in value.type.dims:
                     used |= _dims.symbols(size)
@@ -532,7 +532,7 @@ class Importer:
 
 def _without_relations(outputs: Sequence[Any]) -> tuple[Arg, ...]:
     """The outputs of a graph, with relations as 1 or 0."""
-    return tuple(each.truth if isinstance(each, Relation) else each for each in outputs)
+    return tuple(output.truth if isinstance(output, Relation) else output for output in outputs)
 
 
 def _check_schema(

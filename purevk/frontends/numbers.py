@@ -123,18 +123,18 @@ def arithmetic(importer: Importer, op: str, args: Sequence[Any], source: str) ->
     return result
 
 
-def selected(importer: Importer, condition: Any, one: Any, other: Any, source: str) -> Any:
-    """`one` if the condition holds, else `other`."""
+def selected(importer: Importer, condition: Any, if_true: Any, if_false: Any, source: str) -> Any:
+    """`if_true` if the condition holds, else `if_false`."""
     if isinstance(condition, (bool, int)):
-        return one if condition else other
-    if not any(isinstance(each, (float, Value)) for each in (one, other)):
+        return if_true if condition else if_false
+    if not any(isinstance(branch, (float, Value)) for branch in (if_true, if_false)):
         if isinstance(condition, Value):
             condition = importer.element(condition, 0, 0, 1)
-        sizes = as_size(condition), as_size(one), as_size(other)
-        found = sizes[2] + sizes[0] * (sizes[1] - sizes[2])
-        truths = all(isinstance(each, (bool, Relation)) for each in (one, other))
-        return Relation(found, "!=", 0) if truths else found
-    args = [as_tensor(importer, each, source) for each in (condition, one, other)]
+        sizes = as_size(condition), as_size(if_true), as_size(if_false)
+        size = sizes[2] + sizes[0] * (sizes[1] - sizes[2])
+        truths = all(isinstance(branch, (bool, Relation)) for branch in (if_true, if_false))
+        return Relation(size, "!=", 0) if truths else size
+    args = [as_tensor(importer, operand, source) for operand in (condition, if_true, if_false)]
     result = importer.emit("aten.where.self", tuple(args), [], [], source)[0]
     importer.numbers.add(result)
     return result
@@ -157,6 +157,6 @@ def whole(importer: Importer, op: str, number: Value, source: str) -> Dim | int:
 def function(importer: Importer, op: str, number: Arg, source: str) -> Value:
     """A function of a number, such as its square root."""
     tensor = as_tensor(importer, number, source)
-    made = importer.emit(op, (tensor,), [NUMBERS[float]], [False], source)[0]
-    importer.numbers.add(made)
-    return made
+    converted = importer.emit(op, (tensor,), [NUMBERS[float]], [False], source)[0]
+    importer.numbers.add(converted)
+    return converted

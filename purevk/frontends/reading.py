@@ -66,13 +66,13 @@ def reading(where: str) -> Iterator[None]:
 def _node_of(trace: TracebackType | None) -> Node | None:
     """The node that the code worked on which raised an error: the one in the innermost frame that has
     one."""
-    found: Node | None = None
+    producer: Node | None = None
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():
             if isinstance(value, Node):
-                found = value
+                producer = value
         trace = trace.tb_next
-    return found
+    return producer
 
 
 def place_of(where: str, node: Node | None) -> str:
@@ -87,17 +87,17 @@ def check_limits(graph: Graph, where: str) -> None:
         FileFormatError: it is larger.
     """
     nested = list(graph.nested())
-    nodes = sum(len(each.nodes) for each in nested)
+    nodes = sum(len(inner.nodes) for inner in nested)
     limits = knobs.LIMITS()
     _within(nodes, "nodes", limits.nodes, "nodes", where)
-    symbols = sum(len(each.symbols) for each in nested)
+    symbols = sum(len(inner.symbols) for inner in nested)
     _within(symbols, "symbols", limits.symbols, "symbols", where)
-    for each in nested:
-        leaves = [value for value in each.inputs if isinstance(value, Value)]
-        for value in (*leaves, *each.constants, *each.states):
+    for inner in nested:
+        leaves = [value for value in inner.inputs if isinstance(value, Value)]
+        for value in (*leaves, *inner.constants, *inner.states):
             nbytes = value.type.nbytes
             _within(nbytes, "tensor_bytes", limits.tensor_bytes, f"bytes of {value!r}", where)
-        for node in each.nodes:
+        for node in inner.nodes:
             for value in node.results:
                 if (nbytes := value.type.nbytes) > limits.tensor_bytes:
                     place = place_of(where, node)
@@ -111,8 +111,8 @@ def check_depth(content: Any, where: str) -> None:
         _within(depth, "depth", limit, "levels of nesting", where)
         level = [
             item
-            for each in level
-            for item in (each.values() if isinstance(each, dict) else each)
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
             if isinstance(item, (list, dict))
         ]
         depth += 1

@@ -71,7 +71,7 @@ def respecialize(
     graph: Graph,
     sizes: InputSizes | None,
     where: str,
-    kept: Sequence[Guard] = (),
+    guards: Sequence[Guard] = (),
 ) -> Graph:
     """Runs the operators' shape functions again.
 
@@ -83,9 +83,9 @@ def respecialize(
         kept: what the front end decided from sizes. It must hold for the new sizes too.
 
     Raises:
-        FileFormatError: a guard of `kept` does not hold, or an operator does not take the sizes.
+        FileFormatError: a guard of `guards` does not hold, or an operator does not take the sizes.
     """
-    return settled(lambda: _Respecializer(graph, sizes, where).run(kept))
+    return settled(lambda: _Respecializer(graph, sizes, where).run(guards))
 
 
 class _Respecializer:
@@ -105,14 +105,14 @@ class _Respecializer:
         self.symbols: dict[Symbol, Size] = {}
         self.moved: dict[Value, dict[int, Symbol]] = {}
         self.sources: dict[Value, list[tuple[Symbol, SymbolSource]]] = {}
-        for each in graph.nested():
-            for symbol, source in each.symbols.items():
+        for inner in graph.nested():
+            for symbol, source in inner.symbols.items():
                 if source.value is not None:
                     self.sources.setdefault(source.value, []).append((symbol, source))
-                elif each is graph:
+                elif inner is graph:
                     self.importer.symbols[symbol] = source
 
-    def run(self, kept: Sequence[Guard]) -> Graph:
+    def run(self, guards: Sequence[Guard]) -> Graph:
         for position, value in enumerate(self.graph.inputs):
             if isinstance(value, (Value, Dim)):
                 self._find_symbols(position, value)
@@ -123,7 +123,7 @@ class _Respecializer:
         for value, first in self.graph.states.items():
             label = self.graph.labels.get(value)
             self._define(value, self.importer.state(first, value.type, label))
-        for guard in kept:
+        for guard in guards:
             self._keep(guard)
         for guard in self.graph.constraints:
             self.importer.constrain(self._guard(guard))
@@ -135,15 +135,15 @@ class _Respecializer:
             self._node(node)
         for guard, message in self.graph.checks:
             self.importer.check(self._arg(guard.left), guard.op, self._arg(guard.right), message)
-        made = self.importer.finish(
+        graph = self.importer.finish(
             [self._arg(output) for output in self.graph.outputs], self.graph.updates
         )
-        return replace(made, lines=self.graph.lines)
+        return replace(graph, lines=self.graph.lines)
 
     # -- leaves -----------------------------------------------------------------------------------
     def _find_symbols(self, position: int, value: Value | Dim) -> None:
         """Finds what the symbols of an input's sizes, or of an integer input, are now."""
-        given = None if self.sizes is None else self.sizes[position]
+        sizes = None if self.sizes is None else self.sizes[position]
         if isinstance(value, Dim):
             own = dict.fromkeys([0], next(iter(_dims.symbols(value))))
         else:
@@ -153,15 +153,15 @@ class _Respecializer:
                 if source.dim is not None
             }
         for dim, symbol in own.items():
-            wanted = None if given is None else given[dim]
-            if isinstance(wanted, int):
-                self.symbols[symbol] = wanted
+            size = None if sizes is None else sizes[dim]
+            if isinstance(size, int):
+                self.symbols[symbol] = size
                 if isinstance(value, Dim):
                     self.importer.symbols.pop(symbol, None)
                 continue
             upper = symbol.upper
-            if wanted is not None and wanted.upper is not None:
-                upper = max(upper, wanted.upper)
+            if size is not None and size.upper is not None:
+                upper = max(upper, size.upper)
             moved = replace(symbol, upper=upper)
             self.symbols[symbol] = Dim.of(moved)
             if isinstance(value, Dim):
@@ -175,34 +175,36 @@ class _Respecializer:
             return FixedInput(now) if isinstance(now, int) else now
         if not isinstance(value, Value):
             return value
-        given = None if self.sizes is None else self.sizes[position]
+        input_sizes = None if self.sizes is None else self.sizes[position]
         sizes: list[Size] = []
         for dim, size in enumerate(value.type.dims):
-            wanted = None if given is None else given[dim]
-            if isinstance(wanted, int):
-                sizes.append(wanted)
+            dim_size = None if input_sizes is None else input_sizes[dim]
+            if isinstance(dim_size, int):
+                sizes.append(dim_size)
             else:
                 sizes.append(_dims.substitute(size, self.symbols))
-        made = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
+        new_value = Value(value.name, TensorType(value.type.dtype, tuple(sizes)))
         for dim, symbol in self.moved.get(value, {}).items():
-            self.importer.symbols[symbol] = SymbolSource(made, dim)
-        self.values[value] = made
-        self._elements(value, made)
-        return made
+            self.importer.symbols[symbol] = SymbolSource(new_value, dim)
+        self.values[value] = new_value
+        self._elements(value, new_value)
+        return new_value
 
-    def _define(self, value: Value, made: Value) -> None:
-        self.values[value] = made
-        self._elements(value, made)
+    def _define(self, value: Value, new_value: Value) -> None:
+        self.values[value] = new_value
+        self._elements(value, new_value)
 
-    def _elements(self, value: Value, made: Value) -> None:
+    def _elements(self, value: Value, new_value: Value) -> None:
         for symbol, source in self.sources.get(value, []):
             if source.dim is None:
-                known = expected(symbol.name)
+                bounds = expected(symbol.name)
                 new = (
-                    symbol if known is None else replace(symbol, upper=known.upper, open=known.open)
+                    symbol
+                    if bounds is None
+                    else replace(symbol, upper=bounds.upper, open=bounds.open)
                 )
                 self.symbols[symbol] = Dim.of(new)
-                self.importer.symbols[new] = SymbolSource(made, None, source.element)
+                self.importer.symbols[new] = SymbolSource(new_value, None, source.element)
 
     def _guard(self, guard: Guard) -> Guard:
         """The guard over the symbols of the graph in the making."""
@@ -269,20 +271,20 @@ class _Respecializer:
             for value in node.results
         ]
         if any(data_dependent):
-            made = self._data_dependent(node, args, data_dependent, definition is not None)
+            results = self._data_dependent(node, args, data_dependent, definition is not None)
         elif definition is not None and definition.form is not None:
             types = [self._type(value.type) for value in node.results]
             recorded = [type.with_dims([_dims.upper(size) for size in type.dims]) for type in types]
-            made = self.importer.emit(
+            results = self.importer.emit(
                 node.alias or node.op, args, recorded, [True] * len(recorded), node.source
             )
         else:
-            made = tuple(
+            results = tuple(
                 Value(self.importer.fresh_name(node.op), self._type(value.type))
                 for value in node.results
             )
-            self.importer.nodes.append(Node(node.op, args, made, node.source, node.alias))
-        for value, new in zip(node.results, made):
+            self.importer.nodes.append(Node(node.op, args, results, node.source, node.alias))
+        for value, new in zip(node.results, results):
             self._define(value, new)
 
     def _data_dependent(
@@ -312,14 +314,14 @@ class _Respecializer:
         self.importer.types.names = [
             symbol.name for dims in symbols for _, symbol in sorted(dims.items())
         ]
-        made = self.importer.emit(
+        results = self.importer.emit(
             node.alias or node.op, args, recorded, [False] * len(recorded), node.source, exact=True
         )
         self.importer.types.names = []
-        for dims, new in zip(symbols, made):
+        for dims, new in zip(symbols, results):
             for dim, symbol in dims.items():
                 self.symbols[symbol] = new.type.dims[dim]
-        return made
+        return results
 
     def _type(self, type: TensorType) -> TensorType:
         return type.with_dims([_dims.substitute(size, self.symbols) for size in type.dims])

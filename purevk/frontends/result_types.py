@@ -207,10 +207,10 @@ class ResultTypes:
             guess: what memory is planned for at first, if there is no bound.
         """
         name = self.names.pop(0) if self.names else f"u{len(self._symbols)}"
-        known = expected(name)
-        if known is None:
-            known = Expected(guess, guess, open=True) if upper is None else Expected(upper, upper)
-        symbol = Symbol(name, known.upper, unbacked=True, open=known.open)
+        bounds = expected(name)
+        if bounds is None:
+            bounds = Expected(guess, guess, open=True) if upper is None else Expected(upper, upper)
+        symbol = Symbol(name, bounds.upper, unbacked=True, open=bounds.open)
         self._symbols[symbol] = SymbolSource(None)
         self._fresh.add(symbol)
         return symbol

@@ -178,11 +178,11 @@ class SavedProgram:
                 sums = list((pool.map if threads > 1 else map)(of_tensor, numbers))
         except RuntimeError:  # the interpreter is about to end, and starts no more threads
             sums = list(map(of_tensor, numbers))
-        for number, (found, (start, _, wanted)) in enumerate(zip(sums, self._tensors)):
-            if found != wanted:
+        for number, (found, (start, _, stored_sum)) in enumerate(zip(sums, self._tensors)):
+            if found != stored_sum:
                 raise _damaged(
                     self.source,
-                    f"tensor {number} at byte {start} has checksum {found:#x}; {wanted:#x} was written",
+                    f"tensor {number} at byte {start} has checksum {found:#x}; {stored_sum:#x} was written",
                 )
 
     def graph(self, method: str, sizes: InputSizes | None = None) -> Graph:
@@ -196,9 +196,9 @@ class SavedProgram:
             from purevk.frontends.respecialize import ReadGraph  # with it, all operators
 
             with reading(f"{self.source.name}, method {method}"):
-                graph, guards, kept = GraphReader(self._tensor).method(self._data[method])
+                graph, guards, kept_guards = GraphReader(self._tensor).method(self._data[method])
                 verify(graph, "reading it")
-                self._methods[method] = ReadGraph(graph, guards, self.name, kept)
+                self._methods[method] = ReadGraph(graph, guards, self.name, kept_guards)
             del self._data[method]
         return self._methods[method](sizes)
 

@@ -134,8 +134,8 @@ class _Matcher:
             if not arg.type.dtype.is_float:
                 return None  # it holds another number
             return float(number) if isinstance(number, (int, float)) else None
-        found = static_value(self.graph.constants, arg)
-        return None if found is None else float(found)
+        static = static_value(self.graph.constants, arg)
+        return None if static is None else float(static)
 
     def attention(self, rewriter: Rewriter, node: Node) -> Value | None:
         """The attention node that takes the place of a matmul with softmax weights, or None."""
@@ -144,10 +144,10 @@ class _Matcher:
         if weights is None:
             return None
         scores, sinks = weights
-        found = self._scores(scores)
-        if found is None:
+        match = self._scores(scores)
+        if match is None:
             return None
-        a, b = found.matmul.tensor("a"), found.matmul.tensor("b")
+        a, b = match.matmul.tensor("a"), match.matmul.tensor("b")
         if a.type.rank not in (3, 4) or b.type.rank != a.type.rank:
             return None
         width, value_width = a.type.dims[-1], values.type.dims[-1]
@@ -157,7 +157,7 @@ class _Matcher:
             return None
         a, scale_a = self._unscaled(rewriter, a)
         b, scale_b = self._unscaled(rewriter, b)
-        scale = found.scale * scale_a * scale_b
+        scale = match.scale * scale_a * scale_b
         if _LARGEST < abs(scale) < math.inf:
             return None  # each factor is a float32, and the product is none
         sizes = scores.type.dims
@@ -171,23 +171,23 @@ class _Matcher:
             return None  # values of more heads
         wanted_sizes = ((queries, width), (width, keys), (keys, value_width))
         shaped = [
-            _shaped(rewriter, rewriter.resolve(value), (*batch, *wanted))
-            for value, wanted in zip((a, b, values), wanted_sizes)
+            _shaped(rewriter, rewriter.resolve(value), (*batch, *sizes))
+            for value, sizes in zip((a, b, values), wanted_sizes)
         ]
         q, k, v = shaped
         if q is None or k is None or v is None:
             return None
         k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
-        mask = None if found.mask is None else rewriter.resolve(found.mask)
+        mask = None if match.mask is None else rewriter.resolve(match.mask)
         sinks = None if sinks is None else rewriter.resolve(sinks)
         others = (False, 0, None, None, (), (), None, sinks)
         result = rewriter.emit(NAME, q, k, v, mask, scale, *others)
-        wanted = node.result.type
-        if result.type.dtype is not wanted.dtype:
-            result = rewriter.emit("aten._to_copy.default", result, wanted.dtype)
-        if result.type.dims == wanted.dims:
+        type_ = node.result.type
+        if result.type.dtype is not type_.dtype:
+            result = rewriter.emit("aten._to_copy.default", result, type_.dtype)
+        if result.type.dims == type_.dims:
             return result
-        return rewriter.emit("aten.view.default", result, wanted.dims)
+        return rewriter.emit("aten.view.default", result, type_.dims)
 
     def _weights(self, value: Value) -> tuple[Value, Value | None] | None:
         """The scores whose softmax a tensor is, and the sinks of queries: scores of one key more,
@@ -263,10 +263,10 @@ class _Matcher:
             elif node.op == "aten.add.Tensor" and mask is None and scale == 1.0:
                 if node.scalar("alpha") != 1 or value.type.dims != sizes:
                     return None
-                found = self._matmul_and_mask(node)
-                if found is None:
+                match = self._matmul_and_mask(node)
+                if match is None:
                     return None
-                value, mask = found
+                value, mask = match
                 if mask.type.dtype not in _FLOATS or value.type.dims != sizes:
                     return None
             elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
@@ -341,20 +341,20 @@ def _is_view_of(value: Value, dims: tuple[Size, ...]) -> bool:
 def _shaped(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value | None:
     """Matrices with 4 dims, of which those before the last two may broadcast; None if they do not
     have these sizes."""
-    given = value.type.dims
-    if given == dims:
+    sizes = value.type.dims
+    if sizes == dims:
         return value
-    if given[-2:] != dims[-2:]:
+    if sizes[-2:] != dims[-2:]:
         return None
     if _is_view_of(value, dims):
         return rewriter.emit("aten.view.default", value, dims)
-    given = (*([1] * (4 - len(given))), *given)
+    sizes = (*([1] * (4 - len(sizes))), *sizes)
     if not all(
-        (isinstance(size, int) and size == 1) or size == wanted for size, wanted in zip(given, dims)
+        (isinstance(size, int) and size == 1) or size == target for size, target in zip(sizes, dims)
     ):
         return None
-    if given != value.type.dims:
-        value = rewriter.emit("aten.view.default", value, given)
+    if sizes != value.type.dims:
+        value = rewriter.emit("aten.view.default", value, sizes)
     return rewriter.emit("aten.expand.default", value, dims)
 
 

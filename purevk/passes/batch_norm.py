@@ -19,14 +19,14 @@ def fold_batch_norm(graph: Graph) -> Graph:
     they are rounded to half again.
     """
     counts = reader_counts(graph)
-    made = graph.producers()
+    producers = graph.producers()
 
     def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
         if node.op != _BATCH_NORM:
             return None
-        original = made[node.results[0]]
+        original = producers[node.results[0]]
         convolved = original.tensor("x")
-        convolution = made.get(convolved)
+        convolution = producers.get(convolved)
         if convolution is None or convolution.op not in _CONVOLUTIONS or counts[convolved] != 1:
             return None
         if convolution.op == _CONVOLUTION and convolution.bool("transposed"):
@@ -66,7 +66,7 @@ def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, .
         )
     shift = rewriter.emit("aten._to_copy.default", shift, dtype)
     rewriter.source = f"{convolution.source} + {norm.source}"
-    made = rewriter.emit(
+    scaled_convolution = rewriter.emit(
         convolution.op, convolution.tensor("x"), scaled, shift, *convolution.args[3:]
     )
-    return (made, *norm.results[1:])
+    return (scaled_convolution, *norm.results[1:])

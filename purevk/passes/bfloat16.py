@@ -31,10 +31,10 @@ def widen_bfloat16(graph: Graph) -> Graph:
             value.type.with_dtype(DType.float32) if _is_narrow(value) else value.type
             for value in node.results
         )
-        made = rewriter.emit_all(node.op, *args, results=types)
+        results = rewriter.emit_all(node.op, *args, results=types)
         return tuple(
             rewriter.emit(_CAST, new, old.type.dtype) if _is_narrow(old) else new
-            for old, new in zip(node.results, made)
+            for old, new in zip(node.results, results)
         )
 
     return each_node(graph, visit)

@@ -128,16 +128,16 @@ def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
     and what they have to be within. Sizes that become known only during a call are left out, and so
     are sub-graphs, which may not run."""
     inputs: _Inputs | None = None
-    found: dict[int, dict[IndexRange, None]] = {}
+    index_ranges: dict[int, dict[IndexRange, None]] = {}
     for node in graph.nodes:
         for index, size, lowest in _indices(node):
             inputs = inputs or _Inputs(graph)
-            given = inputs.find(index, size)
-            if given is not None:
-                position, dtype = given
-                taken = IndexRange(lowest, size, dtype, node.op, node.source)
-                found.setdefault(position, {})[taken] = None
-    return {position: tuple(ranges) for position, ranges in found.items()}
+            input_position = inputs.find(index, size)
+            if input_position is not None:
+                position, dtype = input_position
+                index_range = IndexRange(lowest, size, dtype, node.op, node.source)
+                index_ranges.setdefault(position, {})[index_range] = None
+    return {position: tuple(ranges) for position, ranges in index_ranges.items()}
 
 
 def check_indices(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -175,15 +175,15 @@ def check_first(graph: Graph) -> Graph:
     written: set[Value] = set()
     fixed: set[Value] = set()  # results that are made after the first write
     movable: dict[Value, Node] = {}
-    wanted: set[Node] = set()
+    needed: set[Node] = set()
 
     def take(node: Node) -> None:
         waiting = [node]
         while waiting:
-            each = waiting.pop()
-            if each not in wanted:
-                wanted.add(each)
-                waiting += [movable[value] for value in each.inputs if value in movable]
+            current = waiting.pop()
+            if current not in needed:
+                needed.add(current)
+                waiting += [movable[value] for value in current.inputs if value in movable]
 
     for node in nodes[first:]:
         stays = bool(node.graphs or registry.mutated(node) or registry.is_random(node))
@@ -198,8 +198,8 @@ def check_first(graph: Graph) -> Graph:
         written.update(state_of.get(value, value) for value in registry.mutated(node))
         if node.graphs:
             written.update(graph.states)
-    moved = [node for node in nodes[first:] if node in wanted]
-    others = [node for node in nodes[first:] if node not in wanted]
+    moved = [node for node in nodes[first:] if node in needed]
+    others = [node for node in nodes[first:] if node not in needed]
     return graph.with_nodes((*nodes[:first], *moved, *others))
 
 
@@ -234,10 +234,10 @@ class _Checker(Rewriter):
         return _Checker(arg, self.traits, None).run() if isinstance(arg, Graph) else arg
 
     def _check(self, node: Node, index: Value, size: Size, lowest: Size) -> None:
-        given = self._inputs is not None and self._inputs.find(index, size) is not None
-        if (given and not self.traits.has(*EXTERNAL)) or self._is_safe(index, size, lowest):
+        is_input = self._inputs is not None and self._inputs.find(index, size) is not None
+        if (is_input and not self.traits.has(*EXTERNAL)) or self._is_safe(index, size, lowest):
             return
-        args = (index, lowest, size, node.op, node.source, given)
+        args = (index, lowest, size, node.op, node.source, is_input)
         key = _check_key(args)
         check = Node(CHECK, args, (), node.source)
         if key not in self._done and refusal(check, self.traits) is None:  # else the CPU runs both
@@ -247,8 +247,8 @@ class _Checker(Rewriter):
 
     def _is_safe(self, index: Value, size: Size, lowest: Size) -> bool:
         """Whether an index is known to be in range."""
-        found = self._ranges.of(index)
-        return found is not None and found.within(lowest, size)
+        index_range = self._ranges.of(index)
+        return index_range is not None and index_range.within(lowest, size)
 
     def _flex(self, node: Node) -> None:
         """Checks what the functions of a flex_attention gather by: computed once more, by operators.
@@ -258,14 +258,16 @@ class _Checker(Rewriter):
             return
         first = len(self.nodes)
         composed(self, node)
-        made = self.nodes[first:]
+        added = self.nodes[first:]
         del self.nodes[first:]
-        makers = {value: each for each in made for value in each.results}
+        makers = {value: producer for producer in added for value in producer.results}
         self._ranges.include(makers)
-        for each in made:
-            for index, size, lowest in _indices(each):
-                one = any(isinstance(size, int) and size == 1 for size in index.type.dims[-2:])
-                if one and not self._is_safe(index, size, lowest):
+        for producer in added:
+            for index, size, lowest in _indices(producer):
+                broadcasts = any(
+                    isinstance(size, int) and size == 1 for size in index.type.dims[-2:]
+                )
+                if broadcasts and not self._is_safe(index, size, lowest):
                     self._take(index, makers)
                     self._check(node, index, size, lowest)
 
@@ -295,10 +297,10 @@ def _indices(node: Node) -> Iterator[tuple[Value, Size, Size]]:
         size = x.type.dims[dim] if x.type.rank else 1
         yield from _checked(node.tensor("index"), size, node.op in _FROM_END)
     elif node.op in _BY_TENSORS:
-        x, given = node.args[0], node.args[1]
-        assert isinstance(x, Value) and isinstance(given, tuple)
+        x, indices = node.args[0], node.args[1]
+        assert isinstance(x, Value) and isinstance(indices, tuple)
         at = 0
-        for index in given:
+        for index in indices:
             if not isinstance(index, Value):
                 at += 1
             elif index.type.dtype in (DType.bool, DType.uint8):

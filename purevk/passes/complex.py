@@ -68,16 +68,20 @@ class _Splitter:
             self._visit_wide(node)
             return
         if rule.apply is not None:
-            made = rule.apply(self.split, node)
-            results = [made] if isinstance(made, (Value, Pairs, Parts)) else [*made]
+            replacements = rule.apply(self.split, node)
+            results = (
+                [replacements]
+                if isinstance(replacements, (Value, Pairs, Parts))
+                else [*replacements]
+            )
         else:
             assert rule.expand is not None  # a rule has one of the two
             start = len(self.rewriter.nodes)
             values = rule.expand(self.rewriter, node)
             added = self.rewriter.nodes[start:]
             del self.rewriter.nodes[start:]
-            for each in added:
-                self._visit(each)
+            for new_node in added:
+                self._visit(new_node)
             results = [values] if isinstance(values, Value) else [*values]
         for old, new in zip(node.results, results, strict=True):
             self._define(node, old, new)
@@ -88,9 +92,11 @@ class _Splitter:
         def wide(value: Value) -> Value:
             if value.type.dtype is not DType.complex32:
                 return value
-            made = Value(self.rewriter.names.fresh("wide"), value.type.with_dtype(DType.complex64))
-            self.split.define(made, Pairs(self.split.pairs(value, DType.float32)))
-            return made
+            wide_value = Value(
+                self.rewriter.names.fresh("wide"), value.type.with_dtype(DType.complex64)
+            )
+            self.split.define(wide_value, Pairs(self.split.pairs(value, DType.float32)))
+            return wide_value
 
         args = tuple(_wide_dtypes(map_values(arg, wide)) for arg in node.args)
         try:
@@ -136,7 +142,7 @@ class _Splitter:
 def _wide_dtypes(arg: Arg) -> Arg:
     """An argument with complex64 in place of the dtype complex32."""
     if isinstance(arg, tuple):
-        return tuple(_wide_dtypes(each) for each in arg)
+        return tuple(_wide_dtypes(item) for item in arg)
     return _wide(arg) if isinstance(arg, DType) else arg
 
 

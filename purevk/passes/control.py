@@ -78,15 +78,15 @@ class _Settler(Rewriter):
                 self.keep(node)
                 continue
             node = _with_graphs(node, settle_control)
-            made = None
+            replacement = None
             if node.op == "purevk.cond":
-                made = self._cond(node)
+                replacement = self._cond(node)
             elif node.op == "purevk.for":
-                made = self._for(node)
-            if made is None:
+                replacement = self._for(node)
+            if replacement is None:
                 self.keep(node)
             else:
-                self.replace(node, made)
+                self.replace(node, replacement)
         return self.finish(
             constants=self.constants, states=self.states, checks=tuple(self.checks.items())
         )
@@ -95,11 +95,11 @@ class _Settler(Rewriter):
         predicate = node.tensor_or_scalar("predicate")
         true, true_operands = node.graph("true"), node.arg_list("true_operands")
         false, false_operands = node.graph("false"), node.arg_list("false_operands")
-        known = (
+        value = (
             static_value(self.constants, predicate) if isinstance(predicate, Value) else predicate
         )
-        if isinstance(known, (bool, int, float)):
-            graph, operands = (true, true_operands) if known else (false, false_operands)
+        if isinstance(value, (bool, int, float)):
+            graph, operands = (true, true_operands) if value else (false, false_operands)
             return self._tensors(self.inline(graph, operands)) if can_inline(graph) else None
         if not isinstance(predicate, Value) or predicate.type.numel != 1:
             return None
@@ -119,20 +119,21 @@ class _Settler(Rewriter):
         body, length = node.graph("body"), node.size("length")
         if not isinstance(length, int) or not 0 < length * (len(body.nodes) + 1) <= _UNROLLED:
             return None
-        given = node.arg_list("carried")
-        carried = [arg for arg in given if isinstance(arg, Value)]
-        if not can_inline(body) or len(carried) != len(given):
+        carried_in = node.arg_list("carried")
+        carried = [arg for arg in carried_in if isinstance(arg, Value)]
+        if not can_inline(body) or len(carried) != len(carried_in):
             return None
-        made: list[list[Value]] = []  # by each iteration, to be stacked
+        iteration_outputs: list[list[Value]] = []  # by each iteration, to be stacked
         for iteration in range(length):
             slices = [
-                self.emit("aten.select.int", each, 0, iteration) for each in node.tensors("scanned")
+                self.emit("aten.select.int", tensor, 0, iteration)
+                for tensor in node.tensors("scanned")
             ]
             operands = node.arg_list("operands")
             outputs = self._tensors(self.inline(body, (*carried, *slices, *operands)))
-            carried, rest = outputs[: len(carried)], outputs[len(carried) :]
-            made.append(rest)
-        stacked = [self.emit("aten.stack.default", column, 0) for column in zip(*made)]
+            carried, others = outputs[: len(carried)], outputs[len(carried) :]
+            iteration_outputs.append(others)
+        stacked = [self.emit("aten.stack.default", column, 0) for column in zip(*iteration_outputs)]
         return [*carried, *stacked]
 
     def inline(self, graph: Graph, operands: Sequence[Arg]) -> list[Arg]:
@@ -154,12 +155,12 @@ class _Settler(Rewriter):
 
     def _tensors(self, outputs: Sequence[Arg]) -> list[Value]:
         """Outputs of a sub-graph as the results of its node are."""
-        made = []
+        results = []
         for output in outputs:
             if not isinstance(output, Value):
                 output = self.emit("aten.full.default", (), output, output_type(output).dtype)
-            made.append(output)
-        return made
+            results.append(output)
+        return results
 
 
 def can_inline(graph: Graph) -> bool:
@@ -232,17 +233,17 @@ def sub_graphs(node: Node) -> tuple[SubGraph, ...]:
 
 def _trimmed(node: Node) -> Node:
     """A node without operands that its sub-graphs do not read."""
-    for each in sub_graphs(node):
-        graph, operands = node.graph(each.graph), node.arg_list(each.operands)
+    for sub_graph in sub_graphs(node):
+        graph, operands = node.graph(sub_graph.graph), node.arg_list(sub_graph.operands)
         read: set[object] = {value for inner in graph.nodes for value in inner.inputs}
         read |= graph.output_values()
         read |= {source.value for source in graph.symbols.values()}
-        own = graph.inputs[each.first :]
-        kept = [n for n, value in enumerate(own) if value in read]
-        inputs = (*graph.inputs[: each.first], *(own[n] for n in kept))
+        own = graph.inputs[sub_graph.first :]
+        positions = [n for n, value in enumerate(own) if value in read]
+        inputs = (*graph.inputs[: sub_graph.first], *(own[n] for n in positions))
         trimmed: dict[str, Arg] = {
-            each.graph: graph.with_nodes(graph.nodes, inputs=inputs),
-            each.operands: tuple(operands[n] for n in kept),
+            sub_graph.graph: graph.with_nodes(graph.nodes, inputs=inputs),
+            sub_graph.operands: tuple(operands[n] for n in positions),
         }
         node = node.with_arguments(**trimmed)
     return node

@@ -26,8 +26,8 @@ def _expand(rewriter: Rewriter, node: Node, traits: DeviceTraits | None) -> None
     results = expand(rewriter, node)
     added = rewriter.nodes[start:]
     del rewriter.nodes[start:]
-    for each in added:
-        _expand(rewriter, rewriter.current(each), traits)
+    for new_node in added:
+        _expand(rewriter, rewriter.current(new_node), traits)
     if results is not None:
         values = (results,) if isinstance(results, Value) else results
         rewriter.replace(node, [rewriter.resolve(value) for value in values])

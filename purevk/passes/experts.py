@@ -18,7 +18,7 @@ _INDICES = (DType.int32, DType.int64)
 def select_matrices(graph: Graph) -> Graph:
     """`bmm(x, w[indices])` of single rows x, as in a mixture of experts, becomes one matmul that
     reads the matrices of w. Nothing copies them."""
-    made = graph.producers()
+    producers = graph.producers()
     written = changing(graph.nodes)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
@@ -35,11 +35,11 @@ def select_matrices(graph: Graph) -> Graph:
             rows, selected, turned = b, a, True
         else:
             return None
-        source, transposed = _source(made, selected)
-        found = _selection(source)
-        if found is None or not takes_rows(node.result.type.dims[0]):
+        source, transposed = _source(producers, selected)
+        selection = _selection(source)
+        if selection is None or not takes_rows(node.result.type.dims[0]):
             return None
-        matrices, indices = found
+        matrices, indices = selection
         if matrices in written:
             return None
         matrices = rewriter.resolve(matrices)
@@ -57,9 +57,9 @@ def _one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _source(made: Mapping[Value, Node], value: Value) -> tuple[Node | None, bool]:
+def _source(producers: Mapping[Value, Node], value: Value) -> tuple[Node | None, bool]:
     """The node that makes matrices, behind transpositions, and whether they are transposed."""
-    node, transposed = made.get(value), False
+    node, transposed = producers.get(value), False
     while node is not None:
         if node.op == "aten.permute.default":
             turned = tuple(wrap(dim, 3) for dim in node.ints("dims")) == (0, 2, 1)
@@ -70,7 +70,7 @@ def _source(made: Mapping[Value, Node], value: Value) -> tuple[Node | None, bool
         if not turned:
             return None, False
         transposed = not transposed
-        node = made.get(node.inputs[0])
+        node = producers.get(node.inputs[0])
     return node, transposed
 
 
@@ -79,8 +79,8 @@ def _selection(node: Node | None) -> tuple[Value, Value] | None:
     if node is None:
         return None
     if node.op == "aten.index.Tensor":
-        matrices, (indices, *rest) = node.tensor("x"), node.optional_tensors("indices")
-        if any(each is not None for each in rest) or indices is None:
+        matrices, (indices, *other_indices) = node.tensor("x"), node.optional_tensors("indices")
+        if any(other_index is not None for other_index in other_indices) or indices is None:
             return None
     elif node.op == "aten.index_select.default" and wrap(node.int("dim"), 3) == 0:
         matrices, indices = node.tensor("x"), node.tensor("index")

@@ -114,8 +114,10 @@ class _Writer:
             value.type.with_dtype(DType.uint8) if value.type.dtype.is_float8 else value.type
             for value in node.results
         )
-        made = rewriter.emit_all(node.op, *args, results=types)
-        return tuple(_as(rewriter, value, old.type.dtype) for value, old in zip(made, node.results))
+        results = rewriter.emit_all(node.op, *args, results=types)
+        return tuple(
+            _as(rewriter, value, old.type.dtype) for value, old in zip(results, node.results)
+        )
 
     def _padded(self, rewriter: Rewriter, node: Node) -> Value:
         definition = registry.definition_of(node)
@@ -123,8 +125,8 @@ class _Writer:
         args["x"] = self._bytes(rewriter, node.tensor("x"))
         value = node.optional_float("value")
         args["value"] = encode(0.0 if value is None else value, dtype)
-        made = rewriter.emit(node.op, *(args[name] for name in definition.parameters))
-        return rewriter.emit("purevk.bits", made, dtype)
+        result = rewriter.emit(node.op, *(args[name] for name in definition.parameters))
+        return rewriter.emit("purevk.bits", result, dtype)
 
     def _computed(self, rewriter: Rewriter, node: Node) -> Value:
         (dtype,) = {value.type.dtype for value in node.inputs if value.type.dtype.is_float8}
@@ -139,29 +141,29 @@ class _Writer:
 
     def _scaled_mm(self, rewriter: Rewriter, node: Node) -> Value:
         """The product in float32, times the scales, plus the bias."""
-        made = rewriter.emit(
+        product = rewriter.emit(
             "aten.mm.default", *(self._wide(rewriter, node.tensor(name)) for name in ("x", "y"))
         )
         for name in ("scale_a", "scale_b"):
-            made = rewriter.emit("aten.mul.Tensor", made, node.tensor(name))
+            product = rewriter.emit("aten.mul.Tensor", product, node.tensor(name))
         bias, scale = node.optional_tensor("bias"), node.optional_tensor("scale_result")
         if bias is not None:
-            made = rewriter.emit("aten.add.Tensor", made, bias)
+            product = rewriter.emit("aten.add.Tensor", product, bias)
         if scale is not None and node.result.type.dtype.is_float8:
-            made = rewriter.emit("aten.mul.Tensor", made, scale)
-        return self._cast(rewriter, made, node.result.type.dtype)
+            product = rewriter.emit("aten.mul.Tensor", product, scale)
+        return self._cast(rewriter, product, node.result.type.dtype)
 
 
 def _has_one_dtype(node: Node) -> bool:
-    found = {value.type.dtype for value in node.inputs}
-    return len(found) == 1
+    dtypes = {value.type.dtype for value in node.inputs}
+    return len(dtypes) == 1
 
 
 def _only_moves(node: Node) -> bool:
     """Whether all 8-bit floats of a node have one dtype, no others take their place, and none are
     added up."""
-    found = {value.type.dtype for value in (*node.inputs, *node.results)}
-    mixed = any(dtype.is_float for dtype in found) or sum(dtype.is_float8 for dtype in found) > 1
+    dtypes = {value.type.dtype for value in (*node.inputs, *node.results)}
+    mixed = any(dtype.is_float for dtype in dtypes) or sum(dtype.is_float8 for dtype in dtypes) > 1
     adds = node.op == "aten.index_put.default" and node.bool("accumulate")
     return not mixed and not adds
 
@@ -173,5 +175,5 @@ def _as(rewriter: Rewriter, value: Value, dtype: DType) -> Value:
 def _filled(rewriter: Rewriter, node: Node, number: float) -> Value:
     type = node.result.type
     code = encode(number, type.dtype)
-    made = rewriter.emit("aten.full.default", type.dims, code, DType.uint8)
-    return rewriter.emit("purevk.bits", made, type.dtype)
+    codes = rewriter.emit("aten.full.default", type.dims, code, DType.uint8)
+    return rewriter.emit("purevk.bits", codes, type.dtype)

@@ -33,22 +33,22 @@ class _Part(NamedTuple):
 def join_attention(graph: Graph) -> Graph:
     """Replaces a concatenation of attention over all parts of queries, keys and values by attention
     over the whole, in which queries see the keys of their part."""
-    made, readers, moving = graph.producers(), reader_counts(graph), changing(graph.nodes)
+    producers, readers, moving = graph.producers(), reader_counts(graph), changing(graph.nodes)
 
     def part_of(value: Value, number: int, turned: bool) -> _Part | None:
-        node = made.get(value)
+        node = producers.get(value)
         if turned:
             if node is None or not _puts_heads_last(node) or readers.get(value) != 1:
                 return None
             value = node.tensor("x")
-            node = made.get(value)
+            node = producers.get(value)
         if node is None or node.op != NAME or readers.get(value) != 1 or node.bool("causal"):
             return None
         if any(node.arg(name) is not None for name in _OTHERS) or node.bool("blocks"):
             return None
         splits = []
         for name in "qkv":
-            split = made.get(node.tensor(name))
+            split = producers.get(node.tensor(name))
             if split is None or split.op not in _SPLITS or split.tensor("x") in moving:
                 return None
             if split.results[number] is not node.tensor(name) or wrap(split.int("dim"), 4) != 2:
@@ -79,8 +79,8 @@ def join_attention(graph: Graph) -> Graph:
             result = _in_batches(rewriter, whole, len(queries), queries[0], scale)
         else:
             limits = rewriter.constant(_limits(queries, keys), DType.int32)
-            given = (*whole, None, scale, False, 0, None, None, (), (), limits)
-            result = rewriter.emit(NAME, *given)
+            arguments = (*whole, None, scale, False, 0, None, None, (), (), limits)
+            result = rewriter.emit(NAME, *arguments)
         return rewriter.emit("aten.permute.default", result, _HEADS_LAST) if dim == 1 else result
 
     return each_node(graph, visit)
@@ -100,8 +100,8 @@ def _puts_heads_last(node: Node) -> bool:
 def _lengths(split: Node) -> list[int] | None:
     """The lengths of the parts; None if a call decides them."""
     lengths = [value.type.dims[2] for value in split.results]
-    known = [each for each in lengths if isinstance(each, int)]
-    return known if len(known) == len(lengths) else None
+    static_lengths = [length for length in lengths if isinstance(length, int)]
+    return static_lengths if len(static_lengths) == len(lengths) else None
 
 
 def _limits(queries: list[int], keys: list[int]) -> np.ndarray:

@@ -251,7 +251,7 @@ def phases(
 
 def passes(traits: DeviceTraits) -> tuple[Pass, ...]:
     """All passes, in order."""
-    return tuple(each for phase in phases(traits) for each in phase.passes)
+    return tuple(pass_ for phase in phases(traits) for pass_ in phase.passes)
 
 
 def optimize(
@@ -283,21 +283,21 @@ def optimize(
     values = (value for node in graph.nodes for value in (*node.inputs, *node.results))
     large = any(value.type.nbytes > traits.max_storage_range for value in values)
     for phase in phases(traits, skipped, round):
-        for each in phase.passes:
+        for pass_ in phase.passes:
             number += 1
-            if each.__name__ in skipped:
+            if pass_.__name__ in skipped:
                 continue
-            before, graph = graph, each(graph)
+            before, graph = graph, pass_(graph)
             if (
                 large
-                and each.__name__ in OPTIONAL
+                and pass_.__name__ in OPTIONAL
                 and unbound(graph, traits) > unbound(before, traits)
             ):
                 graph = before
             if check:
-                verify(graph, f"{phase.name}: {each.__name__}")
+                verify(graph, f"{phase.name}: {pass_.__name__}")
             if folder:
-                _dump(graph, folder, number, f"{phase.name.replace(' ', '_')}.{each.__name__}")
+                _dump(graph, folder, number, f"{phase.name.replace(' ', '_')}.{pass_.__name__}")
     return graph
 
 

@@ -101,7 +101,7 @@ def _runs_in_parts(node: Node, traits: DeviceTraits) -> bool:
         inside = expand_rewrites(alone, traits)
     except PurevkError:
         return False
-    return all(_fits(each, traits) for each in inside.nodes)
+    return all(_fits(inner, traits) for inner in inside.nodes)
 
 
 def _fits(node: Node, traits: DeviceTraits) -> bool:
@@ -113,7 +113,9 @@ def _fits(node: Node, traits: DeviceTraits) -> bool:
     if not isinstance(form, registry.Kernel):
         return False
     limit = traits.max_storage_range
-    if form.large_results is not None and all(each.type.nbytes <= limit for each in node.inputs):
+    if form.large_results is not None and all(
+        operand.type.nbytes <= limit for operand in node.inputs
+    ):
         return form.large_results(node)
     return form.any_size
 
@@ -143,9 +145,9 @@ def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | Non
         return None
     inside = expand_rewrites(inside, traits)
     reasons = (
-        refusal(each, traits)
-        for each in inside.nodes
-        if each.op not in (AS_REAL, AS_COMPLEX) or each is node
+        refusal(inner, traits)
+        for inner in inside.nodes
+        if inner.op not in (AS_REAL, AS_COMPLEX) or inner is node
     )
     return next((reason for reason in reasons if reason is not None), None)
 

@@ -28,23 +28,23 @@ class _Weight(NamedTuple):
 def keep_weights_quantized(graph: Graph) -> Graph:
     """`linear(x, dequantize(w))` with a constant w of int8 and zero points of 0 reads w as it is.
     So do `mm`, `addmm` and `embedding`."""
-    made = graph.producers()
+    producers = graph.producers()
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         bias: Value | None = None
         if node.op == "aten.linear.default" and node.tensor("weight").type.rank == 2:
             x, bias = node.tensor("x"), node.optional_tensor("bias")
-            weight = _weight(rewriter, graph, made, node.tensor("weight"))
+            weight = _weight(rewriter, graph, producers, node.tensor("weight"))
         elif node.op == "aten.mm.default":
             x = node.tensor("a")
-            weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
+            weight = _weight(rewriter, graph, producers, _transposed(producers, node.tensor("b")))
         elif node.op == "aten.addmm.default":
             x, bias = node.tensor("a"), node.tensor("bias")
             if (node.arg("beta"), node.arg("alpha")) != (1, 1):
                 return None
-            weight = _weight(rewriter, graph, made, _transposed(made, node.tensor("b")))
+            weight = _weight(rewriter, graph, producers, _transposed(producers, node.tensor("b")))
         elif node.op == "aten.embedding.default":
-            weight = _weight(rewriter, graph, made, node.tensor("weight"))
+            weight = _weight(rewriter, graph, producers, node.tensor("weight"))
             if weight is None:
                 return None
             return rewriter.emit(
@@ -67,9 +67,9 @@ def keep_weights_quantized(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def _transposed(made: dict[Value, Node], value: Value) -> Value | None:
+def _transposed(producers: dict[Value, Node], value: Value) -> Value | None:
     """The matrix that `value` is the transpose of, or None."""
-    node = made.get(value)
+    node = producers.get(value)
     if node is None or node.op not in _TRANSPOSES:
         return None
     source = node.tensor("x")
@@ -81,9 +81,9 @@ def _transposed(made: dict[Value, Node], value: Value) -> Value | None:
 
 
 def _weight(
-    rewriter: Rewriter, graph: Graph, made: dict[Value, Node], value: Value | None
+    rewriter: Rewriter, graph: Graph, producers: dict[Value, Node], value: Value | None
 ) -> _Weight | None:
-    node = None if value is None else made.get(value)
+    node = None if value is None else producers.get(value)
     if node is None or node.op not in (_PER_CHANNEL, _PER_GROUP, _AFFINE):
         return None
     quantized = node.tensor("x")

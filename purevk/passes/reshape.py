@@ -19,19 +19,19 @@ def move_views(graph: Graph) -> Graph:
     """
     rewriter = Rewriter(graph)
     counts = reader_counts(graph)
-    made: dict[Value, Node] = {}
+    producers: dict[Value, Node] = {}
     for node in graph.nodes:
         node = rewriter.current(node)
         rewriter.source = node.source
         moved = (
-            _move(rewriter, node, made, counts)
+            _move(rewriter, node, producers, counts)
             if node.op == NAME and len(node.results) == 1
             else None
         )
         if moved is None:
             rewriter.keep(node)
             for value in node.results:
-                made[value] = node
+                producers[value] = node
         else:
             counts[moved] = counts.get(node.result, 0)
             rewriter.replace(node, moved)
@@ -39,31 +39,31 @@ def move_views(graph: Graph) -> Graph:
 
 
 def _move(
-    rewriter: Rewriter, node: Node, made: dict[Value, Node], counts: dict[Value, int]
+    rewriter: Rewriter, node: Node, producers: dict[Value, Node], counts: dict[Value, int]
 ) -> Value | None:
     inputs, sizes = node.tensors("inputs"), node.sizes("sizes")
     for value in inputs:
-        maker = made.get(value)
+        maker = producers.get(value)
         if maker is None or maker.op != _VIEW or counts.get(value, 0) != 1:
             continue
         source = maker.tensor("x")
-        before = made.get(source)
+        before = producers.get(source)
         if before is None or counts.get(source, 0) != 1 or not _equal(value.type.dims, sizes):
             continue
         if before.op in (_VIEW, "aten.permute.default", "aten.expand.default", "aten.slice.Tensor"):
             continue
-        targets = [_reshaped(each, value, source) for each in inputs]
+        targets = [_reshaped(operand, value, source) for operand in inputs]
         if any(target is None for target in targets):
             continue
         final = []
-        for each, target in zip(inputs, targets):
-            if each is value:
+        for operand, target in zip(inputs, targets):
+            if operand is value:
                 final.append(source)
-            elif target == tuple(each.type.dims):
-                final.append(each)
+            elif target == tuple(operand.type.dims):
+                final.append(operand)
             else:
-                final.append(rewriter.emit(_VIEW, each, target))
-                made[final[-1]] = rewriter.nodes[-1]
+                final.append(rewriter.emit(_VIEW, operand, target))
+                producers[final[-1]] = rewriter.nodes[-1]
                 counts[final[-1]] = 1
         # The type is the node's, not the expression's: a conversion may have no step of its own.
         type = node.result.type.with_dims(source.type.dims)
@@ -75,10 +75,10 @@ def _move(
             source.type.dims,
             results=(type,),
         )
-        made[inner] = rewriter.nodes[-1]
+        producers[inner] = rewriter.nodes[-1]
         counts[inner] = 1
         result = rewriter.emit(_VIEW, inner, sizes)
-        made[result] = rewriter.nodes[-1]
+        producers[result] = rewriter.nodes[-1]
         return result
     return None
 

@@ -55,8 +55,8 @@ class Rewriter(Builder):
     def bind_symbol(self, size: Size, count: Value) -> None:
         for symbol in _dims.symbols(size):
             source = self.graph.symbols.get(symbol)  # None: it is given from outside
-            given = source is None or source.dim is None or not symbol.unbacked
-            if not given and symbol not in self._sources:
+            is_input = source is None or source.dim is None or not symbol.unbacked
+            if not is_input and symbol not in self._sources:
                 self._sources[symbol] = SymbolSource(count, None, 0)
 
     @overload
@@ -135,10 +135,10 @@ class _Names(NameSource):
     @functools.cached_property
     def _taken(self) -> set[str]:  # many passes make no value
         graph = self._graph
-        taken = {value.name for node in graph.nodes for value in node.results}
-        taken.update(value.name for value in (*graph.constants, *graph.states))
-        taken.update(value.name for value in graph.inputs if isinstance(value, Value))
-        return taken
+        names = {value.name for node in graph.nodes for value in node.results}
+        names.update(value.name for value in (*graph.constants, *graph.states))
+        names.update(value.name for value in graph.inputs if isinstance(value, Value))
+        return names
 
     def fresh(self, stem: str) -> str:
         name = super().fresh(stem)
@@ -165,8 +165,8 @@ def changing(nodes: Iterable[Node]) -> set[Value]:
     which follow the state."""
     nodes = tuple(nodes)
     writers = (node for node in nodes if registry.mutates(node.op))
-    found = {value for node in writers for value in registry.mutated(node)}
-    for node in nodes if found else ():
-        if registry.is_view(node) and node.inputs[0] in found:
-            found.update(node.results)
-    return found
+    mutated = {value for node in writers for value in registry.mutated(node)}
+    for node in nodes if mutated else ():
+        if registry.is_view(node) and node.inputs[0] in mutated:
+            mutated.update(node.results)
+    return mutated

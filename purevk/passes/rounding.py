@@ -40,9 +40,9 @@ def round_results(graph: Graph) -> Graph:
         if not any(value.type.dtype in ROUND for value in node.results):
             return None
         if node.op in _FORMULAS:
-            made = _FORMULAS[node.op](rewriter, node)
-            if made is not None:
-                return (_round(rewriter, made),)
+            result = _FORMULAS[node.op](rewriter, node)
+            if result is not None:
+                return (_round(rewriter, result),)
         node = replace(node, op=_EXACT.get(node.op, node.op))
         rewriter.keep(_with_rounded_numbers(node) if isinstance(form, registry.Pointwise) else node)
         return tuple(_round(rewriter, value) for value in node.results)
@@ -52,14 +52,14 @@ def round_results(graph: Graph) -> Graph:
 
 def drop_rounding(graph: Graph) -> Graph:
     """Removes rounding of what a kernel writes: memory rounds it."""
-    made = graph.producers()
+    producers = graph.producers()
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         if node.op != ROUNDED:
             return None
-        source = made.get(node.inputs[0])
+        source = producers.get(node.inputs[0])
         while source is not None and registry.is_view(source):
-            source = made.get(source.inputs[0])
+            source = producers.get(source.inputs[0])
         definition = None if source is None else registry.find(source.op)
         pointwise = definition is not None and isinstance(definition.form, registry.Pointwise)
         joined = pointwise or (source is not None and source.op == PROGRAM)

@@ -25,15 +25,15 @@ _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "i
 
 def drop_no_ops(graph: Graph) -> Graph:
     """Copies that change nothing, views of views, casts there and back."""
-    made: dict[Value, Node] = {}
-    kept = _copies_of_what_changes(graph)
+    producers: dict[Value, Node] = {}
+    copies = _copies_of_what_changes(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
-        result = None if kept.intersection(node.results) else _simplify(rewriter, node, made)
-        for each in rewriter.nodes[-2:] if result is not None else (node,):
-            for value in each.results:
-                if value not in kept:
-                    made[value] = each
+        result = None if copies.intersection(node.results) else _simplify(rewriter, node, producers)
+        for new_node in rewriter.nodes[-2:] if result is not None else (node,):
+            for value in new_node.results:
+                if value not in copies:
+                    producers[value] = new_node
         return result
 
     return each_node(graph, visit)
@@ -57,7 +57,9 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
         last = -1
         for node in users.get(value, []):
             follows = node.op in _COPIES or registry.is_view(node)
-            last = max(last, position[node], *(last_read(made) for made in node.results if follows))
+            last = max(
+                last, position[node], *(last_read(result) for result in node.results if follows)
+            )
         return last
 
     return {
@@ -69,7 +71,7 @@ def _copies_of_what_changes(graph: Graph) -> set[Value]:
     }
 
 
-def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value | None:
+def _simplify(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> Value | None:
     if not node.args or not isinstance(node.args[0], Value) or len(node.results) != 1:
         return None
     source, result = node.args[0], node.result
@@ -80,7 +82,7 @@ def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value 
     if node.op == "aten._to_copy.default":
         if source.type.dtype is result.type.dtype:
             return source
-        before = made.get(source)
+        before = producers.get(source)
         if before is None or before.op != node.op:
             return None
         inner = before.tensor("x")
@@ -92,7 +94,7 @@ def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value 
     if node.op == "aten.expand.default" and _same(source, result):
         return source
     if node.op in _BY_SIZE:
-        before = made.get(source)
+        before = producers.get(source)
         if before is not None and before.op == "aten.view.default":
             source = before.tensor("x")
         if _same(source, result):
@@ -109,16 +111,16 @@ def _simplify(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value 
             order[a], order[b] = order[b], order[a]
         return rewriter.emit("aten.permute.default", source, tuple(order))
     if node.op == "aten.permute.default":
-        return _permute(rewriter, node, made)
+        return _permute(rewriter, node, producers)
     if node.op == "aten.slice.Tensor" and _same(source, result) and node.int("step") == 1:
         return source
     return None
 
 
-def _permute(rewriter: Rewriter, node: Node, made: dict[Value, Node]) -> Value | None:
+def _permute(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> Value | None:
     source = node.tensor("x")
     order = tuple(wrap(d, source.type.rank) for d in node.ints("dims"))
-    before = made.get(source)
+    before = producers.get(source)
     if before is not None and before.op == node.op:
         inner = tuple(wrap(d, source.type.rank) for d in before.ints("dims"))
         source, order = before.tensor("x"), tuple(inner[d] for d in order)
@@ -208,14 +210,16 @@ def share_cats(graph: Graph) -> Graph:
         dim = wrap(node.int("dim"), node.result.type.rank)
         if any(value.type.rank != node.result.type.rank for value in values):
             return None  # torch leaves out empty tensors of rank 1
-        made: Value | None = None
+        result: Value | None = None
         for count in range(len(values) - 1, 1, -1):
             first = seen.get((values[:count], dim))
             if first is not None and first.type.dtype is node.result.type.dtype:
-                made = rewriter.emit("aten.cat.default", (first, *values[count:]), node.int("dim"))
+                result = rewriter.emit(
+                    "aten.cat.default", (first, *values[count:]), node.int("dim")
+                )
                 break
-        seen[values, dim] = node.result if made is None else made
-        return made
+        seen[values, dim] = node.result if result is None else result
+        return result
 
     return each_node(graph, visit)
 
@@ -240,14 +244,14 @@ def drop_unused(graph: Graph) -> Graph:
             *(guard.symbols for guard, _ in graph.checks if not _is_of_sizes(guard, unbacked))
         )
         mention(*(Dim.of(symbol) for symbol in checked if symbol in unbacked))
-    kept: list[Node] = []
+    live: list[Node] = []
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.results) or registry.mutated(node) or not node.results:
-            kept.append(node)
+            live.append(node)
             needed.update(node.inputs)
             if unbacked:
                 mention(*node.args, *(value.type.dims for value in (*node.inputs, *node.results)))
-    nodes = tuple(reversed(kept))
+    nodes = tuple(reversed(live))
     read = {value for node in nodes for value in node.inputs} | graph.output_values()
     read |= {
         source.value
@@ -281,8 +285,8 @@ def drop_unread(graph: Graph) -> Graph:
     counts = reader_counts(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
-        flag, wanted = _WANTED.get(node.op, (0, ()))
-        if not wanted or not node.args[flag] or any(counts.get(node.results[n], 0) for n in wanted):
+        flag, dims = _WANTED.get(node.op, (0, ()))
+        if not dims or not node.args[flag] or any(counts.get(node.results[n], 0) for n in dims):
             return None
         return rewriter.emit_all(node.op, *node.args[:flag], False, *node.args[flag + 1 :])
 
@@ -304,11 +308,11 @@ def drop_empty(graph: Graph) -> Graph:
         empty = [value for value in node.results if _is_empty(value)]
         if not empty or registry.mutated(node):
             return None
-        made = {value: Value(rewriter.names.fresh("empty"), value.type) for value in empty}
-        constants.update({value: Constant(memoryview(b"")) for value in made.values()})
+        empties = {value: Value(rewriter.names.fresh("empty"), value.type) for value in empty}
+        constants.update({value: Constant(memoryview(b"")) for value in empties.values()})
         if len(empty) < len(node.results):
             rewriter.keep(node)
-        return [made.get(value, value) for value in node.results]
+        return [empties.get(value, value) for value in node.results]
 
     graph = each_node(graph, visit)
     return graph.with_nodes(graph.nodes, constants=constants)

@@ -59,12 +59,12 @@ class ValueRanges:
     def of(self, value: Value, depth: int = 0) -> Range | None:
         """The range of the elements of a tensor; None if it is not known."""
         if value not in self._known:
-            found = None
+            range_ = None
             if depth < _DEPTH and value not in self._moving:
-                found = self._find(value, depth)
-            if found is not None and not _fits(found, value.type.dtype):
-                found = None  # numbers may wrap, or are not bounded
-            self._known[value] = found
+                range_ = self._find(value, depth)
+            if range_ is not None and not _fits(range_, value.type.dtype):
+                range_ = None  # numbers may wrap, or are not bounded
+            self._known[value] = range_
         return self._known[value]
 
     def _find(self, value: Value, depth: int) -> Range | None:
@@ -112,12 +112,12 @@ class _Known(NamedTuple):
         return x.type.dims[wrap(dim, x.type.rank)]
 
 
-def _fits(found: Range, dtype: DType) -> bool:
-    if not (_is_bounded(found.least) and _is_bounded(found.greatest)):
+def _fits(range_: Range, dtype: DType) -> bool:
+    if not (_is_bounded(range_.least) and _is_bounded(range_.greatest)):
         return False
     if dtype is DType.bool:
         return True
-    least, greatest = _dims.range_of(found.least)[0], _dims.range_of(found.greatest)[1]
+    least, greatest = _dims.range_of(range_.least)[0], _dims.range_of(range_.greatest)[1]
     if not dtype.is_int:
         exact = 1 << _EXACT_BITS[dtype] if dtype in _EXACT_BITS else -1
         return -exact <= least and greatest <= exact
@@ -136,29 +136,29 @@ def _join(a: Range | None, b: Range | None) -> Range | None:
 _Rule = Callable[[_Known], "Range | None"]
 
 
-def _same(known: _Known) -> Range | None:
+def _same(facts: _Known) -> Range | None:
     """All elements are among those of the first argument."""
-    first = known.node.args[0]
-    return known.range_of(first) if isinstance(first, Value) else None
+    first = facts.node.args[0]
+    return facts.range_of(first) if isinstance(first, Value) else None
 
 
-def _all_of(known: _Known) -> Range | None:
-    first, *rest = (known.range_of(value) for value in known.node.inputs)
-    for each in rest:
-        first = _join(first, each)
+def _all_of(facts: _Known) -> Range | None:
+    first, *others = (facts.range_of(value) for value in facts.node.inputs)
+    for range_ in others:
+        first = _join(first, range_)
     return first
 
 
-def _number_along(known: _Known) -> Range | None:
+def _number_along(facts: _Known) -> Range | None:
     """The number of an element along a dim, or with it, as the first result, the element."""
-    if known.result is not known.node.results[-1]:
-        return _same(known)
-    return Range(0, _dims.maximum(known.size_along() - 1, 0))
+    if facts.result is not facts.node.results[-1]:
+        return _same(facts)
+    return Range(0, _dims.maximum(facts.size_along() - 1, 0))
 
 
-def _arange(known: _Known) -> Range | None:
-    node = known.node
-    count = known.result.type.dims[0]
+def _arange(facts: _Known) -> Range | None:
+    node = facts.node
+    count = facts.result.type.dims[0]
     start = 0 if node.op == "aten.arange.default" else node.arg("start")
     step = node.arg("step") if node.op == "aten.arange.start_step" else 1
     if not isinstance(start, (int, Dim)) or not isinstance(step, int):
@@ -167,8 +167,8 @@ def _arange(known: _Known) -> Range | None:
     return Range(start, last) if step > 0 else Range(last, start)
 
 
-def _sum(known: _Known, sign: int = 1) -> Range | None:
-    x, y, alpha = known.arg("x"), known.arg("y"), known.node.arg("alpha")
+def _sum(facts: _Known, sign: int = 1) -> Range | None:
+    x, y, alpha = facts.arg("x"), facts.arg("y"), facts.node.arg("alpha")
     if x is None or y is None or not isinstance(alpha, int):
         return None
     factor = alpha * sign
@@ -176,60 +176,60 @@ def _sum(known: _Known, sign: int = 1) -> Range | None:
     return Range(x.least + low * factor, x.greatest + high * factor)
 
 
-def _product(known: _Known) -> Range | None:
-    factor, other = _number(known.arg("y")), known.arg("x")
+def _product(facts: _Known) -> Range | None:
+    factor, operand = _number(facts.arg("y")), facts.arg("x")
     if factor is None:
-        factor, other = _number(known.arg("x")), known.arg("y")
-    if factor is None or other is None:
+        factor, operand = _number(facts.arg("x")), facts.arg("y")
+    if factor is None or operand is None:
         return None
-    ends = (other.least * factor, other.greatest * factor)
+    ends = (operand.least * factor, operand.greatest * factor)
     return Range(*(ends if factor >= 0 else ends[::-1]))
 
 
-def _number(found: Range | None) -> int | None:
+def _number(range_: Range | None) -> int | None:
     """The number that all elements are, if it is one."""
-    if found is None or isinstance(found.least, Dim) or isinstance(found.greatest, Dim):
+    if range_ is None or isinstance(range_.least, Dim) or isinstance(range_.greatest, Dim):
         return None
-    return found.least if found.least == found.greatest else None
+    return range_.least if range_.least == range_.greatest else None
 
 
-def _divisor(known: _Known) -> int | None:
-    number = _number(known.arg("y"))
+def _divisor(facts: _Known) -> int | None:
+    number = _number(facts.arg("y"))
     return number if number is not None and number > 0 else None
 
 
-def _remainder(known: _Known) -> Range | None:
-    divisor = _divisor(known)
+def _remainder(facts: _Known) -> Range | None:
+    divisor = _divisor(facts)
     return None if divisor is None else Range(0, divisor - 1)
 
 
-def _quotient(known: _Known) -> Range | None:
-    x, divisor = known.arg("x"), _divisor(known)
-    mode = known.node.arg("rounding_mode") if known.node.op.startswith("aten.div.") else "floor"
+def _quotient(facts: _Known) -> Range | None:
+    x, divisor = facts.arg("x"), _divisor(facts)
+    mode = facts.node.arg("rounding_mode") if facts.node.op.startswith("aten.div.") else "floor"
     if x is None or divisor is None or mode != "floor":
         return None
     return Range(x.least // divisor, x.greatest // divisor)
 
 
-def _clamp(known: _Known) -> Range | None:
-    least, greatest = known.arg("x") or _every(known.result)
+def _clamp(facts: _Known) -> Range | None:
+    least, greatest = facts.arg("x") or _every(facts.result)
     for name, bound in (("min", _dims.maximum), ("max", _dims.minimum)):
-        if known.node.arg(name) is None:
+        if facts.node.arg(name) is None:
             continue
-        limit = known.arg(name)
+        limit = facts.arg(name)
         if limit is None:
             return None
         least, greatest = bound(least, limit.least), bound(greatest, limit.greatest)
     return Range(least, greatest)
 
 
-def _larger(known: _Known) -> Range | None:
-    x, y = (known.arg(name) or _every(known.result) for name in ("x", "y"))
+def _larger(facts: _Known) -> Range | None:
+    x, y = (facts.arg(name) or _every(facts.result) for name in ("x", "y"))
     return Range(_dims.maximum(x.least, y.least), _dims.maximum(x.greatest, y.greatest))
 
 
-def _smaller(known: _Known) -> Range | None:
-    x, y = (known.arg(name) or _every(known.result) for name in ("x", "y"))
+def _smaller(facts: _Known) -> Range | None:
+    x, y = (facts.arg(name) or _every(facts.result) for name in ("x", "y"))
     return Range(_dims.minimum(x.least, y.least), _dims.minimum(x.greatest, y.greatest))
 
 
@@ -238,32 +238,32 @@ def _every(value: Value) -> Range:
     return Range(int(numbers.min), int(numbers.max))
 
 
-def _where(known: _Known) -> Range | None:
-    return _join(known.range_of(known.node.args[1]), known.range_of(known.node.args[2]))
+def _where(facts: _Known) -> Range | None:
+    return _join(facts.range_of(facts.node.args[1]), facts.range_of(facts.node.args[2]))
 
 
-def _counted(known: _Known) -> Range | None:
+def _counted(facts: _Known) -> Range | None:
     """A running sum."""
-    x = _same(known)
+    x = _same(facts)
     if x is None:
         return None
-    count = known.size_along()
+    count = facts.size_along()
     return Range(
         _dims.minimum(x.least, x.least * count), _dims.maximum(x.greatest, x.greatest * count)
     )
 
 
-def _nonzero(known: _Known) -> Range:
-    sizes = known.node.tensor("x").type.dims
+def _nonzero(facts: _Known) -> Range:
+    sizes = facts.node.tensor("x").type.dims
     greatest: Size = 0
     for size in sizes:
         greatest = _dims.maximum(greatest, size - 1)
     return Range(0, greatest)
 
 
-def _place(known: _Known) -> Range:
+def _place(facts: _Known) -> Range:
     """How many elements of a sorted row are less."""
-    node = known.node
+    node = facts.node
     name = "boundaries" if node.op == "aten.bucketize.Tensor" else "sorted_sequence"
     dims = node.tensor(name).type.dims
     return Range(0, dims[-1] if dims else 1)
@@ -291,7 +291,7 @@ _RULES: dict[str, _Rule] = {
         ),
         (_arange, "arange.default arange.start arange.start_step"),
         (_sum, "add.Tensor"),
-        (lambda known: _sum(known, -1), "sub.Tensor"),
+        (lambda facts: _sum(facts, -1), "sub.Tensor"),
         (_product, "mul.Tensor"),
         (_remainder, "remainder.Tensor"),
         (_quotient, "floor_divide.default div.Tensor_mode"),
@@ -299,10 +299,10 @@ _RULES: dict[str, _Rule] = {
         (_larger, "clamp_min.default maximum.default"),
         (_smaller, "clamp_max.default minimum.default"),
         (_where, "where.self"),
-        (lambda known: known.arg("fill_value"), "full.default full_like.default"),
-        (lambda known: known.arg("s"), "scalar_tensor.default"),
-        (lambda known: Range(0, 0), "zeros.default zeros_like.default"),
-        (lambda known: Range(1, 1), "ones.default ones_like.default"),
+        (lambda facts: facts.arg("fill_value"), "full.default full_like.default"),
+        (lambda facts: facts.arg("s"), "scalar_tensor.default"),
+        (lambda facts: Range(0, 0), "zeros.default zeros_like.default"),
+        (lambda facts: Range(1, 1), "ones.default ones_like.default"),
         (_counted, "cumsum.default"),
         (_nonzero, "nonzero.default"),
         (_place, "bucketize.Tensor searchsorted.Tensor"),

@@ -18,7 +18,7 @@ def widen_halves(graph: Graph) -> Graph:
 
     Inputs and outputs keep their types: the CPU converts them. Constants are converted on the host.
     """
-    if not any(_is_narrow(value) for each in graph.nested() for value in _values(each)):
+    if not any(_is_narrow(value) for inner in graph.nested() for value in _values(inner)):
         return graph
     return _widen(graph, {}, outermost=True)
 

@@ -46,8 +46,8 @@ def find(plan: Any) -> bytes | None:
     for delegate in plan.delegates:
         for spec in delegate.compile_specs:
             if spec.key == KEY:
-                found: bytes = spec.value
-                return found
+                record: bytes = spec.value
+                return record
     return None
 
 

@@ -106,8 +106,8 @@ class _Structure:
             self._refuse(last)
         counter, step, target = add
         left, length, done = compare
-        one = self.plan.values[step]
-        if not isinstance(one, V.Int) or one.value != 1 or counter != target:
+        increment = self.plan.values[step]
+        if not isinstance(increment, V.Int) or increment.value != 1 or counter != target:
             self._refuse(last)
         if left != counter or done != jump.condition:
             self._refuse(last)
@@ -194,13 +194,17 @@ class Uses:
         """The values that other instructions than `first` to `last` touch, or that the method
         returns. A value that nobody writes also counts for those at its address."""
         others = [at for at in range(len(self.touched)) if not first <= at <= last]
-        wanted = self.touched_by(others) | set(self._flat(self.plan.outputs))
+        read_elsewhere = self.touched_by(others) | set(self._flat(self.plan.outputs))
         addresses = {
-            address_of(self.plan.values[n]) for n in wanted if n >= 0 and n not in self.ever_written
+            address_of(self.plan.values[n])
+            for n in read_elsewhere
+            if n >= 0 and n not in self.ever_written
         } - {None}
         if addresses:
-            wanted |= {n for n in self.ever_written if address_of(self.plan.values[n]) in addresses}
-        return wanted
+            read_elsewhere |= {
+                n for n in self.ever_written if address_of(self.plan.values[n]) in addresses
+            }
+        return read_elsewhere
 
 
 def address_of(value: P.EValue) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ _KEY = "purevk.buffers:"
 def write(constants: Sequence[int | None]) -> str:
     """The record of the constants that the first outputs of a graph go to. None: an output that goes
     to a buffer which the graph does not read."""
-    return _KEY + ",".join("" if each is None else str(each) for each in constants)
+    return _KEY + ",".join("" if constant is None else str(constant) for constant in constants)
 
 
 def find(graph: vk.VkGraph) -> list[int | None] | None:
@@ -27,7 +27,7 @@ def find(graph: vk.VkGraph) -> list[int | None] | None:
     """
     for value in reversed(graph.values):
         if isinstance(value, V.String) and value.value.startswith(_KEY):
-            return [_constant(graph, each) for each in value.value.removeprefix(_KEY).split(",")]
+            return [_constant(graph, key) for key in value.value.removeprefix(_KEY).split(",")]
     return None
 
 

@@ -62,28 +62,28 @@ class DelegateCalls:
         by_others = {
             number
             for chain in plan.chains
-            for each in chain.instructions
-            for number in kernel_writes(plan, each)
+            for instruction in chain.instructions
+            for number in kernel_writes(plan, instruction)
         }
-        known = set(plan.inputs)
-        known |= {
+        defined = set(plan.inputs)
+        defined |= {
             number
             for number, value in enumerate(plan.values)
             if isinstance(value, P.Tensor) and value.is_constant
         }
         for chain in plan.chains:
-            for each in chain.instructions:
-                known |= set(kernel_writes(plan, each))
-                if not isinstance(each, P.DelegateCall):
+            for instruction in chain.instructions:
+                defined |= set(kernel_writes(plan, instruction))
+                if not isinstance(instruction, P.DelegateCall):
                     continue
-                index = each.delegate_index
+                index = instruction.delegate_index
                 if plan.delegates[index].id != P.VULKAN_BACKEND:
                     continue
                 if index not in self.graphs:
                     self.graphs[index] = program.vulkan_graph(plan.delegates[index])
-                if each not in self._calls:
-                    self._calls[each] = self._split(each, known, by_others)
-                known |= set(self._calls[each].written)
+                if instruction not in self._calls:
+                    self._calls[instruction] = self._split(instruction, defined, by_others)
+                defined |= set(self._calls[instruction].written)
 
     def arguments(self, call: P.DelegateCall) -> CallArguments:
         """The arguments of a call."""
@@ -92,13 +92,13 @@ class DelegateCalls:
     def writes(self, instruction: P.Instruction) -> Sequence[int]:
         """The values that an instruction writes."""
         if isinstance(instruction, P.DelegateCall):
-            found = self._calls.get(instruction)
-            return found.written if found is not None else ()
+            arguments = self._calls.get(instruction)
+            return arguments.written if arguments is not None else ()
         return kernel_writes(self.plan, instruction)
 
     # -- one call ---------------------------------------------------------------------------------
     def _split(
-        self, call: P.DelegateCall, known: Collection[int], by_others: Collection[int]
+        self, call: P.DelegateCall, defined: Collection[int], by_others: Collection[int]
     ) -> CallArguments:
         graph, args = self.graphs[call.delegate_index], call.args
         takes, gives = len(graph.input_ids), len(graph.output_ids)
@@ -122,7 +122,7 @@ class DelegateCalls:
                 missing,
             )
         # An output is new, and only delegates write it. An input is there before.
-        first = 1 + max((at for at, number in enumerate(args) if number in known), default=-1)
+        first = 1 + max((at for at, number in enumerate(args) if number in defined), default=-1)
         last = min(
             (
                 at
@@ -135,21 +135,21 @@ class DelegateCalls:
         most = max(most, missing)
         again = 1 + len(args) - takes - gives + most
         work = (last + 1 - first) * (len(args) - takes) * again * gives * (most + 1 - missing)
-        found: dict[CallArguments, int] = {}
+        counts: dict[CallArguments, int] = {}
         if work < _WORK:
             for buffers in range(missing, most + 1):
                 for at in range(first, last + 1):
                     for inputs in self._inputs(graph, args[:at]):
                         for outputs in self._outputs(graph, args[at:], buffers):
-                            taken = CallArguments(inputs, tuple(zip(args[at:], outputs)))
+                            candidate = CallArguments(inputs, tuple(zip(args[at:], outputs)))
                             # The exporter refuses to return a buffer, but for copies of it. So
                             # `return weight + x` is no new content.
-                            found.setdefault(taken, buffers)
-        if len(found) == 1:
-            ((arguments, buffers),) = found.items()
+                            counts.setdefault(candidate, buffers)
+        if len(counts) == 1:
+            ((arguments, buffers),) = counts.items()
             return replace(arguments, buffers=0 if aliased else buffers)
         label = f"delegate {call.delegate_index} takes {takes} inputs and gives {gives} outputs"
-        if not found and work < _WORK:
+        if not counts and work < _WORK:
             raise FileFormatError(
                 label,
                 where=self.where,
@@ -179,18 +179,18 @@ class DelegateCalls:
             yield from {first, last[::-1]}
 
     def _first_match(
-        self, graph: vk.VkGraph, wanted: Sequence[int], args: Sequence[int]
+        self, graph: vk.VkGraph, inputs: Sequence[int], args: Sequence[int]
     ) -> tuple[int, ...] | None:
         """For each input of the graph, the first argument of its type behind that of the input
         before; None: an input has no such argument."""
         chosen: list[int] = []
-        rest = iter(args)
-        for each in wanted:
-            for number in rest:
-                if self._fits(graph.values[each], self.plan.values[number]):
+        remaining = iter(args)
+        for value in inputs:
+            for number in remaining:
+                if self._fits(graph.values[value], self.plan.values[number]):
                     chosen.append(number)
                     break
-        return tuple(chosen) if len(chosen) == len(wanted) else None
+        return tuple(chosen) if len(chosen) == len(inputs) else None
 
     def _outputs(
         self, graph: vk.VkGraph, args: Sequence[int], buffers: int
@@ -229,18 +229,18 @@ class DelegateCalls:
         yield from (way for way, _ in ways)
 
     @staticmethod
-    def _fits(value: vk.VkValue, other: P.EValue) -> bool:
+    def _fits(value: vk.VkValue, plan_value: P.EValue) -> bool:
         if isinstance(value, vk.VkTensor):
             return (
-                isinstance(other, P.Tensor)
-                and other.sizes == value.dims
+                isinstance(plan_value, P.Tensor)
+                and plan_value.sizes == value.dims
                 and (
                     value.dtype is None
-                    or other.dtype is None
-                    or value.dtype.is_float == other.dtype.is_float
+                    or plan_value.dtype is None
+                    or value.dtype.is_float == plan_value.dtype.is_float
                 )
             )
-        return not isinstance(other, P.Tensor) or other.numel == 1
+        return not isinstance(plan_value, P.Tensor) or plan_value.numel == 1
 
 
 def _most_buffers(graph: vk.VkGraph) -> int:
@@ -285,4 +285,4 @@ def _written_twice(graph: vk.VkGraph) -> int:
     """How many of the first outputs are buffers that the graph writes in place."""
     written = Counter(call.args[-1] for call in graph.chain)
     outputs = graph.output_ids
-    return next((at for at, each in enumerate(outputs) if written[each] < 2), len(outputs))
+    return next((at for at, output in enumerate(outputs) if written[output] < 2), len(outputs))

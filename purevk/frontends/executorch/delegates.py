@@ -168,32 +168,42 @@ class VulkanDelegate:
         recorded = delegate_buffers.find(self.graph)
         if recorded is not None and len(recorded) == len(numbers):
             return [None if number is None else self._state(number) for number in recorded]
-        found = {number: self._candidates(number) for number in numbers}
-        if len(found) < len(numbers):
+        candidates_of = {number: self._candidates(number) for number in numbers}
+        if len(candidates_of) < len(numbers):
             raise UnsupportedProgramError(
                 f"{self.label} gives two buffers the same content",
                 where=self.importer.where,
                 why="the file does not say which buffers",
                 next="write x.clone() + 0 to one of them, or export with alias_buffer_mutations=True",
             )
-        found = {number: each for number, each in found.items() if each}
+        candidates_of = {
+            number: candidates for number, candidates in candidates_of.items() if candidates
+        }
         chosen: dict[int, int] = {}
-        while len(chosen) < len(found):
+        while len(chosen) < len(candidates_of):
             open_ = {
-                number: [c for c in each if c not in chosen.values()]
-                for number, each in found.items()
+                number: [c for c in candidates if c not in chosen.values()]
+                for number, candidates in candidates_of.items()
                 if number not in chosen
             }
-            single = {number: each[0] for number, each in open_.items() if len(each) == 1}
+            single = {
+                number: candidates[0]
+                for number, candidates in open_.items()
+                if len(candidates) == 1
+            }
             if single:
                 number, constant = next(iter(single.items()))
                 chosen[number] = constant
                 continue
             number, candidates = next(iter(open_.items()))
-            alike = [other for other, each in open_.items() if set(each) & set(candidates)]
-            constants = sorted({c for other in alike for c in open_[other]})
+            alike = [
+                peer
+                for peer, peer_candidates in open_.items()
+                if set(peer_candidates) & set(candidates)
+            ]
+            constants = sorted({c for peer in alike for c in open_[peer]})
             if len(constants) != len(alike) or any(
-                c not in open_[other] for other, c in zip(alike, constants)
+                c not in open_[peer] for peer, c in zip(alike, constants)
             ):
                 raise UnsupportedProgramError(
                     f"{self.label} returns a mutated buffer that cannot be told apart",
@@ -211,33 +221,33 @@ class VulkanDelegate:
             return [number]  # the buffer itself
         reached = self._reached(number)
         alike = [
-            other
-            for other, value in enumerate(self.graph.values)
+            index
+            for index, value in enumerate(self.graph.values)
             if isinstance(value, vk.VkTensor)
             and value.is_constant
             and isinstance(tensor, vk.VkTensor)
             and value.dims == tensor.dims
             and value.datatype == tensor.datatype
         ]
-        return [other for other in alike if other in reached] or alike
+        return [index for index in alike if index in reached] or alike
 
     def _reached(self, number: int) -> set[int]:
         """The values that a value is computed from."""
-        made = {
+        inputs_of = {
             output: call.args[:-1]
             for call in self.graph.chain
             for output in self._outputs(call.args[-1])
         }
-        found: set[int] = set()
+        sources: set[int] = set()
         stack = [number]
         while stack:
-            for each in made.get(stack.pop(), ()):
-                value = self.graph.values[each]
-                for item in value.items if isinstance(value, vk.ValueList) else (each,):
-                    if item not in found:
-                        found.add(item)
+            for source in inputs_of.get(stack.pop(), ()):
+                value = self.graph.values[source]
+                for item in value.items if isinstance(value, vk.ValueList) else (source,):
+                    if item not in sources:
+                        sources.add(item)
                         stack.append(item)
-        return found
+        return sources
 
     # -- operators --------------------------------------------------------------------------------
     def _call(self, name: str, args: Sequence[int], source: str) -> None:
@@ -258,9 +268,9 @@ class VulkanDelegate:
             )
             return
         if base in INTEGER_OPERATORS and not name.startswith("aten."):
-            given = [self._integer(number) for number in inputs]
-            found = numbers.of_sizes(INTEGER_OPERATORS[base], *given)
-            self.env[output] = indicator(*found.sides) if isinstance(found, Relation) else found
+            sizes = [self._integer(number) for number in inputs]
+            size = numbers.of_sizes(INTEGER_OPERATORS[base], *sizes)
+            self.env[output] = indicator(*size.sides) if isinstance(size, Relation) else size
             return
         definition = registry.find(name)
         mutated = definition.mutates if definition else ()

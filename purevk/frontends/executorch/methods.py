@@ -136,7 +136,7 @@ class _Plan:
             return
         parts = (step.true, step.false)
         written = self.uses.written_by([at for part in parts for at in instructions_of(part)])
-        wanted = [
+        outputs = [
             n
             for n in sorted(written & self.uses.wanted_outside(step.first, step.last))
             if n not in self.values.states
@@ -146,21 +146,21 @@ class _Plan:
             def run(region: control.Region, _: tuple[Arg, ...]) -> list[Arg]:
                 with self.values.inside(region, self._touched(part)):
                     self._steps(part)
-                    for number in wanted:
+                    for number in outputs:
                         if number not in self.values.env:
                             self.values.env[number] = (
                                 region.take(around[number])
                                 if number in around
                                 else self.values.nothing(number)
                             )
-                    return [self.values.env[number] for number in wanted]
+                    return [self.values.env[number] for number in outputs]
 
             return run
 
         around = self.values.env
         source = f"{self.plan.name}#{step.first} choice"
-        made = control.cond(self.importer, condition, [walk(part) for part in parts], (), source)
-        for number, value in zip(wanted, made):
+        results = control.cond(self.importer, condition, [walk(part) for part in parts], (), source)
+        for number, value in zip(outputs, results):
             self.values.set(
                 number,
                 self.importer.element(value, 0)
@@ -200,7 +200,7 @@ class _Plan:
             for n in sorted(written)
             if n in self.values.env and n not in self.values.states and n not in stacked
         ]
-        plain = tuple(each for each in step.steps if each not in rows)
+        plain = tuple(inner_step for inner_step in step.steps if inner_step not in rows)
 
         def walk(region: control.Region, args: tuple[Arg, ...]) -> list[Arg]:
             with self.values.inside(region, self._touched(plain)):
@@ -212,7 +212,7 @@ class _Plan:
 
         tensors = [self.values.arg(scanned.tensor) for scanned in rows.values()]
         source = f"{self.plan.name}#{step.first} loop"
-        made = control.scan(
+        results = control.scan(
             self.importer,
             walk,
             [self.values.env[number] for number in carried],
@@ -220,7 +220,7 @@ class _Plan:
             (),
             source,
         )
-        for number, value in zip((*carried, *stacked), made):
+        for number, value in zip((*carried, *stacked), results):
             self.values.set(number, value)
 
     # -- instructions -----------------------------------------------------------------------------
@@ -247,9 +247,9 @@ class _Plan:
         inputs: Any = [
             self.values.arg(number) for number in kernel_inputs(self.plan, operator, args)
         ]
-        known = OUT_ARGUMENTS.get(f"{space}.{name}.{operator.overload}")
-        if known is not None:
-            inputs = dict(zip(known, inputs))
+        out_arguments = OUT_ARGUMENTS.get(f"{space}.{name}.{operator.overload}")
+        if out_arguments is not None:
+            inputs = dict(zip(out_arguments, inputs))
         tensors = [self.plan.values[number] for number in outputs]
         recorded = [self.values.recorded(tensor) for tensor in tensors]
         dynamic = [
@@ -326,10 +326,10 @@ class _Plan:
             # The loop stacks the values of its iterations.
             self.values.env[args[0]] = self.values.arg(args[1])
         elif name in INTEGER_OPERATORS:
-            op, given = INTEGER_OPERATORS[name], [self.values.arg(n) for n in args[:-1]]
-            found = numbers.arithmetic(self.importer, op, given, source)
+            op, operands = INTEGER_OPERATORS[name], [self.values.arg(n) for n in args[:-1]]
+            number = numbers.arithmetic(self.importer, op, operands, source)
             self.values.env[args[-1]] = (
-                indicator(*found.sides) if isinstance(found, Relation) else found
+                indicator(*number.sides) if isinstance(number, Relation) else number
             )
         else:
             self.values.refuse(f"executorch_prim::{name}", f"at {source}")

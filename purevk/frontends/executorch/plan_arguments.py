@@ -57,17 +57,17 @@ def kernel_writes(plan: P.ExecutionPlan, instruction: P.Instruction) -> Sequence
 def read_numbers(plan: P.ExecutionPlan) -> set[int]:
     """The values that something reads. The exporter made an integer input part of the graph if
     nothing reads it."""
-    found = set(plan.outputs)
+    written = set(plan.outputs)
     for chain in plan.chains:
         for call in chain.instructions:
             match call:
                 case P.KernelCall(_, args) | P.DelegateCall(_, args):
-                    found |= set(args)
+                    written |= set(args)
                 case P.MoveCall(source, _):
-                    found.add(source)
+                    written.add(source)
                 case P.JumpFalse(condition, _):
-                    found.add(condition)
+                    written.add(condition)
     for value in plan.values:
         if isinstance(value, P.BoxedIntList):
-            found |= set(value.items)
-    return found
+            written |= set(value.items)
+    return written

@@ -56,9 +56,9 @@ class PlanValues:
                 )
             if value.has_data or number in self.states:
                 return self.state(number, value)
-            other = self._alias(number)
-            if other is not None:
-                given = self.env[other]
+            alias = self._alias(number)
+            if alias is not None:
+                given = self.env[alias]
                 return self.importer.emit(
                     "aten.view.default", (given, value.sizes), [], [], f"value {number}"
                 )[0]
@@ -145,7 +145,7 @@ class PlanValues:
     def inside(self, region: control.Region, touched: Iterable[int]) -> Iterator[None]:
         """A context in which nodes go to a region. The values that its steps touch are taken from
         around it."""
-        kept = self.importer, self.env, self.last_written
+        saved = self.importer, self.env, self.last_written
         env: dict[int, Any] = {}
         for number in touched:
             source = number if number in self.env else self._alias(number)
@@ -155,7 +155,7 @@ class PlanValues:
         try:
             yield
         finally:
-            self.importer, self.env, self.last_written = kept
+            self.importer, self.env, self.last_written = saved
 
     def _alias(self, number: int) -> int | None:
         """The value that was written to the memory of `number`, which itself nobody writes. Views
@@ -164,14 +164,14 @@ class PlanValues:
             return None
         tensor = self.plan.values[number]
         address = address_of(tensor)
-        other = None if address is None else self.last_written.get(address)
-        if other is None or other not in self.env:
+        writer = None if address is None else self.last_written.get(address)
+        if writer is None or writer not in self.env:
             return None
-        found = self.plan.values[other]
-        if not isinstance(found, P.Tensor) or not isinstance(tensor, P.Tensor):
+        value = self.plan.values[writer]
+        if not isinstance(value, P.Tensor) or not isinstance(tensor, P.Tensor):
             return None
-        same = (found.numel, found.scalar_type) == (tensor.numel, tensor.scalar_type)
-        return other if same else None
+        same = (value.numel, value.scalar_type) == (tensor.numel, tensor.scalar_type)
+        return writer if same else None
 
     def state(self, number: int, tensor: P.Tensor) -> Value:
         """A tensor that stays on the device between calls."""

@@ -77,26 +77,26 @@ class AotGraph:
         self._own = [
             at
             for at in numbers
-            if not {str(each) for each in examples[at].node.expr.free_symbols} <= named
+            if not {str(symbol) for symbol in examples[at].node.expr.free_symbols} <= named
         ]
         # Integers that are no size of a tensor come first, since sizes may depend on them. The
         # others come last: by then the tensors have told them.
-        rest = [at for at in range(len(examples)) if at not in numbers]
-        for at in reversed([*self._own, *rest, *(at for at in numbers if at not in self._own)]):
+        tensors = [at for at in range(len(examples)) if at not in numbers]
+        for at in reversed([*self._own, *tensors, *(at for at in numbers if at not in self._own)]):
             first = next(iter(module.graph.nodes))
             if self._nodes[at] is not first:
                 first.prepend(self._nodes[at])
         (output,) = module.graph.find_nodes(op="output")
-        self.results = [getattr(each, "meta", {}).get("val") for each in output.args[0]]
+        self.results = [getattr(result, "meta", {}).get("val") for result in output.args[0]]
         self.numbers = [
             (number, kind)
-            for number, each in enumerate(self.results)
-            if (kind := number_kind(each)) in (float, bool)
+            for number, result in enumerate(self.results)
+            if (kind := number_kind(result)) in (float, bool)
         ]
-        self.memories = [_memory(each, number) for number, each in enumerate(self.results)]
+        self.memories = [_memory(result, number) for number, result in enumerate(self.results)]
         self.strided = [
-            _strided(each, self.memories.count(memory) > 1)
-            for each, memory in zip(self.results, self.memories)
+            _strided(result, self.memories.count(memory) > 1)
+            for result, memory in zip(self.results, self.memories)
         ]
         self.largest: dict[int, int] = {}
         self.room = 64
@@ -171,16 +171,16 @@ class _AotSizes(Sizes):
         for least in (64, 1):
             if least > self.aot.room:
                 continue
-            found = {
+            uppers = {
                 symbol: min(round_up(hint, least), self.range(symbol)[1] or _dims.UNBOUNDED)
                 for symbol, hint in traced.items()
             }
             self._tight = least < 64
-            if all(guard.xreplace(found) == True for guard in guards):  # noqa: E712
+            if all(guard.xreplace(uppers) == True for guard in guards):  # noqa: E712
                 break
         else:
-            found, self._tight = traced, True
-        self._rounded = {str(symbol): size for symbol, size in found.items()}
+            uppers, self._tight = traced, True
+        self._rounded = {str(symbol): size for symbol, size in uppers.items()}
 
     def rounded(self, symbol: Any) -> int:
         return self._rounded.get(str(symbol), 64)
@@ -208,8 +208,8 @@ class _AotSizes(Sizes):
         if any(str(symbol) not in self.symbols for symbol in expression.free_symbols):
             super().derive(position, dim, expression)
 
-    def _number(self, number: Any, at: int, wanted: Any) -> Size:
-        """The symbol of an integer argument, or the number that it is `wanted` for."""
+    def _number(self, number: Any, at: int, expected: Any) -> Size:
+        """The symbol of an integer argument, or the number that it is `expected` for."""
         if not number.expr.is_Symbol:
             raise UnsupportedProgramError(
                 f"size {number.expr} cannot be followed",
@@ -217,17 +217,17 @@ class _AotSizes(Sizes):
                 why="it is an argument of the graph",
                 next="compile with dynamic=False",
             )
-        if isinstance(wanted, int):
-            self.symbols[str(number.expr)] = wanted
-            return wanted
+        if isinstance(expected, int):
+            self.symbols[str(number.expr)] = expected
+            return expected
         if self.sizes_depend_on(number.expr):
             lower = max(self.range(number.expr)[0] or 0, 0)
             self.aot.largest.setdefault(at, self.rounded(number.expr))
             symbol = Symbol(str(number.expr), self.aot.largest[at], lower)
         else:
             symbol = self.integer(number.expr, str(number.expr))
-        made = self.symbols[str(number.expr)] = Dim.of(symbol)
-        return made
+        size = self.symbols[str(number.expr)] = Dim.of(symbol)
+        return size
 
 
 class _AotReader(Reader):
@@ -304,26 +304,28 @@ class _AotReader(Reader):
         self.importer.inputs.append(number)
         return number
 
-    def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
+    def _operator(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
         import torch
 
         name = name_of(target)
         if name in _ATTENTION:
-            return self._attention(node, target, given, examples)
+            return self._attention(node, target, operands, examples)
         if name == "aten.slice.Tensor":
-            bounds = [arg.meta["val"].node for arg in given[2:4] if isinstance(arg, torch.fx.Node)]
-            known = bool(bounds) and all(each.has_hint() for each in bounds)
-            if known or (not bounds and self._counts_from_the_end(given)):
-                given = self._within(given, examples)
-        return super()._operator(node, target, given, examples)
+            bounds = [
+                arg.meta["val"].node for arg in operands[2:4] if isinstance(arg, torch.fx.Node)
+            ]
+            has_hints = bool(bounds) and all(bound.has_hint() for bound in bounds)
+            if has_hints or (not bounds and self._counts_from_the_end(operands)):
+                operands = self._within(operands, examples)
+        return super()._operator(node, target, operands, examples)
 
-    def _within(self, given: Sequence[Any], result: Any) -> Sequence[Any]:
+    def _within(self, operands: Sequence[Any], result: Any) -> Sequence[Any]:
         """The arguments of a slice with symbolic bounds, with bounds that count from the start and
         are within the tensor. Tracing has found their signs and the result's size, under guards of
         dynamo."""
         import torch
 
-        tensor, dim, start, _, *step = (*given, None)[: max(len(given), 4)]
+        tensor, dim, start, _, *step = (*operands, None)[: max(len(operands), 4)]
         size = tensor.meta["val"].shape[dim]
         first = self.arg(start) or 0
         if isinstance(start, int) and start < 0:
@@ -340,24 +342,24 @@ class _AotReader(Reader):
             *step,
         )
 
-    def _counts_from_the_end(self, given: Sequence[Any]) -> bool:
+    def _counts_from_the_end(self, operands: Sequence[Any]) -> bool:
         """Whether a slice of a dynamic dim starts at a number from its end. Where that is before the
         first element depends on the size."""
         import torch
 
-        tensor, dim, start, *_ = (*given, 0, None)[: max(len(given), 3)]
+        tensor, dim, start, *_ = (*operands, 0, None)[: max(len(operands), 3)]
         size = tensor.meta["val"].shape[dim]
         negative = isinstance(start, int) and start < 0
         return negative and isinstance(size, torch.SymInt) and size.node.has_hint()
 
-    def _attention(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
+    def _attention(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
         """Attention. Tracing gives an operator of the device that the tensors are on, with further
         results that inference does not read. It has no `enable_gqa`: fewer heads of keys mean
         groups."""
         args = dict(
             zip(
-                (each.name for each in target._schema.arguments),
-                self.schema_args(target, given, node.kwargs),
+                (argument.name for argument in target._schema.arguments),
+                self.schema_args(target, operands, node.kwargs),
             )
         )
         args.setdefault("attn_mask", args.get("attn_bias"))
@@ -384,26 +386,26 @@ class _AotReader(Reader):
         self.importer.constrain(Guard(lengths[0], "==", lengths[1], True))
         length = min(lengths, key=_dims.upper)
         return tuple(
-            each if each.type.dims[-2] is length else self._first_rows(node, each, length)
-            for each in (keys, values)
+            operand if operand.type.dims[-2] is length else self._first_rows(node, operand, length)
+            for operand in (keys, values)
         )
 
     def _first_rows(self, node: Any, value: Value, count: Size) -> Value:
         dims = (*value.type.dims[:-2], count, value.type.dims[-1])
-        (made,) = self.importer.emit(
+        (attended,) = self.importer.emit(
             "aten.slice.Tensor",
             (value, -2, 0, count, 1),
             [value.type.with_dims(dims)],
             [False],
             node.name,
         )
-        return made
+        return attended
 
 
 def _line_of(node: Any) -> str:
     """The line of the user's code that a node is from."""
     lines = (node.meta.get("stack_trace") or "").splitlines()
-    return next((each.strip() for each in reversed(lines) if each.lstrip().startswith("File")), "")
+    return next((line.strip() for line in reversed(lines) if line.lstrip().startswith("File")), "")
 
 
 def _memory(example: Any, number: int) -> int:
@@ -444,6 +446,6 @@ def _ranges(nodes: Sequence[Any]) -> Mapping[Any, Any]:
             (example,) if isinstance(example, torch.SymInt) else getattr(example, "shape", ())
         ):
             if isinstance(size, torch.SymInt):
-                found: Mapping[Any, Any] = size.node.shape_env.var_to_range
-                return found
+                ranges: Mapping[Any, Any] = size.node.shape_env.var_to_range
+                return ranges
     return {}

@@ -27,34 +27,34 @@ def exportable(module: Any) -> Iterator[None]:
         InputError: a static cache of the module has no memory yet.
         UnsupportedProgramError: a static cache has layers of a kind that counts tokens in Python.
     """
-    known = sys.modules.get("transformers.cache_utils")
-    if known is None:
+    cache_module = sys.modules.get("transformers.cache_utils")
+    if cache_module is None:
         yield
         return
-    _register(known)
-    with traceable_windows(_caches(module, known.Cache)):
-        with _as_buffers(module, dict(_tensors(module, known.Cache))):
+    _register(cache_module)
+    with traceable_windows(_caches(module, cache_module.Cache)):
+        with _as_buffers(module, dict(_tensors(module, cache_module.Cache))):
             yield
 
 
 @contextlib.contextmanager
-def _as_buffers(module: Any, held: dict[str, tuple[Any, str]]) -> Iterator[None]:
+def _as_buffers(module: Any, tensors: dict[str, tuple[Any, str]]) -> Iterator[None]:
     """Within, tensors of layers of caches are buffers of a module: see `_tensors`."""
-    for name, (layer, part) in held.items():
+    for name, (layer, part) in tensors.items():
         module.register_buffer(name, getattr(layer, part), persistent=False)
 
     def take_buffers(*_: Any) -> None:
         """torch.export traces the buffers of modules, not the tensors of other objects."""
-        for name, (layer, part) in held.items():
+        for name, (layer, part) in tensors.items():
             setattr(layer, part, getattr(module, name))
 
-    originals = {name: getattr(layer, part) for name, (layer, part) in held.items()}
+    originals = {name: getattr(layer, part) for name, (layer, part) in tensors.items()}
     hook = module.register_forward_pre_hook(take_buffers)
     try:
         yield
     finally:
         hook.remove()
-        for name, (layer, part) in held.items():
+        for name, (layer, part) in tensors.items():
             setattr(layer, part, originals[name])
             delattr(module, name)
 
@@ -62,15 +62,15 @@ def _as_buffers(module: Any, held: dict[str, tuple[Any, str]]) -> Iterator[None]
 def _caches(module: Any, kind: Any) -> Iterator[tuple[Any, str, Any]]:
     """The caches that a module and its children have as attributes: the child, a name for them, and
     the cache."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for path, child in module.named_modules():
         for name, value in vars(child).items():
             if not isinstance(value, kind):
                 continue
             label = "_".join(filter(None, (*path.split("."), name)))
             for suffix, part in _parts(value):
-                if id(part) not in found:
-                    found.add(id(part))
+                if id(part) not in ids:
+                    ids.add(id(part))
                     yield child, label + suffix, part
 
 
@@ -113,23 +113,27 @@ def _tensors(module: Any, kind: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
                     yield f"{label}_{number}_{part}", (layer, part)
 
 
-def _register(known: Any) -> None:
+def _register(cache_module: Any) -> None:
     """Makes `DynamicCache` a pytree, unless it is one: the keys and values of its layers, and of
     layers of sliding windows the number of tokens that they have seen."""
     from torch.fx import _pytree as fx_pytree
     from torch.utils import _pytree as pytree
 
-    cache, plain, window = known.DynamicCache, known.DynamicLayer, known.DynamicSlidingWindowLayer
+    cache, plain, window = (
+        cache_module.DynamicCache,
+        cache_module.DynamicLayer,
+        cache_module.DynamicSlidingWindowLayer,
+    )
     if cache in _registered or cache in pytree.SUPPORTED_NODES:
         return
 
     def flatten(value: Any) -> tuple[list[Any], list[list[Any]]]:
-        other = {
+        unsupported = {
             type(layer).__name__ for layer in value.layers if type(layer) not in (plain, window)
         }
-        if other:
+        if unsupported:
             raise UnsupportedProgramError(
-                f"a cache with layers of {', '.join(sorted(other))} cannot be traced",
+                f"a cache with layers of {', '.join(sorted(unsupported))} cannot be traced",
                 why=f"only {plain.__name__} and {window.__name__} are known",
                 next="use a StaticCache, or call the model with use_cache=False",
             )
@@ -155,22 +159,22 @@ def _register(known: Any) -> None:
     def unflatten(tensors: Iterable[Any], context: Any) -> Any:
         import torch
 
-        made, given = cache(), iter(tensors)
+        rebuilt, leaves = cache(), iter(tensors)
         for initialized, *size in context[1]:
             layer = window(*size) if size else plain()
             if initialized:
-                layer.keys, layer.values, layer.is_initialized = next(given), next(given), True
+                layer.keys, layer.values, layer.is_initialized = next(leaves), next(leaves), True
                 if isinstance(layer.keys, torch.Tensor):
                     layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
             if size:
-                layer.cumulative_length = next(given)
-            made.layers.append(layer)
-        return made
+                layer.cumulative_length = next(leaves)
+            rebuilt.layers.append(layer)
+        return rebuilt
 
     def with_keys(value: Any) -> tuple[list[Any], Any]:
         children, context = flatten(value)
         return [
-            (pytree.MappingKey(name), each) for name, each in zip(context[0], children)
+            (pytree.MappingKey(name), child) for name, child in zip(context[0], children)
         ], context
 
     pytree.register_pytree_node(

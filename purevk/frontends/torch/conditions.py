@@ -48,14 +48,14 @@ def environments(users: Sequence[Any]) -> list[Any]:
     """torch's shape environments of the sizes of placeholders."""
     import torch
 
-    found: list[Any] = []
+    asserts: list[Any] = []
     for node in users:
         example = node.meta.get("val")
         sizes = example.shape if isinstance(example, torch.Tensor) else (example,)
         for size in sizes:
-            if isinstance(size, torch.SymInt) and size.node.shape_env not in found:
-                found.append(size.node.shape_env)
-    return found
+            if isinstance(size, torch.SymInt) and size.node.shape_env not in asserts:
+                asserts.append(size.node.shape_env)
+    return asserts
 
 
 def relations(condition: Any, size: Callable[[Any], Size]) -> Iterator[Guard]:
@@ -104,8 +104,11 @@ def _truth(condition: Any, ratios: Ratios) -> Size:
         return 1 - _dims.product([1 - part for part in parts])
     if kind not in _RELATIONS:
         raise UnsupportedProgramError(f"the condition {condition} cannot be followed")
-    found = [indicator(each.left, each.op, each.right) for each in _compared(condition, ratios)]
-    return _dims.product([int(each) if isinstance(each, bool) else each for each in found])
+    truths = [
+        indicator(comparison.left, comparison.op, comparison.right)
+        for comparison in _compared(condition, ratios)
+    ]
+    return _dims.product([int(truth) if isinstance(truth, bool) else truth for truth in truths])
 
 
 # -- guards as text ------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class _Text:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return sympy.Not(self.read(node.operand))
         if isinstance(node, ast.Compare):
-            sides = [self._size(each) for each in (node.left, *node.comparators)]
+            sides = [self._size(side) for side in (node.left, *node.comparators)]
             return sympy.And(
                 *(self._compare(op, a, b) for op, a, b in zip(node.ops, sides, sides[1:]))
             )
@@ -197,7 +200,7 @@ class _Text:
     def _compare(self, op: ast.cmpop, left: Any, right: Any) -> Any:
         import sympy
 
-        made = {
+        relation = {
             ast.Eq: sympy.Eq,
             ast.NotEq: sympy.Ne,
             ast.Lt: sympy.Lt,
@@ -205,9 +208,9 @@ class _Text:
             ast.Gt: sympy.Gt,
             ast.GtE: sympy.Ge,
         }.get(type(op))
-        if made is None:
+        if relation is None:
             raise UnsupportedProgramError("unknown comparison")
-        return made(left, right)
+        return relation(left, right)
 
     def _size(self, node: ast.expr) -> Any:
         import sympy
@@ -239,7 +242,7 @@ class _Text:
             if join is not None and not node.keywords:
                 return join(*map(self._size, node.args))
         if isinstance(node, ast.Call) and len(node.args) == 1:
-            made = _FUNCTIONS.get(ast.unparse(node.func))
-            if made is not None:
-                return getattr(functions, made)(self._size(node.args[0]))
+            function = _FUNCTIONS.get(ast.unparse(node.func))
+            if function is not None:
+                return getattr(functions, function)(self._size(node.args[0]))
         raise UnsupportedProgramError("unknown size")

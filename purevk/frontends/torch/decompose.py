@@ -124,17 +124,17 @@ def _refuse_resized(program: Any) -> None:
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         for argument in schema.arguments if schema is not None else ():
-            given = node.kwargs.get(argument.name) if argument.is_out else None
-            made = node.meta.get("val")
-            if given is None or given.op != "placeholder" or not hasattr(made, "shape"):
+            out = node.kwargs.get(argument.name) if argument.is_out else None
+            result = node.meta.get("val")
+            if out is None or out.op != "placeholder" or not hasattr(result, "shape"):
                 continue
-            before, after = given.meta["val"].shape, made.shape
+            before, after = out.meta["val"].shape, result.shape
             if len(before) != len(after) or any(
                 isinstance(old, int) and isinstance(new, int) and old != new
                 for old, new in zip(before, after)
             ):
                 raise UnsupportedProgramError(
-                    f"{name_of(node.target)} changes the sizes of {given.name}",
+                    f"{name_of(node.target)} changes the sizes of {out.name}",
                     where="purevk.compile",
                     why=f"out= has sizes {list(before)}, and the result has sizes {list(after)}",
                     next="pass an out= with the sizes of the result, or return the result",
@@ -227,16 +227,16 @@ def keep_earlier(program: Any) -> None:
     if not stores:
         return
     buffers = {node.args[0] for node in stores}
-    kept: dict[Any, Any] = {}
+    table: dict[Any, Any] = {}
 
     def earlier(node: Any) -> Any:
         if not isinstance(node, torch.fx.Node) or _viewed(node) not in buffers:
             return node
-        if node not in kept:
+        if node not in table:
             with graph.inserting_before(stores[0]):
-                kept[node] = graph.call_function(torch.ops.aten.clone.default, (node,))
-            kept[node].meta = dict(node.meta)
-        return kept[node]
+                table[node] = graph.call_function(torch.ops.aten.clone.default, (node,))
+            table[node].meta = dict(node.meta)
+        return table[node]
 
     for node in stores:
         node.args = (node.args[0], earlier(node.args[1]))

@@ -218,7 +218,7 @@ class Reader(NodeReader):
         kinds: list[tuple[int, str]] = []
         updates: dict[int, Arg] = {}
         copied: dict[Any, Value] = {}  # what torch's module returns where such a node is a result
-        given = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
+        names = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
         for arg, spec in zip(node.args[0], signature.output_specs):
             value = self.arg(arg)
             if spec.kind.name == "BUFFER_MUTATION":
@@ -234,7 +234,7 @@ class Reader(NodeReader):
                     "purevk.store", (state, value), [], [], f"mutation of {spec.target}"
                 )
             elif spec.kind.name == "USER_INPUT_MUTATION":
-                updates[given.index(spec.target)] = value
+                updates[names.index(spec.target)] = value
             elif spec.kind.name == "USER_OUTPUT":
                 kind = number_kind(getattr(arg, "meta", {}).get("val"))
                 if kind in (float, bool):

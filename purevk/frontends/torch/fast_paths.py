@@ -172,15 +172,15 @@ def attention(
         if seen is not None:
             scores = scores.masked_fill(~seen, -float("inf"))
         shares = scores.softmax(-1)
-        made = shares @ v
+        attended = shares @ v
         found = shares.mean(1) if average_attn_weights else shares
     else:
-        made = functional.scaled_dot_product_attention(q, k, v, seen)
+        attended = functional.scaled_dot_product_attention(q, k, v, seen)
         if seen is not None:  # these kernels give NaN where no key is seen, and that one 0
-            made = made.masked_fill(~seen.any(-1, keepdim=True), float("nan"))
+            attended = attended.masked_fill(~seen.any(-1, keepdim=True), float("nan"))
         found = query.new_empty(0)
-    made = made.transpose(1, 2).flatten(2)
-    return functional.linear(made, proj_weight, proj_bias), found
+    attended = attended.transpose(1, 2).flatten(2)
+    return functional.linear(attended, proj_weight, proj_bias), found
 
 
 def _of_scores(mask: _Tensor, kind: int | None) -> _Tensor:
@@ -217,7 +217,7 @@ def multilabel_margin_loss(
     """The loss, and which classes are targets. The labels of a row end before its first -1; torch's
     decomposition takes those behind for label 0."""
     single = input.dim() < 2
-    rows, labels = (each.reshape(1, -1) if single else each for each in (input, target))
+    rows, labels = (operand.reshape(1, -1) if single else operand for operand in (input, target))
     classes = rows.shape[1]
     is_label = (labels == -1).cumsum(1) == 0
     labels = torch.where(is_label, labels, 0)

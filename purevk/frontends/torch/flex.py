@@ -46,7 +46,7 @@ class Flex:
         self.node, self.reader = node, reader
         query, key, value, score, block_mask, scale, self.options, shifts, masks = node.args
         self.tensors = (query, key, value)
-        self.operands = tuple(reader.arg(each) for each in self.tensors)
+        self.operands = tuple(reader.arg(tensor) for tensor in self.tensors)
         self.score, self.mask = reader.arg(score), reader.arg(block_mask[-1])
         self.scale = float(scale)
         self.score_buffers, self.mask_buffers = tuple(shifts), tuple(masks)
@@ -74,8 +74,8 @@ class Flex:
     def _emitted(self, op: str, args: Sequence[Any]) -> tuple[Any, ...]:
         q, _, v = self.operands
         types = [q.type.with_dims((*q.type.dims[:3], v.type.dims[3]))]
-        made = self.reader.importer.emit(op, args, types, [False], self.node.name, exact=True)
-        return (*made, None, None)
+        results = self.reader.importer.emit(op, args, types, [False], self.node.name, exact=True)
+        return (*results, None, None)
 
     def _is_open(self) -> bool:
         """Whether the function of the scores gives them as they are."""
@@ -96,7 +96,7 @@ class Flex:
         scalars = [torch.empty((), dtype=dtype) for dtype in dtypes]
         buffers = (*self.score_buffers, *self.mask_buffers)
         module = self._trace(both, (*scalars, *buffers))
-        inputs = [self.reader.arg(each) for each in buffers]
+        inputs = [self.reader.arg(buffer) for buffer in buffers]
         return _StepReader(self.reader, module, inputs).read()
 
     def _written_out(self) -> tuple[Any, ...]:
@@ -122,7 +122,7 @@ class Flex:
 
     def _traced(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
         module = self._trace(function, inputs)
-        args = [self.reader.arg(each) for each in inputs]
+        args = [self.reader.arg(operand) for operand in inputs]
         return self.reader.walk(module, args, self.reader.importer)
 
     def _trace(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -132,14 +132,14 @@ class Flex:
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        examples = [getattr(each, "meta", {}).get("val", each) for each in inputs]
+        examples = [getattr(operand, "meta", {}).get("val", operand) for operand in inputs]
         mode = detect_fake_mode(examples) or FakeTensorMode()
         # What is decided here does not reach the guards of dynamo. These operators decide nothing.
         guards = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()
         with mode, guards:
             fakes = [
-                mode.from_tensor(each) if isinstance(each, torch.Tensor) else each
-                for each in examples
+                mode.from_tensor(example) if isinstance(example, torch.Tensor) else example
+                for example in examples
             ]
             table = dict(decompositions().items())
             return make_fx(function, decomposition_table=table)(*fakes)
@@ -171,7 +171,7 @@ class _Part:
 
     def at(self, dim: int, index: Arg) -> _Part:
         """The part with an index of its own dim `dim`."""
-        free = [at for at, each in enumerate(self.indices) if each is None]
+        free = [at for at, index in enumerate(self.indices) if index is None]
         at = free[dim]
         return replace(self, indices=(*self.indices[:at], index, *self.indices[at + 1 :]))
 
@@ -209,9 +209,9 @@ class _StepReader:
             elif node.op == "get_attr":
                 self.env[node] = self._constant(getattr(self.module, node.target))
         (output,) = self.module.graph.find_nodes(op="output")
-        if any(each not in self.env for each in output.args[0]):
+        if any(output_node not in self.env for output_node in output.args[0]):
             raise _InexpressibleError("a result is a number")
-        score, mask = (self._scalar(self.env[each]) for each in output.args[0])
+        score, mask = (self._scalar(self.env[output_node]) for output_node in output.args[0])
         steps = tuple(self.steps)
         result = None if score == operand(SCORE) else score
         seen = None if self._is_true(mask) else mask
@@ -246,24 +246,24 @@ class _StepReader:
         return self._part(self.reader.leaf(tensor))
 
     def _dtype(self, tensor: Any) -> DType:
-        found = DType.from_torch(tensor.dtype)
-        if found is None:
+        dtype = DType.from_torch(tensor.dtype)
+        if dtype is None:
             raise _InexpressibleError(f"{tensor.dtype}")
-        return found
+        return dtype
 
-    def _scalar(self, found: Any) -> Any:
+    def _scalar(self, value: Any) -> Any:
         """What a node gave as an operand of a step. An element of a captured tensor is a step."""
-        if not isinstance(found, _Part):
-            return found
-        if None in found.indices:
+        if not isinstance(value, _Part):
+            return value
+        if None in value.indices:
             raise _InexpressibleError("a whole tensor is read")
-        if found not in self._gathers:
-            if found.tensor not in self.buffers:
-                self.buffers.append(found.tensor)
-            number = self.buffers.index(found.tensor)
-            dtype = found.tensor.type.dtype
-            self._gathers[found] = self._step(GATHER, dtype, (number, *found.indices))
-        return self._gathers[found]
+        if value not in self._gathers:
+            if value.tensor not in self.buffers:
+                self.buffers.append(value.tensor)
+            number = self.buffers.index(value.tensor)
+            dtype = value.tensor.type.dtype
+            self._gathers[value] = self._step(GATHER, dtype, (number, *value.indices))
+        return self._gathers[value]
 
     def _given(self, arg: Any) -> Any:
         """An argument of a traced node."""
@@ -272,7 +272,7 @@ class _StepReader:
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
-            return tuple(self._given(each) for each in arg)
+            return tuple(self._given(item) for item in arg)
         return self.reader.arg(arg)
 
     def _call(self, node: Any) -> Any:
@@ -285,7 +285,7 @@ class _StepReader:
         if not isinstance(example, torch.Tensor) or not isinstance(target, torch._ops.OpOverload):
             raise _InexpressibleError(str(target))
         stem = target._opname
-        args = tuple(self._given(each) for each in self._in_order(target, node))
+        args = tuple(self._given(operand) for operand in self._in_order(target, node))
         if stem in _SAME and isinstance(args[0], str) and not example.dim():
             return args[0]
         if isinstance(args[0], _Part) and stem in ("index", "select"):
@@ -304,17 +304,19 @@ class _StepReader:
         full = self.reader.importer.complete(
             definition, args[: len(definition.parameters)], recorded
         )
-        return self._step(definition.name, dtype, [self._operand(each) for each in full])
+        return self._step(definition.name, dtype, [self._operand(operand) for operand in full])
 
     @staticmethod
     def _in_order(target: Any, node: Any) -> list[Any]:
         """The arguments in the order of the schema."""
-        given = []
+        operands = []
         for position, argument in enumerate(target._schema.arguments):
             default = argument.default_value if argument.has_default_value() else None
             placed = position < len(node.args) and not argument.kwarg_only
-            given.append(node.args[position] if placed else node.kwargs.get(argument.name, default))
-        return given
+            operands.append(
+                node.args[position] if placed else node.kwargs.get(argument.name, default)
+            )
+        return operands
 
     def _operand(self, arg: Any) -> Any:
         return self._number(arg, DType.int32) if isinstance(arg, Dim) else self._scalar(arg)
@@ -331,11 +333,11 @@ class _StepReader:
 
     def _number(self, number: Any, dtype: DType) -> str:
         if isinstance(number, Dim):
-            made = self._step(FULL, DType.int32, (number,))
+            filled = self._step(FULL, DType.int32, (number,))
             if dtype is DType.int32:
-                return made
+                return filled
             return self._step(
-                "aten._to_copy.default", dtype, (made, dtype, *(None,) * 3, False, None)
+                "aten._to_copy.default", dtype, (filled, dtype, *(None,) * 3, False, None)
             )
         if not isinstance(number, (bool, int, float)):
             raise _InexpressibleError("a number is computed")
@@ -351,10 +353,10 @@ class _StepReader:
         for index in args[1]:
             if index is None:
                 raise _InexpressibleError("a dim is kept")
-            found: Size | str = self._scalar(index)
-            if isinstance(found, str) and self._is_bool(found):
+            position: Size | str = self._scalar(index)
+            if isinstance(position, str) and self._is_bool(position):
                 raise _InexpressibleError("an index is a mask")
-            part = part.at(0, found)
+            part = part.at(0, position)
         return part
 
     def _is_bool(self, reference: str) -> bool:
@@ -368,8 +370,8 @@ def _placeholders(module: Any) -> list[Any]:
 
 def _result(module: Any) -> Any:
     (output,) = module.graph.find_nodes(op="output")
-    found = output.args[0]
-    return found[0] if isinstance(found, (list, tuple)) else found
+    outputs = output.args[0]
+    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 
 def _name(node: Any) -> str:

@@ -23,7 +23,7 @@ def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], ta
         Whether nothing reads the buffer's old value after the node, and the copy ends in the same
         buffer.
     """
-    index = {each: at for at, each in enumerate(node.graph.nodes)}
+    index = {graph_node: at for at, graph_node in enumerate(node.graph.nodes)}
     if any(index[user] > index[node] for user in base.users):
         return False
     waiting, seen = [(node, result)], set()

@@ -36,12 +36,12 @@ def sub_graphs_may_write(program: Any) -> Iterator[None]:
         yield
         return
     with _lock:
-        kept = verifier.is_functional
-        verifier.is_functional = lambda op: kept(op) or op is torch.ops.aten.copy_.default
+        saved = verifier.is_functional
+        verifier.is_functional = lambda op: saved(op) or op is torch.ops.aten.copy_.default
         try:
             yield
         finally:
-            verifier.is_functional = kept
+            verifier.is_functional = saved
 
 
 def read(reader: NodeReader, node: Any) -> tuple[Any, ...]:
@@ -72,12 +72,12 @@ def _functionalized(reader: NodeReader, node: Any) -> tuple[Any, ...]:
         named[name.removeprefix("_").removesuffix("_base_index")] = bases[named[name]]
 
     def group(stem: str) -> tuple[Any, ...]:
-        found = {
+        numbered = {
             int(name[len(stem) :]): arg
             for name, arg in named.items()
             if name.startswith(stem) and name[len(stem) :].isdigit()
         }
-        return tuple(found[key] for key in sorted(found))
+        return tuple(numbered[key] for key in sorted(numbered))
 
     if target.name() == "cond":
         args: tuple[Any, ...] = (
@@ -110,7 +110,7 @@ def _read(
     importer, source = reader.importer, node.name
 
     def taken(part: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(reader.arg(each) for each in part)
+        return tuple(reader.arg(item) for item in part)
 
     def walk(module: Any) -> control.Walk:
         return lambda region, values: reader.walk(module, values, region.importer)
@@ -120,12 +120,12 @@ def _read(
         predicate, branches = reader.arg(predicate), [reader.arg(module) for module in modules]
         if isinstance(predicate, bool):
             return tuple(reader.walk(branches[not predicate], taken(operands), importer))
-        made = control.cond(
-            importer, predicate, [walk(each) for each in branches], taken(operands), source
+        results = control.cond(
+            importer, predicate, [walk(branch) for branch in branches], taken(operands), source
         )
     elif name == "while_loop":
         condition, body, carried, operands = args
-        made = control.while_loop(
+        results = control.while_loop(
             importer,
             walk(reader.arg(condition)),
             walk(reader.arg(body)),
@@ -135,12 +135,12 @@ def _read(
         )
     elif name == "map_impl":
         body, scanned, operands = args
-        made = control.scan(
+        results = control.scan(
             importer, walk(reader.arg(body)), (), taken(scanned), taken(operands), source
         )
     else:
         body, carried, scanned, operands = args
-        made = control.scan(
+        results = control.scan(
             importer,
             walk(reader.arg(body)),
             taken(carried),
@@ -148,7 +148,7 @@ def _read(
             taken(operands),
             source,
         )
-    return tuple(_number(reader, value, example) for value, example in zip(made, examples))
+    return tuple(_number(reader, value, example) for value, example in zip(results, examples))
 
 
 def _number(reader: NodeReader, value: Value, example: Any) -> Arg:
@@ -157,6 +157,6 @@ def _number(reader: NodeReader, value: Value, example: Any) -> Arg:
 
     if isinstance(example, torch.Tensor):
         return value
-    found = reader.importer.element(value, 0)
-    reader.bind_symbol(example, found)
-    return found
+    element = reader.importer.element(value, 0)
+    reader.bind_symbol(example, element)
+    return element

@@ -71,13 +71,13 @@ class Tracing:
     def reading(self, modules: Iterable[Any]) -> Iterator[None]:
         """Keeps these modules from being exported. It waits for an export that has begun of one of
         them, not for that of others."""
-        held = self._lock.acquire(blocking=False)
-        if not held and not self._exported.isdisjoint(map(id, modules)):
-            held = self._lock.acquire()
+        acquired = self._lock.acquire(blocking=False)
+        if not acquired and not self._exported.isdisjoint(map(id, modules)):
+            acquired = self._lock.acquire()
         try:
             yield
         finally:
-            if held:
+            if acquired:
                 self._lock.release()
 
 
@@ -174,19 +174,19 @@ class ModuleSource:
                 with_bounds_of_floats(),
             ):
                 try:
-                    made = _export(module, positional, named, dynamic_shapes)
+                    program = _export(module, positional, named, dynamic_shapes)
                 except Exception as error:
-                    given = self.declared.without_ones(positional, named)
-                    if declared is not None or given is None or not fixes_sizes(error):
+                    without_ones = self.declared.without_ones(positional, named)
+                    if declared is not None or without_ones is None or not fixes_sizes(error):
                         raise
-                    positional, named = given
-                    made = _export_instead(error, module, positional, named, dynamic_shapes)
-                exported, effects, self.decisive = made
+                    positional, named = without_ones
+                    program = _export_instead(error, module, positional, named, dynamic_shapes)
+                exported, effects, self.decisive = program
                 keep_earlier(exported)
-                self.program, known = with_known_numbers(
+                self.program, known_numbers = with_known_numbers(
                     decompose(exported), None, self.moving, mutable
                 )
-                self.known = known | self.decisive
+                self.known = known_numbers | self.decisive
                 _refuse_moving(self, self.program.graph_signature.buffers_to_mutate.values())
         except Exception as error:
             if not isinstance(error, PurevkError):
@@ -203,7 +203,7 @@ class ModuleSource:
         """Exports the module again for the same example inputs: it has other tensors."""
         args, kwargs = self._example
         try:
-            made = ModuleSource(
+            source = ModuleSource(
                 self.name,
                 self.module,
                 args,
@@ -222,8 +222,8 @@ class ModuleSource:
                 why=str(error).strip().partition("\n")[0],
                 next="undo the change, or compile the module again",
             ) from error
-        self.program, self.signature = made.program, made.signature
-        self.known, self.decisive = made.known, made.decisive
+        self.program, self.signature = source.program, source.signature
+        self.known, self.decisive = source.known, source.decisive
 
     def __call__(self, sizes: Any, exact: bool = True) -> Graph:
         _follow_writes(self)
@@ -250,7 +250,9 @@ class ModuleSource:
         """The tensors and Python values of a call, each with the parameter that it belongs to."""
         from torch.utils._pytree import tree_leaves
 
-        names = [each.name for each in (self.signature.parameters if self.signature else ())]
+        names = [
+            parameter.name for parameter in (self.signature.parameters if self.signature else ())
+        ]
         values = [*args, *kwargs.values()]
         return [(name, leaf) for name, value in zip(names, values) for leaf in tree_leaves(value)]
 
@@ -327,15 +329,15 @@ def _export(
     refuse_effects(module, effects, exported)
     changes = python_changes(effects)
     if changes:
-        other = None
+        second = None
         with (
             contextlib.suppress(Exception),
             applied(changes),
             watched(module),
             _graph_to_log(),
         ):
-            other = export()
-        refuse_other(module, effects, exported, other)
+            second = export()
+        refuse_other(module, effects, exported, second)
     return exported, effects, frozenset(getattr(numbers, "used", ()))
 
 
@@ -348,10 +350,10 @@ def _export_instead(
         return _export(module, args, kwargs, shapes)
     except UnsupportedProgramError:
         raise
-    except Exception as other:  # torch.export raises errors of many classes
-        if is_of_shapes(other):
-            raise other from None
-        _log.debug("export without sizes of 1 in the example failed: %s", other)
+    except Exception as error_:  # torch.export raises errors of many classes
+        if is_of_shapes(error_):
+            raise error_ from None
+        _log.debug("export without sizes of 1 in the example failed: %s", error_)
     raise error
 
 
@@ -474,9 +476,9 @@ def _with_strides(array: np.ndarray) -> Any:
         return torch.from_numpy(array.copy())
     if min(strides) < 0:
         return torch.from_numpy(array.copy())  # torch has no negative strides
-    made = torch.empty_strided(
+    empty = torch.empty_strided(
         array.shape, strides, dtype=torch.from_numpy(array.reshape(-1)[:0].copy()).dtype
     )
     if 0 not in strides:
-        made.copy_(torch.from_numpy(array.copy()))
-    return made
+        empty.copy_(torch.from_numpy(array.copy()))
+    return empty

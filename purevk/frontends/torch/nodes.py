@@ -104,7 +104,7 @@ class NodeReader:
 
     def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
         """Walks a sub-module of control flow, whose nodes `importer` takes. Returns its outputs."""
-        kept = self.env, self.importer, self.module
+        saved = self.env, self.importer, self.module
         self.env, self.importer, self.module = {}, importer, module
         values = iter(args)
         try:
@@ -114,14 +114,14 @@ class NodeReader:
                         self.env[node] = next(values)
                         self.bind_symbol(node.meta.get("val"), self.env[node])
                     elif node.op == "output":
-                        found = node.args[0]
-                        outputs = found if isinstance(found, (list, tuple)) else (found,)
-                        return tuple(self.arg(each) for each in outputs)
+                        result = node.args[0]
+                        outputs = result if isinstance(result, (list, tuple)) else (result,)
+                        return tuple(self.arg(output) for output in outputs)
                     else:
                         self.node(node)
             return ()
         finally:
-            self.env, self.importer, self.module = kept
+            self.env, self.importer, self.module = saved
 
     def leaf(self, tensor: Any, label: Label | None = None, name: str = "") -> Value:
         """A tensor of the module: a state if it has a label, else a constant; `name` is its path."""
@@ -177,8 +177,8 @@ class NodeReader:
         return BorrowedConstant(memory, type.nbytes, read)
 
     def dtype(self, dtype: Any) -> DType:
-        found = DType.from_torch(dtype)
-        if found is None:
+        converted = DType.from_torch(dtype)
+        if converted is None:
             packed = str(dtype).startswith(("torch.qint", "torch.quint"))
             raise UnsupportedProgramError(
                 f"dtype {dtype} cannot be run",
@@ -190,7 +190,7 @@ class NodeReader:
                 if packed
                 else "use float32, or a signed integer",
             )
-        return found
+        return converted
 
     def _attribute(self, node: Any) -> None:
         import torch
@@ -210,8 +210,8 @@ class NodeReader:
         import torch
 
         if isinstance(arg, torch.fx.Node):
-            found = self.env[arg]
-            return found.settled if isinstance(found, Relation) else found
+            value = self.env[arg]
+            return value.settled if isinstance(value, Relation) else value
         if isinstance(arg, (list, tuple)):
             return tuple(self.arg(item) for item in arg)
         if isinstance(arg, torch.dtype):
@@ -248,13 +248,13 @@ class NodeReader:
                 # An operator that may raise: (token, operator, arguments...) -> (token,
                 # results...).
                 examples = node.meta["val"][1:]
-                made = self._operator(
+                results = self._operator(
                     node,
                     node.args[1],
                     node.args[2:],
                     examples[0] if len(examples) == 1 else examples,
                 )
-                self.env[node] = (None, *(made if isinstance(made, tuple) else (made,)))
+                self.env[node] = (None, *(results if isinstance(results, tuple) else (results,)))
                 return
             if name in ("auto_functionalized", "auto_functionalized_v2"):
                 self.env[node] = self._functionalized(node, node.args[0], dict(node.kwargs))
@@ -277,37 +277,37 @@ class NodeReader:
             add = functools.partial(numbers.arithmetic, self.importer, "+", source=node.name)
             return functools.reduce(lambda *pair: add(pair), map(self.arg, node.args[0]))
         if name == "ite":
-            condition, one, other = map(self.arg, node.args)
-            return numbers.selected(self.importer, condition, one, other, node.name)
+            condition, if_true, if_false = map(self.arg, node.args)
+            return numbers.selected(self.importer, condition, if_true, if_false, node.name)
         if name == "float":
-            given = as_size(self.arg(node.args[0]))
-            return numbers.as_tensor(self.importer, given, node.name)
+            size = as_size(self.arg(node.args[0]))
+            return numbers.as_tensor(self.importer, size, node.name)
         if name in _ROUNDED and (len(node.args) == 1 or node.args[1] is None):
             return self._whole(node, f"aten.{_ROUNDED[name]}.default")
         if name in _FUNCTIONS:
-            given = as_size(self.arg(node.args[0]))
-            return numbers.function(self.importer, f"aten.{name}.default", given, node.name)
+            size = as_size(self.arg(node.args[0]))
+            return numbers.function(self.importer, f"aten.{name}.default", size, node.name)
         return None
 
     def _whole(self, node: Any, op: str) -> Size:
         """A number as a whole number."""
-        given = as_size(self.arg(node.args[0]))
-        if not isinstance(given, Value):
-            return given if isinstance(given, Dim) else int(given)
+        size = as_size(self.arg(node.args[0]))
+        if not isinstance(size, Value):
+            return size if isinstance(size, Dim) else int(size)
         expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
         if expression is not None:
             try:
                 return self.sizes.size(expression)
             except UnsupportedProgramError:
                 pass  # the device computes it
-        found = numbers.whole(self.importer, op, given, node.name)
+        number = numbers.whole(self.importer, op, size, node.name)
         if expression is not None:
-            self.sizes.symbols[str(expression)] = found
-        return found
+            self.sizes.symbols[str(expression)] = number
+        return number
 
-    def _operator(self, node: Any, target: Any, given: Sequence[Any], examples: Any) -> Any:
+    def _operator(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
         name = out_of_place(node, target)
-        args = self.schema_args(target, given, node.kwargs)
+        args = self.schema_args(target, operands, node.kwargs)
         if name == BATCH_NORM and not args[5]:
             name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])
         if name == "aten.sym_numel.default":
@@ -324,17 +324,17 @@ class NodeReader:
                 else (None, None)
             )
             lower = -_dims.UNBOUNDED if lower is None else lower
-            found = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
-            self.bind_symbol(examples, found)
-            return found
+            item = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
+            self.bind_symbol(examples, item)
+            return item
         if name == "aten._assert_scalar.default":
-            return self._assert(node, given[0], str(args[1]))
+            return self._assert(node, operands[0], str(args[1]))
         if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
             return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
         if name == "aten.copy_.default":
-            return self._write(node, given[0], _tensor(args[1]))
+            return self._write(node, operands[0], _tensor(args[1]))
         if name in positions.NAMES:
-            base = given[0].meta["val"]
+            base = operands[0].meta["val"]
             args = positions.from_start(self.importer, self.known, name, args, base, examples)
         if name.startswith(("aten._assert_tensor", "aten.sym_constrain")):
             return None
@@ -365,24 +365,24 @@ class NodeReader:
     def _use_equal(self, left: Size, right: Size) -> None:
         """Writes a size that follows from data by others from here on, as the program asserts: the
         parts of a split add up to the whole."""
-        found = solved(left, right, tuple(self.importer.symbols))
-        if found is None:
+        solution = solved(left, right, tuple(self.importer.symbols))
+        if solution is None:
             return
         both: tuple[dict[Any, Any], ...] = (self.env, self.sizes.symbols)
         for names in both:
             for name, value in names.items():
                 if isinstance(value, Dim):
-                    names[name] = _dims.substitute(value, found)
+                    names[name] = _dims.substitute(value, solution)
                 elif isinstance(value, Relation):
-                    names[name] = value.substituted(found)
+                    names[name] = value.substituted(solution)
 
-    def known(self, number: Any, found: Size | None = None) -> Size:
-        """An integer of torch in the graph. `found` is what a new symbol of torch stands for."""
+    def known(self, number: Any, size: Size | None = None) -> Size:
+        """An integer of torch in the graph. `size` is what a new symbol of torch stands for."""
         if isinstance(number, int):
             return number
         expression = number.node.expr
-        if found is not None and expression.is_Symbol:
-            return self.sizes.symbols.setdefault(str(expression), found)
+        if size is not None and expression.is_Symbol:
+            return self.sizes.symbols.setdefault(str(expression), size)
         return self.sizes.size(expression)
 
     def _write(self, node: Any, target: Any, new: Value) -> Value:
@@ -425,30 +425,30 @@ class NodeReader:
 
         def shaped(example: Any) -> Any:
             if isinstance(example, (list, tuple)):
-                return tuple(shaped(each) for each in example)
+                return tuple(shaped(item) for item in example)
             if example is None:
                 return None
             value = next(results)
             kind = number_kind(example)
             if kind is int:
-                found = self.importer.element(value, 0)
-                self.bind_symbol(example, found)
-                return found
+                element = self.importer.element(value, 0)
+                self.bind_symbol(example, element)
+                return element
             if kind is not None:
                 self.importer.numbers.add(value)
                 return value
-            for size, made in zip(example.shape, value.type.dims):
+            for size, computed in zip(example.shape, value.type.dims):
                 if not isinstance(size, int) and size.node.expr.is_Symbol:
-                    self.sizes.symbols.setdefault(str(size.node.expr), made)
+                    self.sizes.symbols.setdefault(str(size.node.expr), computed)
             return value
 
         return shaped(examples)
 
-    def bind_symbol(self, example: Any, found: Any) -> None:
+    def bind_symbol(self, example: Any, size: Any) -> None:
         """Notes the number in the graph for a symbol of torch."""
         expression = getattr(getattr(example, "node", None), "expr", None)
-        if expression is not None and expression.is_Symbol and not isinstance(found, Value):
-            self.sizes.symbols[str(expression)] = found
+        if expression is not None and expression.is_Symbol and not isinstance(size, Value):
+            self.sizes.symbols[str(expression)] = size
 
     def _functionalized(self, node: Any, target: Any, named: dict[str, Any]) -> tuple[Any, ...]:
         """An operator that writes into copies of its arguments. Gives its own results, then the
@@ -481,19 +481,19 @@ class NodeReader:
             and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
             for at, (name, state) in enumerate(zip(order, states))
         ):
-            made = self._emit(node, name_of(target), self.schema_args(target, (), named), own)
-            return (*made, *states)
+            results = self._emit(node, name_of(target), self.schema_args(target, (), named), own)
+            return (*results, *states)
         # The operator gives its arguments back in the order of its schema.
         rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
-        made = self._emit(
+        results = self._emit(
             node,
             name_of(target),
             self.schema_args(target, (), named),
             (*own, *(copies[at] for at in rank)),
             in_place,
         )
-        left = dict(zip(rank, made[len(own) :]))
-        return (*made[: len(own)], *(left[at] for at in range(len(order))))
+        left = dict(zip(rank, results[len(own) :]))
+        return (*results[: len(own)], *(left[at] for at in range(len(order))))
 
     def _recorded(self, size: Any) -> Size | Bound:
         """A size that the program states, or a `Bound` if it is data-dependent."""
@@ -505,13 +505,13 @@ class NodeReader:
             return Bound(self.sizes.range(size.node.expr)[1])
 
     def schema_args(
-        self, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+        self, target: Any, operands: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[Any, ...]:
         """The arguments of an operator in the schema's order, with its defaults."""
         full = []
         for position, argument in enumerate(target._schema.arguments):
-            if position < len(given) and not argument.kwarg_only:
-                full.append(self.arg(given[position]))
+            if position < len(operands) and not argument.kwarg_only:
+                full.append(self.arg(operands[position]))
             elif argument.name in named:
                 full.append(self.arg(named[argument.name]))
             else:

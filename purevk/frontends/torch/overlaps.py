@@ -28,30 +28,30 @@ class Overlaps:
         memories = written_memories(module.graph)
         nodes = dict(enumerate(module.graph.find_nodes(op="placeholder")))
         self.written = [at for at, node in nodes.items() if memory_of(node) in memories]
-        given = {
+        placeholders = {
             at: node
             for at, node in nodes.items()
             if example_of(node) is not None
             and not node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         }
-        self._moving = [at for at in self.written if at in given]
-        self._given = list(given) if self._moving else []
+        self._moving = [at for at in self.written if at in placeholders]
+        self._given = list(placeholders) if self._moving else []
         self._spans: dict[int, int] = {}  # of the inputs whose sizes and strides are known
         ranges: dict[Any, dict[int, tuple[int, int]]] = {}
         for at in self._given:
-            example, memory = example_of(given[at]), memory_of(given[at])
+            example, memory = example_of(placeholders[at]), memory_of(placeholders[at])
             numbers = (*example.shape, *example.stride(), example.storage_offset())
             *layout, offset = map(_hint, numbers)
             start, span = offset * example.itemsize, _span(example.itemsize, layout)
             ranges.setdefault(memory, {})[at] = start, start + span
-            if not any(isinstance(each, torch.SymInt) for each in numbers):
+            if not any(isinstance(number, torch.SymInt) for number in numbers):
                 self._spans[at] = span
         self.traced = any(map(self._overlapping, ranges.values()))
         self._guarded = {
-            (min(at, other), max(at, other))
+            (min(at, index), max(at, index))
             for group in ranges.values()
             for at in group
-            for other in group
+            for index in group
             if at not in self._spans
         }
 
@@ -70,15 +70,15 @@ class Overlaps:
 
     def _overlapping(self, ranges: Mapping[int, tuple[int, int]]) -> _Pairs:
         """Pairs of tensors whose ranges overlap and of which one is written."""
-        found: set[tuple[int, int]] = set()
+        pairs: set[tuple[int, int]] = set()
         active: list[tuple[int, int]] = []
         for at, (start, end) in sorted(ranges.items(), key=lambda item: item[1]):
-            active = [(stop, other) for stop, other in active if stop > start]
+            active = [(stop, index) for stop, index in active if stop > start]
             if end > start:
-                found.update((min(at, other), max(at, other)) for _, other in active)
+                pairs.update((min(at, index), max(at, index)) for _, index in active)
                 active.append((end, at))
         return frozenset(
-            pair for pair in found if pair[0] in self._moving or pair[1] in self._moving
+            pair for pair in pairs if pair[0] in self._moving or pair[1] in self._moving
         )
 
 

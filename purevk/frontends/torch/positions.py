@@ -21,7 +21,7 @@ SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tens
 
 def from_start(
     importer: Importer,
-    known: Callable[..., Size],
+    size_of: Callable[..., Size],
     name: str,
     args: Sequence[Any],
     base: Any,
@@ -31,11 +31,11 @@ def from_start(
     bounds of slices are within the tensor.
 
     Args:
-        known: see `NodeReader.known`.
+        size_of: see `NodeReader.known`.
         base, result: what torch traced for the tensor and for the result.
     """
     tensor, dim, *bounds = args
-    if not any(_follows_from_data(each) for each in bounds[:2]):
+    if not any(_follows_from_data(bound) for bound in bounds[:2]):
         return tuple(args)
     at = dim % tensor.type.rank
     size = tensor.type.dims[at]
@@ -49,10 +49,10 @@ def from_start(
         first = _within(0 if start is None else start, size)
         last = _within(size if end is None else end, size)
         count = _dims.ceil_div(_dims.maximum(last - first, 0), step)
-        count = known(result.shape[at], count)
+        count = size_of(result.shape[at], count)
         bounds = [first, first + count * step, step]
-    offset, stride = known(base.storage_offset()), known(base.stride(at))
-    known(result.storage_offset(), offset + first * stride)
+    offset, stride = size_of(base.storage_offset()), size_of(base.stride(at))
+    size_of(result.storage_offset(), offset + first * stride)
     return (tensor, dim, *bounds)
 
 
@@ -72,7 +72,7 @@ def _within(position: Size, size: Size) -> Size:
 def with_lengths(args: Sequence[Any], count: int) -> tuple[str, tuple[Any, ...]]:
     """One of `SPLITS` by a size of the call, as an operator that takes the lengths of its `count`
     pieces. torch has traced how many there are."""
-    tensor, step, *rest = args
-    dim = operator.index(rest[0]) if rest else 0
+    tensor, step, *others = args
+    dim = operator.index(others[0]) if others else 0
     last = tensor.type.dims[dim] - step * (count - 1)
     return "aten.split_with_sizes.default", (tensor, (*(step,) * (count - 1), last), dim)

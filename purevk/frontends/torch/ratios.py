@@ -64,16 +64,16 @@ class Ratios:
             number = self._scaled(expression.args[0])
             if number is not None:
                 return number
-        found = self.read(expression.args[0])
-        above, below = found.above, found.below
+        ratio = self.read(expression.args[0])
+        above, below = ratio.above, ratio.below
         if not _few_digits(above):
             raise _unknown(expression)
         if kind == "CeilToInt":
             return -((-above) // below)
         if kind == "RoundToInt":
             upper, twice = 2 * above + below, 2 * below
-            number, rest = upper // twice, upper % twice
-            return number - indicator(rest, "==", 0) * (number % 2)  # halves round to even
+            number, remainder = upper // twice, upper % twice
+            return number - indicator(remainder, "==", 0) * (number % 2)  # halves round to even
         if kind == "TruncToInt" and _dims.range_of(above)[0] < 0:
             negative = indicator(above, "<", 0)
             return above // below + negative * indicator(above % below, "!=", 0)
@@ -83,20 +83,20 @@ class Ratios:
         """A size times a float, rounded down; None: the expression is another one, or not known."""
         if type(expression).__name__ != "Mul" or len(expression.args) != 2:
             return None
-        factor, size = sorted(expression.args, key=lambda each: not each.is_Float)
+        factor, size = sorted(expression.args, key=lambda factor_: not factor_.is_Float)
         if not factor.is_Float or type(size).__name__ != "ToFloat":
             return None
         return scaled(self._size(size.args[0]), float(factor))
 
     def compare(self, left: Any, op: str, right: Any) -> Iterator[Guard]:
         """The guards of a comparison of floats. All must hold."""
-        one, two = self.read(left), self.read(right)
-        if one.exact and two.exact:
-            yield Guard(one.above * two.below, op, two.above * one.below, True)
+        first, two = self.read(left), self.read(right)
+        if first.exact and two.exact:
+            yield Guard(first.above * two.below, op, two.above * first.below, True)
         elif isinstance(two.above, int) and isinstance(two.below, int) and two.exact:
-            yield from _against(one, op, Fraction(two.above, two.below))
-        elif isinstance(one.above, int) and isinstance(one.below, int) and one.exact:
-            yield from _against(two, _MIRRORED[op], Fraction(one.above, one.below))
+            yield from _against(first, op, Fraction(two.above, two.below))
+        elif isinstance(first.above, int) and isinstance(first.below, int) and first.exact:
+            yield from _against(two, _MIRRORED[op], Fraction(first.above, first.below))
         else:
             raise _unknown(f"{left} {op} {right}")
 
@@ -117,16 +117,16 @@ class Ratios:
             return self._made(one.above * two.below, one.below * two.above)
         if kind in ("Mul", "Add") and not expression.is_integer:
             first, *others = expression.args
-            found = self.read(first)
-            for each in others:
-                one, two = self._kept(found, expression), self._exact(each)
+            ratio = self.read(first)
+            for other_expression in others:
+                one, two = self._kept(ratio, expression), self._exact(other_expression)
                 if kind == "Mul":
-                    found = self._made(one.above * two.above, one.below * two.below)
+                    ratio = self._made(one.above * two.above, one.below * two.below)
                 else:
-                    found = self._made(
+                    ratio = self._made(
                         one.above * two.below + two.above * one.below, one.below * two.below
                     )
-            return found
+            return ratio
         if not expression.is_integer:
             raise _unknown(expression)
         return self._made(self._size(expression), 1)
@@ -135,10 +135,10 @@ class Ratios:
         return self._kept(self.read(expression), expression)
 
     @staticmethod
-    def _kept(found: Ratio, expression: Any) -> Ratio:
-        if not found.exact:
+    def _kept(ratio: Ratio, expression: Any) -> Ratio:
+        if not ratio.exact:
             raise _unknown(expression)
-        return found
+        return ratio
 
     def _made(self, above: Size, below: Size) -> Ratio:
         if isinstance(below, int) and below < 0:
@@ -168,7 +168,7 @@ def _few_digits(size: Size) -> bool:
     return all(abs(factor) <= _DIGITS for _, factor in size.terms)
 
 
-def _against(found: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
+def _against(ratio: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
     """The guards of a comparison with a number, for a float that may have been rounded. They compare
     with the ends of the interval that is rounded to the number."""
     double = float(number)
@@ -182,7 +182,7 @@ def _against(found: Ratio, op: str, number: Fraction) -> Iterator[Guard]:
 
     def side(at: int, relation: str) -> Guard:
         end = ends[at]
-        return Guard(found.above * end.denominator, relation, found.below * end.numerator, True)
+        return Guard(ratio.above * end.denominator, relation, ratio.below * end.numerator, True)
 
     if op in (">=", "=="):
         yield side(0, ">=" if belongs[0] else ">")

@@ -39,8 +39,8 @@ def _results(
     return x.new_empty((*x.shape[:-1], width)), *map(torch.empty_like, state)
 
 
-def _results_of_lengths(x: _Tensor, lengths: _Tensor, *rest: Any) -> tuple[_Tensor, ...]:
-    return _results(x, *rest, False)
+def _results_of_lengths(x: _Tensor, lengths: _Tensor, *others: Any) -> tuple[_Tensor, ...]:
+    return _results(x, *others, False)
 
 
 def _run_lengths(
@@ -50,12 +50,12 @@ def _run_lengths(
     functions: Any = torch._VF
     lengths, order = lengths.sort(descending=True)
     back = order.argsort()
-    sorted_state = [each[:, order] for each in ([hx] if isinstance(hx, _Tensor) else hx)]
+    sorted_state = [state[:, order] for state in ([hx] if isinstance(hx, _Tensor) else hx)]
     data, sizes = functions._pack_padded_sequence(x[:, order], lengths, False)
-    given = sorted_state[0] if isinstance(hx, _Tensor) else sorted_state
-    outputs, *last = getattr(functions, name)(data, sizes, given, *options)
+    states = sorted_state[0] if isinstance(hx, _Tensor) else sorted_state
+    outputs, *last = getattr(functions, name)(data, sizes, states, *options)
     outputs, _ = functions._pad_packed_sequence(outputs, sizes, False, 0.0, x.shape[0])
-    return outputs[:, back], *(each[:, back] for each in last)
+    return outputs[:, back], *(state[:, back] for state in last)
 
 
 for _name in _LAYERS:
@@ -112,11 +112,11 @@ class _Functions:
         if name not in _LAYERS:
             return function
 
-        def layer(x: _Tensor, second: Any, *rest: Any) -> Any:
+        def layer(x: _Tensor, second: Any, *others: Any) -> Any:
             if not isinstance(second, _Packed):
-                return function(x, second, *rest)
+                return function(x, second, *others)
             operator = getattr(torch.ops.purevk_recurrent, f"{name}_of_lengths")
-            return second.run(operator, x, *rest)
+            return second.run(operator, x, *others)
 
         return layer
 
@@ -131,8 +131,8 @@ class _Functions:
     ) -> Any:
         if not isinstance(sizes, _Packed):
             return self._functions._pad_packed_sequence(data, sizes, batch_first, padding, steps)
-        made = sizes.padded_to(data, padding, steps)
-        return made.transpose(0, 1) if batch_first else made, sizes.lengths
+        padded = sizes.padded_to(data, padding, steps)
+        return padded.transpose(0, 1) if batch_first else padded, sizes.lengths
 
 
 class _Packed:
@@ -196,8 +196,8 @@ class _Packed:
     def run(self, operator: Any, data: _Tensor, hx: Any, *options: Any) -> Any:
         """The results of a layer: the packed outputs, and the last states."""
         state = [hx] if isinstance(hx, _Tensor) else list(hx)
-        given = state if len(state) > 1 else state[0]
-        outputs, *last = operator(self.padded(data), self.lengths, given, *options)
+        states = state if len(state) > 1 else state[0]
+        outputs, *last = operator(self.padded(data), self.lengths, states, *options)
         return self._pack(outputs), *last
 
 
@@ -206,7 +206,7 @@ class WholeLayers:
     """Has torch.compile keep layers whole, as operators of this project, where `wanted` says so. For
     others, torch traces them as before."""
 
-    def __init__(self, wanted: Callable[[], bool]) -> None:
+    def __init__(self, enabled: Callable[[], bool]) -> None:
         self._originals: dict[Any, Any] = {}
         for name in _LAYERS:
             original: Any = getattr(torch.ops.aten, name).input
@@ -215,7 +215,7 @@ class WholeLayers:
             self._originals[operator] = original
             for key in _KEYS:
                 original.py_kernels[key] = functools.partial(
-                    self._trace, wanted, operator, original.py_kernels[key]
+                    self._trace, enabled, operator, original.py_kernels[key]
                 )
             original._dispatch_cache.clear()
         torch._dynamo.config.allow_rnn = True
@@ -227,8 +227,8 @@ class WholeLayers:
 
     @staticmethod
     def _trace(
-        wanted: Callable[[], bool], operator: Any, torchs: Any, *args: Any, **kwargs: Any
+        enabled: Callable[[], bool], operator: Any, torchs: Any, *args: Any, **kwargs: Any
     ) -> Any:
         # Within autocast, the dtypes of results follow from what torch does in each step.
         cast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        return (operator if wanted() and not cast else torchs)(*args, **kwargs)
+        return (operator if enabled() and not cast else torchs)(*args, **kwargs)

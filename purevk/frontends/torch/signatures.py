@@ -27,7 +27,7 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
     spec = program.call_spec.in_spec
     if spec is None:
         return None
-    args, kwargs = (tree_of(each) for each in spec.children())
+    args, kwargs = (tree_of(child) for child in spec.children())
     stated = getattr(program.module_call_graph[0].signature, "forward_arg_names", None) or ()
     count = len(args.items)
     names = [stated[at] if at < len(stated) else f"input_{at}" for at in range(count)]
@@ -37,7 +37,11 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
         Parameter(str(key), item, positional=False) for key, item in zip(kwargs.keys, kwargs.items)
     ]
     outputs = program.call_spec.out_spec
-    free = () if module is None else _undeclared(module, [each.name for each in parameters[count:]])
+    free = (
+        ()
+        if module is None
+        else _undeclared(module, [parameter.name for parameter in parameters[count:]])
+    )
     return Signature(
         tuple(parameters),
         tuple(order),
@@ -67,19 +71,19 @@ def with_layouts(
     if signature is None or examples is None:
         return signature
     try:
-        given = signature.bind(*examples)
+        bound = signature.bind(*examples)
     except StructureError:
         return signature
-    found = {
-        position: memory_layout(each.shape, each.stride())
-        for position, each in enumerate(given)
-        if hasattr(each, "stride")
+    layouts_of = {
+        position: memory_layout(tensor.shape, tensor.stride())
+        for position, tensor in enumerate(bound)
+        if hasattr(tensor, "stride")
     }
     targets = [node.target for node in program.graph.nodes if hasattr(node.target, "_opname")]
     operators = {target._opname for target in targets}
     layouts: list[tuple[int, str]] = []
     if "as_strided" in operators or (effects is not None and effects.asked_for_strides):
-        layouts = list(found.items())
+        layouts = list(layouts_of.items())
     elif any(target._schema.is_mutable for target in targets) and (
         operators & VIEW_OR_COPY or (effects is not None and effects.viewed_or_copied)
     ):
@@ -87,7 +91,9 @@ def with_layouts(
         names = _user_inputs(decomposed)
         written = set(map(names.index, decomposed.graph_signature.user_inputs_to_mutate.values()))
         written |= _written_through_copies(program)
-        layouts = [each for each in found.items() if each[0] in written or each[1] != CONTIGUOUS]
+        layouts = [
+            item for item in layouts_of.items() if item[0] in written or item[1] != CONTIGUOUS
+        ]
     for position, layout in layouts:
         if "as_strided" in operators and layout != CONTIGUOUS:
             raise UnsupportedProgramError(
@@ -110,7 +116,7 @@ def _written_through_copies(program: Any) -> set[int]:
     names = _user_inputs(program)
     origins: dict[Any, int] = {}  # the inputs that nodes may be views of
     unsure: set[Any] = set()
-    found: set[int] = set()
+    positions: set[int] = set()
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
             origins[node] = names.index(node.name)
@@ -118,12 +124,12 @@ def _written_through_copies(program: Any) -> set[int]:
             if source not in origins:
                 continue
             if argument is not None and argument.alias_info.is_write and source in unsure:
-                found.add(origins[source])
+                positions.add(origins[source])
             origins[node] = origins[source]
             asks = argument is not None and node.target._opname in VIEW_OR_COPY
             if source in unsure or (asks and _dtype(node) == _dtype(source)):
                 unsure.add(node)
-    return found
+    return positions
 
 
 def _aliased(node: Any) -> list[tuple[Any, Any]]:
@@ -163,15 +169,15 @@ def _declared(module: Any, names: Sequence[str]) -> tuple[Sequence[str], Mapping
     except (TypeError, ValueError):
         return names, {}
     order = [
-        each.name
-        for each in declared
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in declared
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if list(names) != order[: len(names)]:
         return names, {}  # it takes *args
     defaults = {
-        each.name: each.default
-        for each in declared
-        if each.default is not each.empty and isinstance(each.default, _SIMPLE)
+        parameter.name: parameter.default
+        for parameter in declared
+        if parameter.default is not parameter.empty and isinstance(parameter.default, _SIMPLE)
     }
     return order, defaults

@@ -65,17 +65,17 @@ class Sizes:
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """A context for the symbols of a sub-graph. They are forgotten after it."""
-        kept = self.symbols
-        self.symbols = dict(kept)
+        saved = self.symbols
+        self.symbols = dict(saved)
         try:
             yield
         finally:
-            self.symbols = kept
+            self.symbols = saved
 
     def wanted(self, position: int, dim: int) -> Any:
         """The size, or the `Bound`, that the graph is read for; None: that of the program."""
-        given = self.importer.sizes[position] if self.importer.sizes is not None else None
-        return None if given is None else given[dim]
+        sizes = self.importer.sizes[position] if self.importer.sizes is not None else None
+        return None if sizes is None else sizes[dim]
 
     # -- inputs ----------------------------------------------------------------------------------
     def find_symbols(self, users: Sequence[Any]) -> None:
@@ -102,13 +102,13 @@ class Sizes:
                 if not expression.is_Symbol or str(expression) in self.symbols:
                     compound.append((position, dim, expression))
                     continue
-                wanted = self.wanted(position, dim)
-                if isinstance(wanted, int):
-                    self.symbols[str(expression)] = wanted
+                size_ = self.wanted(position, dim)
+                if isinstance(size_, int):
+                    self.symbols[str(expression)] = size_
                     continue
                 symbol = self._symbol(
                     expression,
-                    None if wanted is None else wanted.upper,
+                    None if size_ is None else size_.upper,
                     self.dim_names.get((position, dim)),
                     isinstance(example, torch.Tensor) or self.sizes_depend_on(expression),
                 )
@@ -120,17 +120,17 @@ class Sizes:
 
     def derive(self, position: int, dim: int, expression: Any) -> None:
         """A size of an input that is an expression over symbols, such as twice another one."""
-        wanted = self.wanted(position, dim)
+        size_ = self.wanted(position, dim)
         unknown = [s for s in expression.free_symbols if str(s) not in self.symbols]
-        if isinstance(wanted, int):
-            number: Size = wanted
+        if isinstance(size_, int):
+            number: Size = size_
         else:
             if unknown:
                 upper = self._bound_of(expression, unknown)
             else:
                 upper = _dims.upper(self.size(expression))
             name = self.dim_names.get((position, dim)) or f"size_{position}_{dim}"
-            upper = max(upper, 1, 0 if wanted is None else wanted.upper or 0)
+            upper = max(upper, 1, 0 if size_ is None else size_.upper or 0)
             symbol = self.sources[position, dim] = Symbol(name, upper)
             number = Dim.of(symbol)
         if unknown:
@@ -139,10 +139,10 @@ class Sizes:
         self.importer.constrain(Guard(number, "==", self.size(expression), True))
         # If a size is an expression, torch decides more from the traced sizes, without a guard.
         compound = () if expression.is_Symbol else expression.free_symbols
-        for each in sorted(compound, key=str):
-            traced = self._traced_from(each)
+        for compound_size in sorted(compound, key=str):
+            traced = self._traced_from(compound_size)
             if traced > 0:
-                self.importer.constrain(Guard(self.size(each), ">=", traced, True))
+                self.importer.constrain(Guard(self.size(compound_size), ">=", traced, True))
 
     def decisions(self) -> Iterator[Guard]:
         """What torch decided from sizes of the example inputs, as guards over the symbols."""
@@ -183,12 +183,12 @@ class Sizes:
         windows = [range(period * start, period * (start + 1)) for start in (64, 1000)]
         left = set(range(period))
         for test in tests:
-            kept = [
+            solutions = [
                 {value % period for value in window if test.subs(expression, value) == True}  # noqa: E712
                 for window in windows
             ]
-            if kept[0] == kept[1]:
-                left &= kept[0]
+            if solutions[0] == solutions[1]:
+                left &= solutions[0]
         first, step = min(left, default=0), period // max(len(left), 1)
         if step == 1 or left != set(range(first, period, step)):
             return size
@@ -196,8 +196,8 @@ class Sizes:
 
     def _bound_of(self, expression: Any, unknown: Sequence[Any]) -> int:
         largest = {s: self.range(s)[1] or max(64, self.hint(s)) for s in unknown}
-        known = {s: _dims.upper(self.size(s)) for s in expression.free_symbols - set(unknown)}
-        return int(expression.subs({**largest, **known}))
+        uppers = {s: _dims.upper(self.size(s)) for s in expression.free_symbols - set(unknown)}
+        return int(expression.subs({**largest, **uppers}))
 
     def _solve(self, expression: Any, unknown: Sequence[Any], number: Size) -> None:
         """Finds the symbol of an affine expression from the value of the expression."""
@@ -212,13 +212,13 @@ class Sizes:
                 why=f"no input has {unknown[0]} as a size of its own",
             )
         factor = self.size(expression.coeff(symbol, 1))
-        rest = self.size(expression.coeff(symbol, 0))
-        found = self.symbols[str(symbol)] = (number - rest) // factor
+        constant = self.size(expression.coeff(symbol, 0))
+        solved_size = self.symbols[str(symbol)] = (number - constant) // factor
         lower, upper = self.range(symbol)
         if lower is not None and lower > 0:
-            self.importer.constrain(Guard(found, ">=", lower, True))
+            self.importer.constrain(Guard(solved_size, ">=", lower, True))
         if upper is not None:
-            self.importer.constrain(Guard(found, "<=", upper, True))
+            self.importer.constrain(Guard(solved_size, "<=", upper, True))
 
     def input_size(self, position: int, dim: int, size: Any) -> Size:
         """A size of an input, as an expression over the symbols of other sizes if it has one."""
@@ -333,7 +333,7 @@ class Sizes:
             if str(expression) in self.symbols:
                 return self.symbols[str(expression)]
             ratios = Ratios(self.size)
-            found = ratios.rounded(expression)
+            rounded_size = ratios.rounded(expression)
             for guard in ratios.limits:
                 if not all(symbol.is_size and not symbol.unbacked for symbol in guard.symbols):
                     raise UnsupportedProgramError(
@@ -342,13 +342,15 @@ class Sizes:
                         why=f"integers give the same only for {guard}, which follows from data",
                     )
                 self.importer.constrain(guard)
-            return found
+            return rounded_size
         kind = type(expression).__name__
         if kind == "Piecewise":
-            found = 0
+            rounded_size = 0
             for value, condition in reversed(expression.args):
-                found = found + self._truth(condition) * (self.size(value) - found)
-            return found
+                rounded_size = rounded_size + self._truth(condition) * (
+                    self.size(value) - rounded_size
+                )
+            return rounded_size
         args = [self.size(arg) for arg in expression.args]
         if kind in ("Add", "Mul"):
             total = args[0]
@@ -395,14 +397,14 @@ class Sizes:
     def range(self, expression: Any) -> tuple[int | None, int | None]:
         """The bounds of a symbol, from `torch._check` or from how it was made."""
         bounds = self.program.range_constraints.get(expression)
-        found: list[int | None] = []
+        positions: list[int | None] = []
         for name in ("lower", "upper"):
             try:
                 number = int(getattr(bounds, name))
             except (TypeError, ValueError, OverflowError, AttributeError):
                 number = None
-            found.append(None if number is None or abs(number) >= _dims.UNBOUNDED else number)
-        return found[0], found[1]
+            positions.append(None if number is None or abs(number) >= _dims.UNBOUNDED else number)
+        return positions[0], positions[1]
 
 
 def symbolic_sizes(example: Any) -> Sequence[Any]:
@@ -422,8 +424,8 @@ def solved(left: Size, right: Size, symbols: Sequence[Symbol]) -> dict[Symbol, S
     for symbol in reversed(symbols):
         factor = dict(terms).get((symbol,), 0)
         if (symbol.unbacked or not symbol.is_size) and abs(factor) == 1:
-            rest = difference - factor * Dim.of(symbol)
-            found = -factor * rest
-            if symbol not in _dims.symbols(found) and _dims.upper(found) <= symbol.upper:
-                return {symbol: found}
+            remainder = difference - factor * Dim.of(symbol)
+            solution = -factor * remainder
+            if symbol not in _dims.symbols(solution) and _dims.upper(solution) <= symbol.upper:
+                return {symbol: solution}
     return None

@@ -47,9 +47,9 @@ def in_memory_order(
             " dense and row-major",
             next="call contiguous() before as_strided, or index the tensor",
         )
-    made = OpenType(tensor.type.dtype, tuple(size_of(example.shape[dim]) for dim in order))
+    open_type = OpenType(tensor.type.dtype, tuple(size_of(example.shape[dim]) for dim in order))
     return importer.emit(
-        "aten.permute.default", (tensor, order), [made], [False], path, exact=True
+        "aten.permute.default", (tensor, order), [open_type], [False], path, exact=True
     )[0]
 
 
@@ -62,8 +62,10 @@ def with_kernel_of_bags(node: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments of bags of embeddings. Torch's fast kernels take tables with dense rows and dense
     weights alone. Its others end the last bag otherwise, and return for each entry its bag. They run
     where a row is padding, too: with one that no index has, the definition does as they do."""
-    given = [(node.args[0], 1), *((each, 0) for each in node.args[6:7] if each is not None)]
-    if args[_PADDING] >= 0 or all(each.meta["val"].stride(dim) == 1 for each, dim in given):
+    operands = [(node.args[0], 1), *((arg, 0) for arg in node.args[6:7] if arg is not None)]
+    if args[_PADDING] >= 0 or all(
+        operand.meta["val"].stride(dim) == 1 for operand, dim in operands
+    ):
         return tuple(args)
     return (*args[:_PADDING], _NO_ROW)
 
@@ -72,7 +74,7 @@ def _order(example: Any) -> tuple[int, ...] | None:
     """The dims of a tensor from the outermost in memory on. None if there are gaps, or if torch does
     not know."""
     sizes, strides = example.shape, example.stride()
-    if not all(isinstance(each, int) for each in (*sizes, *strides)):
+    if not all(isinstance(number, int) for number in (*sizes, *strides)):
         return None
     order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], sizes[dim] == 1, dim))
     step = 1

@@ -23,11 +23,11 @@ def traceable_windows(caches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     Args:
         caches: each with the module that has it, and a name.
     """
-    known = sys.modules["transformers.cache_utils"]
+    cache_module = sys.modules["transformers.cache_utils"]
     replaced = []
     for _, _, cache in caches:
         for number, layer in enumerate(cache.layers):
-            if type(layer) is known.StaticSlidingWindowLayer:
+            if type(layer) is cache_module.StaticSlidingWindowLayer:
                 replaced.append((cache, number, layer))
                 cache.layers[number] = _traceable(layer)
     if not replaced:
@@ -43,13 +43,13 @@ def traceable_windows(caches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def _traceable(layer: Any) -> Any:
     """A layer with the same tensors that counts tokens in a tensor."""
-    made = _layer_class()(layer.max_cache_len)
-    vars(made).update(vars(layer))
+    new_layer = _layer_class()(layer.max_cache_len)
+    vars(new_layer).update(vars(layer))
     # The layer itself stops to count in the tensor, and to read it, once the window is full.
-    count = vars(made).pop("cumulative_length_int")
+    count = vars(new_layer).pop("cumulative_length_int")
     if layer.is_initialized and int(layer.cumulative_length) != count:
         layer.cumulative_length.fill_(count)
-    return made
+    return new_layer
 
 
 @functools.cache
@@ -71,14 +71,14 @@ def _layer_class() -> Any:
             new = torch.arange(added, device=self.device) + first
             # How many tokens leave the window.
             moved = torch.clamp(first + added - window, min=0)
-            kept = torch.arange(window, device=self.device) + moved
+            positions = torch.arange(window, device=self.device) + moved
             self.cumulative_length.add_(added)
             results = []
             for part, states in (("keys", key_states), ("values", value_states)):
-                held = getattr(self, part)
-                room = torch.nn.functional.pad(held, (0, 0, 0, added))
+                tensor = getattr(self, part)
+                room = torch.nn.functional.pad(tensor, (0, 0, 0, added))
                 room = room.index_copy(2, new, states)
-                held.copy_(room.index_select(2, kept))
+                tensor.copy_(room.index_select(2, positions))
                 results.append(room)
             return tuple(results)
 

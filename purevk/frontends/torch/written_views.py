@@ -36,32 +36,32 @@ def replace_written_views(module: Any) -> None:
     memories = written_memories(graph)
     if not memories:
         return
-    written = [each for node in graph.nodes for each in _written(node)]
-    found = False
+    written = [view for node in graph.nodes for view in _written(node)]
+    changed = False
     for node in list(graph.nodes):
         name = _name(node)
         if (name not in _EXPANDING and name != "unfold") or memory_of(node) not in memories:
             continue
         with graph.inserting_before(node):
             views = _Views(node)
-            made = views.unfolded() if name == "unfold" else views.expanded()
-        if made is not None:
-            node.replace_all_uses_with(made)
+            replacement = views.unfolded() if name == "unfold" else views.expanded()
+        if replacement is not None:
+            node.replace_all_uses_with(replacement)
             graph.erase_node(node)
-            found = True
+            changed = True
         elif (
             name == "unfold"
             or example_of(node).is_floating_point()
             or example_of(node).is_complex()
         ):
             _refuse_written(node, written)
-    if found:
+    if changed:
         module.recompile()
 
 
 def written_memories(graph: Any) -> set[Any]:
     """What a graph may write into, as `memory_of` gives it."""
-    return {memory_of(each) for node in graph.nodes for each in _written(node)} - {None}
+    return {memory_of(view) for node in graph.nodes for view in _written(node)} - {None}
 
 
 def example_of(node: Any) -> Any:
@@ -169,12 +169,12 @@ class _Views:
         name, _, _ = overload.partition(".")
         graph, key = self.node.graph, "val" if "val" in self.node.meta else "example_value"
         if self.node.op == "call_method" or not isinstance(self.node.target, torch._ops.OpOverload):
-            made = graph.call_method(name, (tensor, *args))
+            result = graph.call_method(name, (tensor, *args))
         else:
             target = operator.attrgetter(overload)(torch.ops.aten)
-            made = graph.call_function(target, (tensor, *args))
-        made.meta = {**self.node.meta, key: getattr(example_of(tensor), name)(*args)}
-        return made
+            result = graph.call_function(target, (tensor, *args))
+        result.meta = {**self.node.meta, key: getattr(example_of(tensor), name)(*args)}
+        return result
 
     def expanded(self) -> Any:
         """The source with dims of 1 in front; None: it shows elements several times."""
@@ -182,13 +182,13 @@ class _Views:
 
         before, after = example_of(self.source).shape, example_of(self.node).shape
         front = len(after) - len(before)
-        wanted = (*[1] * front, *before)
-        if not all(statically_known_true(have == want) for have, want in zip(after, wanted)):
+        sizes_ = (*[1] * front, *before)
+        if not all(statically_known_true(have == want) for have, want in zip(after, sizes_)):
             return None
-        made = self.source
+        view = self.source
         for _ in range(front):
-            made = self._make(made, "unsqueeze.default", 0)
-        return made
+            view = self._make(view, "unsqueeze.default", 0)
+        return view
 
     def unfolded(self) -> Any:
         """The windows as parts of a dim that is split. None: they overlap, or it is not known how
@@ -196,28 +196,30 @@ class _Views:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
         names = ("dimension", "size", "step")
-        given = dict(zip(names, self.node.args[1:])) | dict(self.node.kwargs)
-        dim, size, step = (given[name] for name in names)
+        arguments = dict(zip(names, self.node.args[1:])) | dict(self.node.kwargs)
+        dim, size, step = (arguments[name] for name in names)
         source, result = example_of(self.source), example_of(self.node)
-        if not source.dim() or not all(isinstance(each, int) for each in (dim, size, step)):
+        if not source.dim() or not all(isinstance(number, int) for number in (dim, size, step)):
             return None
         dim %= source.dim()
         count = result.shape[dim]
         if statically_known_true(count == 1):
-            made = self._make(self.source, "narrow.default", dim, 0, size)
-            made = self._make(made, "unsqueeze.default", dim)
+            narrowed = self._make(self.source, "narrow.default", dim, 0, size)
+            narrowed = self._make(narrowed, "unsqueeze.default", dim)
         elif size > step or not isinstance(count, int):
             return None
         elif statically_known_true(count * step <= source.shape[dim]):
-            made = self._make(self.source, "narrow.default", dim, 0, count * step)
-            made = self._make(made, "unflatten.int", dim, [count, step])
+            narrowed = self._make(self.source, "narrow.default", dim, 0, count * step)
+            narrowed = self._make(narrowed, "unflatten.int", dim, [count, step])
             if size < step:
-                made = self._make(made, "narrow.default", dim + 1, 0, size)
+                narrowed = self._make(narrowed, "narrow.default", dim + 1, 0, size)
         elif not _is_whole(source):
             return None  # torch does not write through views of views of this kind
         else:  # the last window is shorter than the step
             numbers = (list(result.shape), list(result.stride()), result.storage_offset())
-            if not all(isinstance(each, int) for each in (*numbers[0], *numbers[1], numbers[2])):
+            if not all(
+                isinstance(number, int) for number in (*numbers[0], *numbers[1], numbers[2])
+            ):
                 return None
             return self._make(self.source, "as_strided.default", *numbers)
-        return self._make(made, "movedim.int", dim + 1, -1)
+        return self._make(narrowed, "movedim.int", dim + 1, -1)

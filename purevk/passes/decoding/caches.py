@@ -26,9 +26,9 @@ def write_in_place(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op == "purevk.store" and node.tensor("value") in writes:
             continue
-        made = writes.get(node.result) if len(node.results) == 1 else None
+        store = writes.get(node.result) if len(node.results) == 1 else None
         node = rewriter.current(node)
-        if made is None:
+        if store is None:
             rewriter.keep(node)
             continue
         rewriter.source = node.source
@@ -42,48 +42,48 @@ def write_in_place(graph: Graph) -> Graph:
 
 def _writes(graph: Graph) -> dict[Value, Node]:
     """The results of scatters that can be written in place, with the scatters."""
-    made = graph.producers()
+    producers = graph.producers()
     stores: dict[Value, list[Node]] = {}  # what writes each state
     for node in graph.nodes:
         for state in registry.mutated(node):
             stores.setdefault(state, []).append(node)
-        for given in values_in(node.args) if node.graphs else ():
-            stores.setdefault(given, []).append(node)
+        for operand in values_in(node.args) if node.graphs else ():
+            stores.setdefault(operand, []).append(node)
     outputs = graph.output_values()
-    found: dict[Value, Node] = {}
+    caches: dict[Value, Node] = {}
     for state, nodes in stores.items():
         if state not in graph.states or len(nodes) != 1 or nodes[0].op != "purevk.store":
             continue
-        scatter = made.get(nodes[0].tensor("value"))
-        if scatter is None or not _writes_rows(graph, made, scatter, state):
+        scatter = producers.get(nodes[0].tensor("value"))
+        if scatter is None or not _writes_rows(graph, producers, scatter, state):
             continue
         if outputs.isdisjoint(_same_bytes(graph, scatter.result)) and _unread_after(
             graph, scatter, state, nodes[0]
         ):
-            found[scatter.result] = scatter
-    return found
+            caches[scatter.result] = scatter
+    return caches
 
 
-def _writes_rows(graph: Graph, made: dict[Value, Node], scatter: Node, state: Value) -> bool:
+def _writes_rows(graph: Graph, producers: dict[Value, Node], scatter: Node, state: Value) -> bool:
     """Whether a node sets rows of a state at positions of which no two are equal."""
     if scatter.op != SCATTER or scatter.tensor("x") is not state:
         return False
     indices, source = scatter.tensors("indices"), scatter.arg("source")
-    given = scatter.ints("given")
+    dims = scatter.ints("given")
     if scatter.str("mode") != "set" or scatter.optional_int("along") is not None:
         return False
-    if len(given) != 1 or len(indices) != 1 or not isinstance(source, Value):
+    if len(dims) != 1 or len(indices) != 1 or not isinstance(source, Value):
         return False
-    (dim,), (index,) = given, indices
+    (dim,), (index,) = dims, indices
     if index.type.rank != 1 or index.type.dtype not in (DType.int32, DType.int64):
         return False
-    wanted = _rows(state, dim, index)
+    rows_ = _rows(state, dim, index)
     given_dims = source.type.dims
     return (
-        len(given_dims) <= len(wanted)
-        and all(a in (b, 1) for a, b in zip(reversed(given_dims), reversed(wanted)))
+        len(given_dims) <= len(rows_)
+        and all(a in (b, 1) for a, b in zip(reversed(given_dims), reversed(rows_)))
         and source.type.dtype is state.type.dtype
-        and _is_distinct(graph, made, index, state.type.dims[dim])
+        and _is_distinct(graph, producers, index, state.type.dims[dim])
     )
 
 
@@ -104,17 +104,17 @@ def _expanded(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value
     )
 
 
-def _is_distinct(graph: Graph, made: dict[Value, Node], index: Value, rows: Size) -> bool:
+def _is_distinct(graph: Graph, producers: dict[Value, Node], index: Value, rows: Size) -> bool:
     """Whether no two elements of an index are the same row: numbers counted up, by a step of 1, from
     anywhere. As many as there are rows at most are distinct also if some count from the end."""
     count = index.type.numel
     if isinstance(count, int) and count == 1:
         return True
     fits = isinstance(count, int) and isinstance(rows, int) and count <= rows
-    return (fits or not isinstance(count, int)) and _counts_up(graph, made, index)
+    return (fits or not isinstance(count, int)) and _counts_up(graph, producers, index)
 
 
-def _counts_up(graph: Graph, made: dict[Value, Node], value: Value) -> bool:
+def _counts_up(graph: Graph, producers: dict[Value, Node], value: Value) -> bool:
     """Whether each element is the one before plus 1."""
     if value.type.dtype not in (DType.int32, DType.int64):
         return False
@@ -124,32 +124,34 @@ def _counts_up(graph: Graph, made: dict[Value, Node], value: Value) -> bool:
             return False
         numbers = constant.array(value.type)
         return bool((numbers[1:] - numbers[:-1] == 1).all())
-    node = made.get(value)
+    node = producers.get(value)
     if node is None:
         return False
     if node.op == "purevk.iota":
         return True
     if node.op == "aten.slice.Tensor":
         whole = node.tensor("x")
-        return whole.type.rank == 1 and node.int("step") == 1 and _counts_up(graph, made, whole)
+        return (
+            whole.type.rank == 1 and node.int("step") == 1 and _counts_up(graph, producers, whole)
+        )
     if node.op == "aten._to_copy.default" or node.op in _SAME_ELEMENTS:
-        return _counts_up(graph, made, node.tensor("x"))
+        return _counts_up(graph, producers, node.tensor("x"))
     if node.op == "aten.add.Tensor" and node.scalar("alpha") == 1:
         x, y = node.arg("x"), node.arg("y")
-        for one, other in ((x, y), (y, x)):
-            single = not isinstance(other, Value) or other.type.numel == 1
-            if isinstance(one, Value) and single and one.type.numel == value.type.numel:
-                return _counts_up(graph, made, one)
+        for first, second in ((x, y), (y, x)):
+            single = not isinstance(second, Value) or second.type.numel == 1
+            if isinstance(first, Value) and single and first.type.numel == value.type.numel:
+                return _counts_up(graph, producers, first)
     return False
 
 
 def _same_bytes(graph: Graph, value: Value) -> set[Value]:
     """A value and all views of it."""
-    found = {value}
+    values = {value}
     for node in graph.nodes:
-        if registry.is_view(node) and node.inputs[0] in found:
-            found.update(node.results)
-    return found
+        if registry.is_view(node) and node.inputs[0] in values:
+            values.update(node.results)
+    return values
 
 
 def _unread_after(graph: Graph, scatter: Node, state: Value, store: Node) -> bool:

@@ -48,11 +48,11 @@ def fuse_few_rows(graph: Graph, traits: DeviceTraits) -> Graph:
     """Has matmuls of few rows normalize these, and compute a gated activation or rotate to a cache
     what they make."""
     finder = _Finder(graph, traits)
-    found = [fused for node in graph.nodes if (fused := finder.fused(node)) is not None]
-    if not found:
+    fusions = [fused for node in graph.nodes if (fused := finder.fused(node)) is not None]
+    if not fusions:
         return graph
-    ends = {fused.end.node if fused.end else fused.matmul: fused for fused in found}
-    gone = {node for fused in found for node in (fused.matmul, *fused.gone)}
+    ends = {fused.end.node if fused.end else fused.matmul: fused for fused in fusions}
+    gone = {node for fused in fusions for node in (fused.matmul, *fused.gone)}
     rewriter = Rewriter(graph)
     for node in graph.nodes:
         fused = ends.get(node)
@@ -66,27 +66,29 @@ def fuse_few_rows(graph: Graph, traits: DeviceTraits) -> Graph:
 def _emit(rewriter: Rewriter, fused: _Fused) -> None:
     matmul, norm = fused.matmul, fused.norm
     end = fused.end.node if fused.end else None
-    rewriter.source = " + ".join(each.source for each in (norm, matmul, end) if each is not None)
+    rewriter.source = " + ".join(part.source for part in (norm, matmul, end) if part is not None)
     a, scale, eps = _rows(matmul), None, 0.0
     if norm is not None:
-        wanted = a.type.dims
+        dims = a.type.dims
         a, scale = (rewriter.resolve(norm.tensor(name)) for name in ("x", "weight"))
         eps = norm.float("eps")
-        if a.type.dims != wanted:
-            a = rewriter.emit("aten.view.default", a, wanted)
-    given = [rewriter.resolve(each) for each in _operands(matmul, a)]
+        if a.type.dims != dims:
+            a = rewriter.emit("aten.view.default", a, dims)
+    operands = [rewriter.resolve(operand) for operand in _operands(matmul, a)]
     few_rows, to_cache = _NAMES[matmul.op]
     if fused.end is None or end is None:
         epilogue, extras = (rewriter.resolve(matmul.arg(name)) for name in ("epilogue", "extras"))
-        made = rewriter.emit(few_rows, *given, scale, eps, 0, epilogue, extras)
-        rewriter.replace(matmul, made)
+        result = rewriter.emit(few_rows, *operands, scale, eps, 0, epilogue, extras)
+        rewriter.replace(matmul, result)
     elif end.op == ROTATE_TO_CACHE:
         names = ("cos", "sin", "start", "keys", "values", "dim", "index")
         others = [rewriter.resolve(end.arg(name)) for name in names]
-        rewriter.replace(end, rewriter.emit(to_cache, *given, scale, eps, *others))
+        rewriter.replace(end, rewriter.emit(to_cache, *operands, scale, eps, *others))
     else:
-        made = rewriter.emit(few_rows, *given, scale, eps, fused.end.pair, fused.end.program(), ())
-        rewriter.replace(end, rewriter.emit("aten.view.default", made, end.result.type.dims))
+        result = rewriter.emit(
+            few_rows, *operands, scale, eps, fused.end.pair, fused.end.program(), ()
+        )
+        rewriter.replace(end, rewriter.emit("aten.view.default", result, end.result.type.dims))
 
 
 def _operands(matmul: Node, rows: Value) -> tuple[Arg, ...]:

@@ -13,13 +13,13 @@ _RESHAPES = ("aten.view.default", "aten.unsqueeze.default")
 def share_heads(graph: Graph) -> Graph:
     """Attention over `x[:, :, None].expand(B, G, n, T, D).reshape(B, G * n, T, D)` for both keys and
     values, as models of transformers write it, takes x [B, G, T, D]."""
-    made, written = graph.producers(), changing(graph.nodes)
+    producers, written = graph.producers(), changing(graph.nodes)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         if node.op != NAME or node.arg("functions") is not None:
             return None
-        found = [_repeated(made, node.tensor(name)) for name in "kv"]
-        keys, values = found
+        repeats = [_repeated(producers, node.tensor(name)) for name in "kv"]
+        keys, values = repeats
         if keys is None or values is None or keys[1] != values[1]:
             return None
         if written & {keys[0], values[0]}:
@@ -30,15 +30,15 @@ def share_heads(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def _repeated(made: dict[Value, Node], value: Value) -> tuple[Value, Size] | None:
+def _repeated(producers: dict[Value, Node], value: Value) -> tuple[Value, Size] | None:
     """x [B, G, T, D] and n, if a value is x with each head n times."""
-    joined = made.get(value)
+    joined = producers.get(value)
     if joined is None or joined.op != "aten.view.default":
         return None
-    expanded = made.get(joined.tensor("x"))
+    expanded = producers.get(joined.tensor("x"))
     if expanded is None or expanded.op != "aten.expand.default":
         return None
-    split = made.get(expanded.tensor("x"))
+    split = producers.get(expanded.tensor("x"))
     if split is None or split.op not in _RESHAPES:
         return None
     x = split.tensor("x")

@@ -66,8 +66,8 @@ class PairFinder:
         if reached is None:
             return None
         layouts, end = reached
-        made = (self._made[value] for value in layouts if value is not matmul.result)
-        views = tuple(dict.fromkeys(made))
+        results = (self._made[value] for value in layouts if value is not matmul.result)
+        views = tuple(dict.fromkeys(results))
         pair, turned = 0, False
         if end.op == POINTWISE:
             for turned in (False, True):
@@ -94,7 +94,7 @@ class PairFinder:
                 if definition is None or not isinstance(form, registry.View):
                     ends.add(node)
                     continue
-                types = tuple(each.type for each in node.results)
+                types = tuple(result.type for result in node.results)
                 bound = tuple(definition.bind(node.args).values())
                 seen = form.layout(layouts[source], source.type, types, *bound)
                 if seen is None or node.inputs != (source,):
@@ -119,10 +119,10 @@ class PairFinder:
         if _dims.product(sizes) != m * (n // 2):
             return 0
         for number, value in enumerate(reversed(inputs) if turned else inputs):
-            wanted = view_layout(Layout(number * (n // 2), (n, 1)), (m, n // 2), sizes)
-            if wanted is None or value.type.dims != sizes or value not in layouts:
+            expected = view_layout(Layout(number * (n // 2), (n, 1)), (m, n // 2), sizes)
+            if expected is None or value.type.dims != sizes or value not in layouts:
                 return 0
-            if not _is_same(layouts[value], wanted, sizes):
+            if not _is_same(layouts[value], expected, sizes):
                 return 0
         return n // 2
 
@@ -141,15 +141,15 @@ class PairFinder:
         for value in (q, k, v):
             if value not in layouts or value.type.dtype is not matmul.result.type.dtype:
                 return 0
-            wanted = Layout(first, (0, n, width, 1))
-            if not _is_same(layouts[value], wanted, value.type.dims):
+            layout = Layout(first, (0, n, width, 1))
+            if not _is_same(layouts[value], layout, value.type.dims):
                 return 0
             first = first + value.type.dims[2] * width
         return width // 2 if first == n and isinstance(width, int) else 0
 
 
-def _is_same(one: Layout, other: Layout, dims: Sequence[Size]) -> bool:
+def _is_same(first: Layout, second: Layout, dims: Sequence[Size]) -> bool:
     """Whether two layouts are of the same elements."""
-    return one.offset == other.offset and all(
-        size == 1 or a == b for size, a, b in zip(dims, one.strides, other.strides)
+    return first.offset == second.offset and all(
+        size == 1 or a == b for size, a, b in zip(dims, first.strides, second.strides)
     )

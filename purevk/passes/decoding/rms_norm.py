@@ -32,16 +32,16 @@ def find_rms_norm(graph: Graph) -> Graph:
     """Replaces a norm over the last dim, computed in float32 or bfloat16, by one node."""
     if all(node.op != "aten.mean.dim" for node in graph.nodes):
         return graph
-    matcher, found, inside = _Matcher(graph), dict[Value, _Norm](), set[Node]()
+    matcher, norms, inside = _Matcher(graph), dict[Value, _Norm](), set[Node]()
     # From the end on: what a weight multiplies, and what is cast, is a norm too.
     for node in reversed(graph.nodes):
         norm = None if node in inside else matcher.norm(node)
         if norm is not None:
-            found[node.result] = norm
+            norms[node.result] = norm
             inside.update(norm.nodes)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
-        norm = found.get(node.results[0]) if node.results else None
+        norm = norms.get(node.results[0]) if node.results else None
         if norm is None:
             return None
         x, weight = (
@@ -49,7 +49,7 @@ def find_rms_norm(graph: Graph) -> Graph:
         )
         return rewriter.emit("aten.rms_norm.default", x, (norm.x.type.dims[-1],), weight, norm.eps)
 
-    return each_node(graph, visit) if found else graph
+    return each_node(graph, visit) if norms else graph
 
 
 class _Matcher:

@@ -42,24 +42,24 @@ def find_rotary(graph: Graph) -> Graph:
     matcher = _Matcher(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
-        found = matcher.rotary(node)
-        if found is None:
+        match = matcher.rotary(node)
+        if match is None:
             return None
-        x, cos, sin = map(rewriter.resolve, (found.x, found.cos, found.sin))
+        x, cos, sin = map(rewriter.resolve, (match.x, match.cos, match.sin))
         dims = x.type.dims
         if x.type.rank == 3:
             x = rewriter.emit(_VIEW, x, (1, *dims))
-        turned = found.rows == len(dims) - 2
+        turned = match.rows == len(dims) - 2
         if turned:
             x = rewriter.emit("aten.permute.default", x, _SWAP)
         size, width = x.type.dims[1], cos.type.dims[-1]
-        tables = [rewriter.emit(_VIEW, each, (size, width)) for each in (cos, sin)]
+        tables = [rewriter.emit(_VIEW, table, (size, width)) for table in (cos, sin)]
         if width != dims[-1]:
-            tables = [_doubled(rewriter, each) for each in tables]
-        made = rewriter.emit(HALVES, x, *tables, 0)
+            tables = [_doubled(rewriter, table) for table in tables]
+        result = rewriter.emit(HALVES, x, *tables, 0)
         if turned:
-            made = rewriter.emit("aten.permute.default", made, _SWAP)
-        return made if len(dims) == 4 else rewriter.emit(_VIEW, made, dims)
+            result = rewriter.emit("aten.permute.default", result, _SWAP)
+        return result if len(dims) == 4 else rewriter.emit(_VIEW, result, dims)
 
     return each_node(graph, visit)
 
@@ -84,18 +84,18 @@ class _Matcher:
         node = self._made[node.result]  # its arguments may have been replaced
         if node.op != _CONVERT:
             return self._rotation(node)
-        dtype, made = node.result.type.dtype, node.tensor("x")
-        last = self._made.get(made)
-        if dtype not in _FLOATS or last is None or self._readers[made] != 1:
+        dtype, value = node.result.type.dtype, node.tensor("x")
+        last = self._made.get(value)
+        if dtype not in _FLOATS or last is None or self._readers[value] != 1:
             return None
-        found = self._rotation(last)
-        widened = None if found is None else self._made.get(found.x)
-        if found is None or widened is None or widened.op != _CONVERT:
+        match = self._rotation(last)
+        widened = None if match is None else self._made.get(match.x)
+        if match is None or widened is None or widened.op != _CONVERT:
             return None
         x = widened.tensor("x")
-        if x.type.dtype is not dtype or found.x.type.dtype is not DType.float32:
+        if x.type.dtype is not dtype or match.x.type.dtype is not DType.float32:
             return None
-        return found._replace(x=x)
+        return match._replace(x=x)
 
     def _rotation(self, node: Node) -> _Rotation | None:
         """The same of a node that is no conversion."""
@@ -103,10 +103,10 @@ class _Matcher:
             return self._joined(node)
         if node.op != "aten.add.Tensor" or node.scalar("alpha") != 1:
             return None
-        one, other = (self._only_reader(node.arg(name), _TIMES) for name in "xy")
-        if one is None or other is None:
+        first, second = (self._only_reader(node.arg(name), _TIMES) for name in "xy")
+        if first is None or second is None:
             return None
-        for straight, crossed in ((one, other), (other, one)):
+        for straight, crossed in ((first, second), (second, first)):
             for a, b in (("x", "y"), ("y", "x")):
                 x, sin = self._turned(crossed.arg(a)), crossed.arg(b)
                 if x is None or not isinstance(sin, Value):
@@ -131,25 +131,25 @@ class _Matcher:
                 first, second = (x[0], 0), (x[0], 1)
                 if (x, y) != (first, second):
                     continue
-                one, other = (self._of_half(more.arg(name)) for name in "xy")
-                wanted = (second, cos), (first, sin)
-                for a, b in (wanted, wanted[::-1]):
-                    if a in one and b in other:
+                left, right = (self._of_half(more.arg(name)) for name in "xy")
+                expected = (second, cos), (first, sin)
+                for a, b in (expected, expected[::-1]):
+                    if a in left and b in right:
                         return self._fitting(cat, x[0], cos, sin, 2)
         return None
 
     def _of_half(self, arg: Arg) -> list[tuple[tuple[Value, int], Value]]:
         """The halves of a tensor that a product may multiply, and what with."""
         product = self._only_reader(arg, _TIMES)
-        found: list[tuple[tuple[Value, int], Value]] = []
+        half_inputs: list[tuple[tuple[Value, int], Value]] = []
         if product is None:
-            return found
+            return half_inputs
         for a, b in (("x", "y"), ("y", "x")):
             value, angle = product.arg(a), product.arg(b)
             half = self._half(value) if isinstance(value, Value) else None
             if half is not None and isinstance(angle, Value):
-                found.append((half, angle))
-        return found
+                half_inputs.append((half, angle))
+        return half_inputs
 
     def _only_reader(self, arg: Arg, op: str) -> Node | None:
         """The node of an operator that makes an argument, if nobody else reads this."""
@@ -261,12 +261,12 @@ def rotate_to_caches(graph: Graph) -> Graph:
 def _views_of(graph: Graph, values: list[Value]) -> dict[Node, Value]:
     """The nodes that view some values, or views of them, with the values."""
     of = {value: value for value in values}
-    found: dict[Node, Value] = {}
+    stores: dict[Node, Value] = {}
     for node in graph.nodes:
         if registry.is_view(node) and node.inputs[0] in of:
-            found[node] = of[node.inputs[0]]
+            stores[node] = of[node.inputs[0]]
             of.update(dict.fromkeys(node.results, of[node.inputs[0]]))
-    return found
+    return stores
 
 
 def _emit(rewriter: Rewriter, group: _Group) -> None:
@@ -275,7 +275,7 @@ def _emit(rewriter: Rewriter, group: _Group) -> None:
     values = resolve(group.write_values.tensor("value"))
     if dim == 2:
         values = rewriter.emit("aten.permute.default", values, _SWAP)
-    made = rewriter.emit(
+    result = rewriter.emit(
         ROTATE_TO_CACHE,
         resolve(group.queries.tensor("x")),
         resolve(group.keys.tensor("x")),
@@ -288,46 +288,50 @@ def _emit(rewriter: Rewriter, group: _Group) -> None:
         dim,
         resolve(group.write_keys.tensor("index")),
     )
-    rewriter.replace(group.queries, made)
+    rewriter.replace(group.queries, result)
 
 
 def _groups(graph: Graph) -> list[_Group]:
-    made = graph.producers()
+    producers = graph.producers()
     readers = reader_counts(graph)
     writes = [node for node in graph.nodes if node.op == WRITE_ROWS]
     rotations = [node for node in graph.nodes if node.op == HALVES]
-    found: list[_Group] = []
-    taken: set[Node] = set()
+    groups: list[_Group] = []
+    grouped: set[Node] = set()
     for write in writes:
-        keys = _rotated(made, readers, write)
-        if keys is None or write in taken:
+        keys = _rotated(producers, readers, write)
+        if keys is None or write in grouped:
             continue
         for queries in rotations:
-            if queries is keys or queries in taken or not _turn_alike(queries, keys):
+            if queries is keys or queries in grouped or not _turn_alike(queries, keys):
                 continue
-            for other in writes:
-                group = _Group(queries, keys, write, other)
-                if other in taken or not _write_alike(write, other) or other is write:
+            for values_write in writes:
+                group = _Group(queries, keys, write, values_write)
+                if (
+                    values_write in grouped
+                    or not _write_alike(write, values_write)
+                    or values_write is write
+                ):
                     continue
                 if _can_join(graph, group):
-                    found.append(group)
-                    taken.update(group.nodes)
+                    groups.append(group)
+                    grouped.update(group.nodes)
                     break
-            if write in taken:
+            if write in grouped:
                 break
-    return found
+    return groups
 
 
-def _rotated(made: dict[Value, Node], readers: dict[Value, int], write: Node) -> Node | None:
+def _rotated(producers: dict[Value, Node], readers: dict[Value, int], write: Node) -> Node | None:
     """The rotation whose result alone a node writes to a cache, with rows where the cache has them."""
     value, dim = write.tensor("value"), write.int("dim")
     if value.type.rank != 4 or dim not in (1, 2) or readers[value] != 1:
         return None
-    node = made.get(value)
+    node = producers.get(value)
     if dim == 2:
         if node is None or readers.get(node.inputs[0]) != 1 or not _swaps(node):
             return None
-        node = made.get(node.inputs[0])
+        node = producers.get(node.inputs[0])
     if node is None or node.op != HALVES:
         return None
     full = node.tensor("cos").type.dims[1] == node.tensor("x").type.dims[3]
@@ -356,14 +360,14 @@ def _turn_alike(queries: Node, keys: Node) -> bool:
     )
 
 
-def _write_alike(one: Node, other: Node) -> bool:
+def _write_alike(first: Node, second: Node) -> bool:
     """Whether two nodes write rows at the same positions of caches of the same sizes."""
     return (
-        one.tensor("index") is other.tensor("index")
-        and one.int("dim") == other.int("dim")
-        and one.tensor("value").type.dims == other.tensor("value").type.dims
-        and one.tensor("state") is not other.tensor("state")
-        and one.tensor("state").type.dims == other.tensor("state").type.dims
+        first.tensor("index") is second.tensor("index")
+        and first.int("dim") == second.int("dim")
+        and first.tensor("value").type.dims == second.tensor("value").type.dims
+        and first.tensor("state") is not second.tensor("state")
+        and first.tensor("state").type.dims == second.tensor("state").type.dims
     )
 
 

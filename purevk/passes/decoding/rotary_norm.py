@@ -58,7 +58,7 @@ def _emit(rewriter: Rewriter, norm: _Norm, rotation: Node) -> Value:
 def _arguments(rewriter: Rewriter, norm: _Norm, rotation: Node) -> tuple[Arg, ...]:
     of_norm = (norm.node.arg(name) for name in ("weight", "bias", "eps", "rms"))
     of_rotation = (rotation.arg(name) for name in ("cos", "sin", "start"))
-    return (norm.x(rewriter), *(rewriter.resolve(each) for each in (*of_norm, *of_rotation)))
+    return (norm.x(rewriter), *(rewriter.resolve(operand) for operand in (*of_norm, *of_rotation)))
 
 
 class _Norm(NamedTuple):
@@ -73,7 +73,7 @@ class _Norm(NamedTuple):
         if self.views and x.type.dims == self.views[-1].result.type.dims and not self._permutes:
             return x
         for view in self.views:
-            x = rewriter.emit(view.op, x, *(rewriter.resolve(each) for each in view.args[1:]))
+            x = rewriter.emit(view.op, x, *(rewriter.resolve(arg) for arg in view.args[1:]))
         return x
 
     @property

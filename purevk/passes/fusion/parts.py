@@ -46,9 +46,9 @@ class PartReader:
     """
 
     def __init__(
-        self, made: Mapping[Value, Node], written: Collection[Value], rewriter: Rewriter
+        self, producers: Mapping[Value, Node], written: Collection[Value], rewriter: Rewriter
     ) -> None:
-        self._made, self._written, self._rewriter = made, written, rewriter
+        self._made, self._written, self._rewriter = producers, written, rewriter
         self._views: dict[tuple[Value, Box], Value] = {}
 
     def read(self, builder: ExpressionBuilder, value: Value, box: Box) -> Term:
@@ -58,7 +58,7 @@ class PartReader:
         if (
             node is not None
             and _converts(node)
-            and not any(each in self._written for each in node.inputs)
+            and not any(operand in self._written for operand in node.inputs)
         ):
             (source,) = node.tensors("inputs")
             if source.type.dims == base.type.dims:
@@ -73,10 +73,10 @@ class PartReader:
             node = self._made.get(value)
             if node is None or value in self._written:
                 return value, box
-            found = self._part_of(node, value)
-            if found is None:
+            part = self._part_of(node, value)
+            if part is None:
                 return value, box
-            value, outer = found
+            value, outer = part
             box = box.inside(outer)
 
     def _part_of(self, node: Node, value: Value) -> tuple[Value, Box] | None:
@@ -115,9 +115,9 @@ class PartReader:
 
     def view(self, base: Value, box: Box) -> Value:
         """The part of a tensor at a box."""
-        found = self._views.get((base, box))
-        if found is not None:
-            return found
+        box_view = self._views.get((base, box))
+        if box_view is not None:
+            return box_view
         value = base
         for dim, (start, step, size) in enumerate(zip(*box)):
             if start == 0 and step == 1 and size == value.type.dims[dim]:
@@ -132,11 +132,11 @@ def within(box: Box, value: Value) -> Box:
     """A box of a tensor as that of a value that broadcasts to it."""
     dims = value.type.dims
     lead = len(box.sizes) - len(dims)
-    found = [
+    dims_ = [
         (0, 1, 1) if dim == 1 else (box.starts[lead + d], box.steps[lead + d], box.sizes[lead + d])
         for d, dim in enumerate(dims)
     ]
-    starts, steps, sizes = zip(*found) if found else ((), (), ())
+    starts, steps, sizes = zip(*dims_) if dims_ else ((), (), ())
     return Box(starts, steps, sizes)
 
 

@@ -54,10 +54,10 @@ class _Joiner:
         rewriter = self._rewriter
         for node in self._graph.nodes:
             rewriter.source = node.source
-            made = self._visit(node)
-            if made is not None:
-                self._made[node.result] = made
-            rewriter.keep(node if made is None else made)
+            replacement = self._visit(node)
+            if replacement is not None:
+                self._made[node.result] = replacement
+            rewriter.keep(node if replacement is None else replacement)
         return rewriter.finish()
 
     def _visit(self, node: Node) -> Node | None:
@@ -81,7 +81,7 @@ class _Joiner:
         if (
             len(pieces) > 1
             and self._together
-            and any(_is_short(each, dims, dtype) for each in pieces)
+            and any(_is_short(piece, dims, dtype) for piece in pieces)
         ):
             return None
         args: tuple[Any, ...] = (tuple(map(tuple, pieces)), dims, dtype)
@@ -94,14 +94,14 @@ class _Joiner:
         dtype, dim = node.result.type.dtype, wrap(node.int("dim"), rank)
         if not 1 < len(values) <= _MOST or self._written.intersection(values):
             return None
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         start: Size = 0
         for value in values:
             if value.type.rank != rank or value.type.dtype is not dtype:
                 return None
-            found += self._moved(value, dim, start)
+            pieces += self._moved(value, dim, start)
             start = start + value.type.dims[dim]
-        return found
+        return pieces
 
     def _moved(self, value: Value, dim: int, start: Size) -> list[Piece]:
         """A tensor as pieces of one in which it starts at an index of a dim."""
@@ -123,7 +123,7 @@ class _Joiner:
         slices = None if dim is None else self._slices(node, dim[0])
         if dim is None or slices is None or len(slices) > 2:
             return None
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for start, size, value, first in slices:
             if value.type.rank != rank or value.type.dtype is not node.result.type.dtype:
                 return None
@@ -132,10 +132,10 @@ class _Joiner:
             if (first, size) != (0, value.type.dims[dim[0]]):
                 box = whole(value.type.dims)
                 starts = tuple(first if d == dim[0] else 0 for d in range(rank))
-                sizes = tuple(size if d == dim[0] else each for d, each in enumerate(box.sizes))
+                sizes = tuple(size if d == dim[0] else extent for d, extent in enumerate(box.sizes))
                 value = self._reader.view(value, Box(starts, box.steps, sizes))
-            found += self._moved(value, dim[0], start)
-        return found
+            pieces += self._moved(value, dim[0], start)
+        return pieces
 
     def _slices(self, node: Node, dim: int) -> list[tuple[int, int, Value, int]] | None:
         """Where slices of a tensor start, their sizes, the tensors that they are from, and where they
@@ -146,18 +146,18 @@ class _Joiner:
         _, start, end = written
         x, source = node.tensor("x"), node.tensor("source")
         before = self._writes.get(x) if self._readers[x] == 1 else None
-        found = None if before is None else self._slices(before, dim)
-        if found is None:
+        slices = None if before is None else self._slices(before, dim)
+        if slices is None:
             size = x.type.dims[dim]
-            found = [(0, size, x, 0)] if isinstance(size, int) else []
-        kept: list[tuple[int, int, Value, int]] = [(start, end - start, source, 0)]
-        for at, size, value, first in found:
+            slices = [(0, size, x, 0)] if isinstance(size, int) else []
+        visible: list[tuple[int, int, Value, int]] = [(start, end - start, source, 0)]
+        for at, size, value, first in slices:
             if at < start:
-                kept.append((at, min(size, start - at), value, first))
+                visible.append((at, min(size, start - at), value, first))
             if at + size > end:
                 skipped = max(end - at, 0)
-                kept.append((at + skipped, size - skipped, value, first + skipped))
-        return sorted(kept, key=lambda each: each[0])
+                visible.append((at + skipped, size - skipped, value, first + skipped))
+        return sorted(visible, key=lambda piece: piece[0])
 
     def _stacked(self, view: Node) -> Node | None:
         """Tensors that are stacked along a new last dim, which then becomes one with the dim before
@@ -177,7 +177,7 @@ class _Joiner:
             return None
         if after is not None and after.sizes("sizes") != dims:
             return None
-        found: list[Piece] = []
+        joined: list[Piece] = []
         for position, value in enumerate(values):
             flat = self._before_unsqueeze(value)
             if flat is None or value.type.dtype is not stack.result.type.dtype:
@@ -186,10 +186,10 @@ class _Joiner:
             for part in self._parts(flat):
                 if part.sizes != flat.type.dims:
                     return None
-                found.append(part._replace(starts=(starts,), steps=steps))
-        if after is None and all(_is_copy(part) for part in found):
+                joined.append(part._replace(starts=(starts,), steps=steps))
+        if after is None and all(_is_copy(part) for part in joined):
             return None
-        pieces = self._together_or_apart(found, after, stack.result)
+        pieces = self._together_or_apart(joined, after, stack.result)
         return None if pieces is None else self._node(view, pieces)
 
     def _only_reader(self, value: Value) -> Node | None:
@@ -272,8 +272,8 @@ class _Joiner:
         turned = Piece(expression, inputs, (), (*dims[:3], half), (1,) * 4, starts)
         if width == last:
             return (turned,)
-        rest = columns(x, width, last - width)
-        copied = _piece(Expression((kind,), (), (), (0,)), (rest,), (), rest.type.dims)
+        tail = columns(x, width, last - width)
+        copied = _piece(Expression((kind,), (), (), (0,)), (tail,), (), tail.type.dims)
         return (turned, copied._replace(starts=((0, 0, 0, width),)))
 
     def _reads_written(self, node: Node) -> bool:
@@ -303,15 +303,15 @@ class _Joiner:
         groups: dict[tuple[tuple[Size, ...], tuple[int, ...]], list[Piece]] = {}
         for part in parts:
             groups.setdefault((part.sizes, part.steps), []).append(part)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for group in groups.values():
             joint = self._combined(group, after, joined)
             singles = [joint] if joint else [self._combined([e], after, joined) for e in group]
-            for each in singles:
-                if each is None:
+            for single in singles:
+                if single is None:
                     return None
-                found.append(each)
-        return found
+                pieces.append(single)
+        return pieces
 
     def _combined(
         self, parts: Sequence[Piece], after: Node | None, joined: Value | None
@@ -386,7 +386,9 @@ def _written_slice(node: Node, rank: int) -> tuple[int, int, int] | None:
     start, end = 0 if start is None else start, size if end is None else end
     if not isinstance(size, int) or not isinstance(start, int) or not isinstance(end, int):
         return None
-    first, last = (max(min(each + size if each < 0 else each, size), 0) for each in (start, end))
+    first, last = (
+        max(min(bound + size if bound < 0 else bound, size), 0) for bound in (start, end)
+    )
     return (wrap(dim, rank), first, last) if first < last else None
 
 

@@ -24,40 +24,40 @@ MAX_EPILOGUE_CODE = 500
 
 def to_programs(graph: Graph) -> Graph:
     """Each pointwise operator as a program; constants of one element become literals."""
-    known: dict[Value, Step] = {}
+    steps: dict[Value, Step] = {}
 
     def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
         definition = registry.find(node.op)
         if node.op == NAME:
-            _note_literal(known, node)
+            _note_literal(steps, node)
             return None
         if definition is None or not isinstance(definition.form, registry.Pointwise):
             return None
         expression, inputs, scalars = expression_of(definition, node.args, node.results)
-        expression, inputs = _with_literals(graph, known, expression, inputs, scalars)
-        made = Node(
+        expression, inputs = _with_literals(graph, steps, expression, inputs, scalars)
+        pointwise = Node(
             NAME, (expression, inputs, scalars, node.result.type.dims), node.results, node.source
         )
-        rewriter.keep(made)
-        _note_literal(known, made)
+        rewriter.keep(pointwise)
+        _note_literal(steps, pointwise)
         return node.results
 
     return each_node(graph, visit)
 
 
-def _note_literal(known: dict[Value, Step], node: Node) -> None:
+def _note_literal(steps: dict[Value, Step], node: Node) -> None:
     """Remembers results whose elements are all the same known number, with the step that is this
     number."""
     expression = node.attribute("expression", Expression)
     if node.tensors("inputs") or node.sizes("scalars"):
         return
     if len(expression.steps) == 1 and expression.outputs == (0,):
-        known[node.result] = expression.steps[0]
+        steps[node.result] = expression.steps[0]
 
 
 def _with_literals(
     graph: Graph,
-    known: dict[Value, Step],
+    steps: dict[Value, Step],
     expression: Expression,
     inputs: tuple[Value, ...],
     scalars: tuple[Size, ...],
@@ -67,8 +67,8 @@ def _with_literals(
         number = static_value(graph.constants, value)
         if number is not None:
             texts[value] = literal(number, value.type.dtype)
-        elif value in known and known[value].dtype.acc == value.type.dtype.acc:
-            texts[value] = known[value].glsl
+        elif value in steps and steps[value].dtype.acc == value.type.dtype.acc:
+            texts[value] = steps[value].glsl
     if not texts:
         return expression, inputs
     builder = ExpressionBuilder()
@@ -109,9 +109,9 @@ class _Program:
         expression, tensors, scalars = self._parts()
         builder, results = maker._open()
         mark = builder.mark()
-        made = dict(zip(maker.results, results))
+        replacements = dict(zip(maker.results, results))
         refs = [
-            made[v] if v in made else builder.input(v, t)
+            replacements[v] if v in replacements else builder.input(v, t)
             for v, t in zip(tensors, expression.inputs)
         ] + [builder.scalar(d, t) for d, t in zip(scalars, expression.scalars)]
         outputs = builder.inline(expression, refs)
@@ -170,9 +170,9 @@ def fuse_pointwise(graph: Graph) -> Graph:
         graph.output_values()
     )
     return graph.with_nodes(
-        each.node() if isinstance(each, _Program) else each
-        for each in items
-        if isinstance(each, Node) or not gone.issuperset(each.results)
+        item.node() if isinstance(item, _Program) else item
+        for item in items
+        if isinstance(item, Node) or not gone.issuperset(item.results)
     )
 
 
@@ -187,7 +187,7 @@ def _takes_one(
         maker = makers.get(value)
         if maker is None:
             continue
-        if any(readers.get(made, 0) != (made in program.inputs) for made in maker.results):
+        if any(readers.get(result, 0) != (result in program.inputs) for result in maker.results):
             continue  # another node reads one of its results
         if written.intersection(maker.inputs):
             continue
@@ -195,8 +195,8 @@ def _takes_one(
         if not program.take(maker):
             continue
         readers.update(dict.fromkeys(maker.results, 0))
-        for each in shared:
-            readers[each] -= 1
+        for operand in shared:
+            readers[operand] -= 1
         return True
     return False
 
@@ -209,7 +209,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     producer = graph.producers()
     position = {node: at for at, node in enumerate(graph.nodes)}
     gone: set[Node] = set()
-    made: dict[Node, Node] = {}
+    kernels: dict[Node, Node] = {}
     for node in graph.nodes:
         if node.op != NAME or len(node.results) != 1 or not node.result.type.dtype.is_float:
             continue
@@ -232,11 +232,11 @@ def fuse_epilogues(graph: Graph) -> Graph:
                 continue
             fused = _attach(kernel, node, value)
             gone.add(kernel)
-            made[node] = fused
+            kernels[node] = fused
             producer[node.result] = fused
             position[fused] = position[node]
             break
-    return graph.with_nodes([made.get(node, node) for node in graph.nodes if node not in gone])
+    return graph.with_nodes([kernels.get(node, node) for node in graph.nodes if node not in gone])
 
 
 def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
@@ -249,8 +249,8 @@ def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
     epilogue = kernel.optional_attribute("epilogue", Expression)
     if epilogue is not None and epilogue.steps:
         return False
-    made = kernel.result.type.dims
-    return len(made) == len(sizes) and all(a == b for a, b in zip(made, sizes))
+    dims = kernel.result.type.dims
+    return len(dims) == len(sizes) and all(a == b for a, b in zip(dims, sizes))
 
 
 def _takes_bfloat16(kernel: Node) -> bool:

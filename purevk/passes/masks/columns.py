@@ -108,8 +108,8 @@ class Columns:
             self.depth += 1
             self.memo[key] = follow()
             self.depth -= 1
-        found: _T | None = self.memo[key]
-        return found
+        answer: _T | None = self.memo[key]
+        return answer
 
     def emit(self, op: str, *args: Arg) -> Value:
         """A new node."""
@@ -126,8 +126,8 @@ class Columns:
         """An int32 [1]."""
         if isinstance(number, Dim):
             return constant(self.rewriter, number, (1,), DType.int32)
-        held = max(-MOST_KEYS, min(number, MOST_KEYS))
-        return self.table(np.array([held]), DType.int32)
+        clamped = max(-MOST_KEYS, min(number, MOST_KEYS))
+        return self.table(np.array([clamped]), DType.int32)
 
     def operand(self, value: Value, user: Node) -> Value | None:
         """A value that new nodes are to read as the node `user` does; None if it may change in between,
@@ -171,19 +171,19 @@ class Columns:
             return {"true": True, "false": False}.get(text)
         if dtype.is_float:
             return next((x for x in (0.0, -float("inf")) if text == literal(x, dtype)), None)
-        found = _INTEGER.fullmatch(text)
-        return int(found[1]) if found else None
+        match = _INTEGER.fullmatch(text)
+        return int(match[1]) if match else None
 
     def _known_comparison(self, node: Node) -> bool | None:
         """Whether a comparison of lines is true everywhere, or false everywhere."""
         lines = [self.line_of(node.arg(name), node) for name in "xy"]
         if lines[0] is None or lines[1] is None or lines[0].sign != lines[1].sign:
             return None
-        one, other = lines[0].rest, lines[1].rest
-        if not isinstance(one, int) or not isinstance(other, int):
+        left, right = lines[0].rest, lines[1].rest
+        if not isinstance(left, int) or not isinstance(right, int):
             return None
-        known: bool = _COMPARISONS[node.op](one, other)
-        return known
+        holds: bool = _COMPARISONS[node.op](left, right)
+        return holds
 
     def line(self, value: Value, user: Node) -> Line | None:
         """A tensor of integers as the node `user` reads it; None if it is no line."""
@@ -196,9 +196,9 @@ class Columns:
         if isinstance(number, int):
             return Line(0, number)
         if is_column(value):
-            known = self._known_column(value)
+            column = self._known_column(value)
             read = self.operand(value, user)
-            return known or (None if read is None else Line(0, read))
+            return column or (None if read is None else Line(0, read))
         if value in self.graph.constants:
             return self._constant_line(value)
         node = self.made.get(value)
@@ -209,8 +209,8 @@ class Columns:
         if node.op in _SUMS and node.scalar("alpha") == 1:
             return self._sum(node)
         if node.op == "aten.neg.default":
-            found = self.line(node.tensor("x"), node)
-            return None if found is None else Line(-found.sign, self.total(0, -1, found.rest))
+            line = self.line(node.tensor("x"), node)
+            return None if line is None else Line(-line.sign, self.total(0, -1, line.rest))
         if node.op == "aten._to_copy.default":
             return self._converted(node, value.type.dtype)
         if node.op == "aten.expand.default" and is_column(node.tensor("x")):
@@ -218,22 +218,24 @@ class Columns:
         if node.op == "aten.cat.default":
             return self._joined(node)
         if node.op == GATHER:
-            found = self._line_at_line(node)
-            if found is not None:
-                return found
+            line = self._line_at_line(node)
+            if line is not None:
+                return line
         return self._moved_line(node)
 
     def _converted(self, node: Node, dtype: DType) -> Line | None:
-        found = self.line(node.tensor("x"), node)
-        if found is None or node.tensor("x").type.dtype is dtype:
-            return found
-        rest = found.rest
+        line = self.line(node.tensor("x"), node)
+        if line is None or node.tensor("x").type.dtype is dtype:
+            return line
+        offset = line.rest
         if dtype is DType.int32:  # numbers may be cut
-            whole = not isinstance(rest, Value) and (isinstance(rest, Dim) or abs(rest) < MOST_KEYS)
-            return found if whole else None
-        if not isinstance(rest, Value):
-            return found
-        return Line(found.sign, self.emit("aten._to_copy.default", rest, dtype))
+            whole = not isinstance(offset, Value) and (
+                isinstance(offset, Dim) or abs(offset) < MOST_KEYS
+            )
+            return line if whole else None
+        if not isinstance(offset, Value):
+            return line
+        return Line(line.sign, self.emit("aten._to_copy.default", offset, dtype))
 
     def _constant_line(self, value: Value) -> Line | None:
         constant = self.graph.constants[value]
@@ -264,10 +266,10 @@ class Columns:
                 return Line(0, rests[0] + sign * rests[1])
         if node.op != "aten.slice.Tensor" or not self.moves(node):
             return None
-        found, low = self.line(node.tensor("x"), node), self.first_kept(node)
-        if found is None or not isinstance(found.rest, int) or not isinstance(low, int):
+        tensor_line, low = self.line(node.tensor("x"), node), self.first_kept(node)
+        if tensor_line is None or not isinstance(tensor_line.rest, int) or not isinstance(low, int):
             return None
-        return Line(0, found.rest + found.sign * low)
+        return Line(0, tensor_line.rest + tensor_line.sign * low)
 
     def _joined(self, node: Node) -> Line | None:
         """Lines that go on where the one before them ends."""
@@ -276,16 +278,16 @@ class Columns:
             return None
         first: Size | None = None
         length: Size = 0
-        for each in tensors:
-            found = self.line(each, node) if each.type.rank == rank else None
-            if found is None or isinstance(found.rest, Value):
+        for tensor in tensors:
+            line = self.line(tensor, node) if tensor.type.rank == rank else None
+            if line is None or isinstance(line.rest, Value):
                 return None
-            if found.sign != 1 and not is_column(each):
+            if line.sign != 1 and not is_column(tensor):
                 return None
-            first = found.rest if first is None else first
-            if found.rest != first + length:
+            first = line.rest if first is None else first
+            if line.rest != first + length:
                 return None
-            length = length + each.type.dims[-1]
+            length = length + tensor.type.dims[-1]
         return None if first is None else Line(1, first)
 
     def _sum(self, node: Node) -> Line | None:
@@ -293,10 +295,10 @@ class Columns:
         lines = [self.line_of(node.arg(name), node) for name in names]
         if lines[0] is None or lines[1] is None:
             return None
-        one, other = lines[0], lines[1]
-        if not -1 <= one.sign + sign * other.sign <= 1:
+        left, right = lines[0], lines[1]
+        if not -1 <= left.sign + sign * right.sign <= 1:
             return None
-        return Line(one.sign + sign * other.sign, self.total(one.rest, sign, other.rest))
+        return Line(left.sign + sign * right.sign, self.total(left.rest, sign, right.rest))
 
     def line_of(self, arg: Arg, user: Node) -> Line | None:
         """The line of an operand, which may be a number."""
@@ -305,13 +307,13 @@ class Columns:
         whole = isinstance(arg, (int, Dim)) and not isinstance(arg, bool)
         return Line(0, arg) if whole else None  # type: ignore[arg-type]
 
-    def total(self, one: Value | Size, sign: int, other: Value | Size) -> Value | Size:
+    def total(self, left: Value | Size, sign: int, right: Value | Size) -> Value | Size:
         """A sum, or with the sign -1 a difference."""
-        if isinstance(one, Value) or isinstance(other, Value):
-            if not isinstance(other, Value) and isinstance(other, int) and other == 0:
-                return one
-            return self.emit("aten.add.Tensor" if sign > 0 else "aten.sub.Tensor", one, other, 1)
-        return one + sign * other
+        if isinstance(left, Value) or isinstance(right, Value):
+            if not isinstance(right, Value) and isinstance(right, int) and right == 0:
+                return left
+            return self.emit("aten.add.Tensor" if sign > 0 else "aten.sub.Tensor", left, right, 1)
+        return left + sign * right
 
     def _line_at_line(self, node: Node) -> Line | None:
         """A gather from one row of a line, at positions that are a line too."""
@@ -321,26 +323,26 @@ class Columns:
         if x.type.rank - 1 not in dims.selected:
             return None
         index = node.tensors("indices")[dims.selected.index(x.type.rank - 1)]
-        held, found = self.line(x, node), self.line(index, node)
-        if held is None or found is None or isinstance(held.rest, Value) or held.sign != 1:
+        values, line = self.line(x, node), self.line(index, node)
+        if values is None or line is None or isinstance(values.rest, Value) or values.sign != 1:
             return None
         # Positions below 0 would count from the end.
-        if found.sign != 1 or not isinstance(found.rest, int) or found.rest < 0:
+        if line.sign != 1 or not isinstance(line.rest, int) or line.rest < 0:
             return None
-        return Line(1, held.rest + found.rest)
+        return Line(1, values.rest + line.rest)
 
     def _moved_line(self, node: Node) -> Line | None:
         if not self.moves(node):
             return None
-        found = self.line(node.tensor("x"), node)
-        if found is None:
+        line = self.line(node.tensor("x"), node)
+        if line is None:
             return None
         low = self.first_kept(node)
-        rest = found.rest if found.sign == 0 else self.total(found.rest, found.sign, low)
-        if isinstance(rest, Value):
-            moved = self.moved(node, rest)
-            return None if moved is None else Line(found.sign, moved)
-        return Line(found.sign, rest)
+        offset = line.rest if line.sign == 0 else self.total(line.rest, line.sign, low)
+        if isinstance(offset, Value):
+            moved = self.moved(node, offset)
+            return None if moved is None else Line(line.sign, moved)
+        return Line(line.sign, offset)
 
     def moves(self, node: Node) -> bool:
         """Whether a node only moves whole rows, or keeps neighbouring elements of all of them."""
@@ -403,33 +405,33 @@ class Columns:
     def limit(self, high: Line, low: Line) -> Value:
         """`high.rest - low.rest` as int32, without overflow: beyond `MOST_KEYS` it is any number beyond
         that on the same side."""
-        one, other = high.rest, low.rest
-        if not isinstance(one, Value) and not isinstance(other, Value):
-            return self.whole(one - other)
-        if not isinstance(one, Value) and isinstance(one, int) and abs(one) < MOST_KEYS:
-            one, other = one, self._clamped(other, one - MOST_KEYS, one + MOST_KEYS)
-        elif not isinstance(other, Value) and isinstance(other, int) and abs(other) < MOST_KEYS:
-            one = self._clamped(one, other - MOST_KEYS, other + MOST_KEYS)
+        upper, lower = high.rest, low.rest
+        if not isinstance(upper, Value) and not isinstance(lower, Value):
+            return self.whole(upper - lower)
+        if not isinstance(upper, Value) and isinstance(upper, int) and abs(upper) < MOST_KEYS:
+            upper, lower = upper, self._clamped(lower, upper - MOST_KEYS, upper + MOST_KEYS)
+        elif not isinstance(lower, Value) and isinstance(lower, int) and abs(lower) < MOST_KEYS:
+            upper = self._clamped(upper, lower - MOST_KEYS, lower + MOST_KEYS)
         else:
-            one, other = (self._within(each) for each in (one, other))
-            return self._narrow(self._clamped(self.total(one, -1, other), -MOST_KEYS, MOST_KEYS))
-        return self._narrow(self.total(one, -1, other))
+            upper, lower = (self._within(bound) for bound in (upper, lower))
+            return self._narrow(self._clamped(self.total(upper, -1, lower), -MOST_KEYS, MOST_KEYS))
+        return self._narrow(self.total(upper, -1, lower))
 
-    def _within(self, rest: Value | Size) -> Value | Size:
-        if not isinstance(rest, Value):
-            return rest
-        most = INTEGERS[rest.type.dtype]
-        return self._clamped(rest, -most, most)
+    def _within(self, offset: Value | Size) -> Value | Size:
+        if not isinstance(offset, Value):
+            return offset
+        most = INTEGERS[offset.type.dtype]
+        return self._clamped(offset, -most, most)
 
-    def _clamped(self, rest: Value | Size, low: int, high: int) -> Value:
-        assert isinstance(rest, Value)
-        return self.emit("aten.clamp.default", rest, low, high)
+    def _clamped(self, offset: Value | Size, low: int, high: int) -> Value:
+        assert isinstance(offset, Value)
+        return self.emit("aten.clamp.default", offset, low, high)
 
-    def _narrow(self, rest: Value | Size) -> Value:
-        assert isinstance(rest, Value)
-        if rest.type.dtype is DType.int32:
-            return rest
-        return self.emit("aten._to_copy.default", rest, DType.int32)
+    def _narrow(self, offset: Value | Size) -> Value:
+        assert isinstance(offset, Value)
+        if offset.type.dtype is DType.int32:
+            return offset
+        return self.emit("aten._to_copy.default", offset, DType.int32)
 
 
 def is_column(value: Value) -> bool:

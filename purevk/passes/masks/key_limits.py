@@ -35,25 +35,25 @@ def find_key_limits(graph: Graph, traits: DeviceTraits) -> Graph:
 
     Sums of positions are taken not to overflow.
     """
-    wanted = {node: mask for node in graph.nodes if (mask := _mask_of(node)) is not None}
-    if not wanted:
+    masks_ = {node: mask for node in graph.nodes if (mask := _mask_of(node)) is not None}
+    if not masks_:
         return graph
     rewriter = Rewriter(graph, traits)
     finder = _Finder(Columns(graph, rewriter, traits))
-    masks = set(wanted.values())
-    found: dict[Value, _Found | None] = {}
+    masks = set(masks_.values())
+    limits_of: dict[Value, _Found | None] = {}
     for number, node in enumerate(graph.nodes):
-        mask = wanted.get(node)
+        mask = masks_.get(node)
         if mask is not None:
-            if mask not in found:  # no node makes it
-                found[mask] = finder.find(mask, node, number - 1)
-            limits = found[mask]
+            if mask not in limits_of:  # no node makes it
+                limits_of[mask] = finder.find(mask, node, number - 1)
+            limits = limits_of[mask]
             if limits is not None:
                 node = node.with_arguments(mask=limits.rest, limits=limits.both)
         rewriter.keep(node)
         # New nodes come where the mask is made: what they read may change later.
-        for made in masks.intersection(node.results):
-            found[made] = finder.find(made, node, number)
+        for new_mask in masks.intersection(node.results):
+            limits_of[new_mask] = finder.find(new_mask, node, number)
     return rewriter.finish()
 
 
@@ -164,13 +164,13 @@ class _Finder:
         if negated:
             kind = "or" if kind == "and" else "and"
             parts = [(arg, not part) for arg, part in parts]
-        found = [self._seen(arg, node, part) for arg, part in parts]
+        part_limits = [self._seen(arg, node, part) for arg, part in parts]
         if kind == "or":
-            return self._any(found)
-        for number, ((arg, part), limits) in enumerate(zip(parts, found)):
-            if limits is None and any(found):
-                found[number] = self._kept(arg, node, part)
-        return self._all(found)
+            return self._any(part_limits)
+        for number, ((arg, part), limits) in enumerate(zip(parts, part_limits)):
+            if limits is None and any(part_limits):
+                part_limits[number] = self._kept(arg, node, part)
+        return self._all(part_limits)
 
     def _kept(self, arg: Arg, user: Node, negated: bool) -> _Limits | None:
         """A condition that stays a mask."""
@@ -183,33 +183,33 @@ class _Finder:
 
     def _chosen(self, node: Node, first: str, second: str, negated: bool) -> _Limits | None:
         """`cond ? first : second`, arguments of which one is the same everywhere."""
-        for same, other, inverse in ((second, first, False), (first, second, True)):
+        for same, condition, inverse in ((second, first, False), (first, second, True)):
             number = self.columns.number(node.arg(same))
             if number is not None:
                 kind, opposite = ("or", not inverse) if number else ("and", inverse)
-                parts = [(node.arg("cond"), opposite), (node.arg(other), False)]
+                parts = [(node.arg("cond"), opposite), (node.arg(condition), False)]
                 return self._joined(kind, parts, node, negated)
         return None
 
     def _compared(self, kind: str, node: Node, negated: bool) -> _Limits | None:
         """Where a comparison is true: of positions, or of a condition with true or false."""
         x, y = node.arg("x"), node.arg("y")
-        for one, other in ((x, y), (y, x)):
-            if isinstance(one, Value) and one.type.dtype is DType.bool and kind in ("eq", "ne"):
-                number = self.columns.number(other)
+        for left, right in ((x, y), (y, x)):
+            if isinstance(left, Value) and left.type.dtype is DType.bool and kind in ("eq", "ne"):
+                number = self.columns.number(right)
                 if number not in (0, 1):
                     return None
-                return self._seen(one, node, negated ^ (kind == "ne") ^ (not number))
-        lines = [self.columns.line_of(each, node) for each in (x, y)]
+                return self._seen(left, node, negated ^ (kind == "ne") ^ (not number))
+        lines = [self.columns.line_of(operand, node) for operand in (x, y)]
         if lines[0] is None or lines[1] is None:
             return None
-        one, other = lines[0], lines[1]
+        left, right = lines[0], lines[1]
         kind = _COMPARISONS[kind][1] if negated else kind
-        if one.sign < other.sign:
-            one, other, kind = other, one, _COMPARISONS[kind][0]
-        if one.sign - other.sign != 1 or kind == "ne":
+        if left.sign < right.sign:
+            left, right, kind = right, left, _COMPARISONS[kind][0]
+        if left.sign - right.sign != 1 or kind == "ne":
             return None
-        limit = self.columns.limit(other, one)  # the position compared with it
+        limit = self.columns.limit(right, left)  # the position compared with it
         if kind in ("lt", "ge"):
             return _Limits(last=limit) if kind == "lt" else _Limits(first=limit)
         after = self._emit("aten.add.Tensor", limit, 1, 1)
@@ -219,9 +219,9 @@ class _Finder:
 
     def _triangle(self, node: Node, negated: bool) -> _Limits:
         """The triangle that `tril` or `triu` keeps, or the rest of the matrix."""
-        found = triangle_of(node)
-        assert found is not None
-        is_upper, diagonal = found
+        triangle = triangle_of(node)
+        assert triangle is not None
+        is_upper, diagonal = triangle
         row = self._emit("purevk.iota", node.result.type.dims[-2], DType.int32)
         row = self._emit("aten.view.default", row, (node.result.type.dims[-2], 1))
         edge = self._emit("aten.add.Tensor", row, diagonal + (0 if is_upper else 1), 1)
@@ -299,61 +299,61 @@ class _Finder:
         if name == "aten._to_copy.default":
             return self._added(node.arg("x"), node)
         if triangle_of(node) is not None:
-            kept = self._added(node.tensors("inputs")[0], node)
-            return self._any([self._triangle(node, True), kept])
+            limits = self._added(node.tensors("inputs")[0], node)
+            return self._any([self._triangle(node, True), limits])
         return self._moved(node, lambda x: self._added(x, node))
 
     def _chosen_scores(self, node: Node, first: str, second: str) -> _Limits | None:
-        for same, other, negated in ((second, first, False), (first, second, True)):
+        for same, operand, negated in ((second, first, False), (first, second, True)):
             if self.columns.number(node.arg(same)) == -float("inf"):
                 cond = node.arg("cond")
                 seen = self._seen(cond, node, negated) or self._kept(cond, node, negated)
-                return self._all([seen, self._added(node.arg(other), node)])
+                return self._all([seen, self._added(node.arg(operand), node)])
         return None
 
     # -- limits ----------------------------------------------------------------------------------
     def _nothing(self) -> _Limits:
         return _Limits(last=self.columns.whole(0), empty=True)
 
-    def _all(self, found: Sequence[_Limits | None]) -> _Limits | None:
+    def _all(self, limits: Sequence[_Limits | None]) -> _Limits | None:
         """Where all conditions are true."""
-        made: _Limits | None = _Limits()
-        for each in found:
-            if each is None or made is None:
+        joined: _Limits | None = _Limits()
+        for limit in limits:
+            if limit is None or joined is None:
                 return None
-            if each.empty or made.empty:
-                made = self._nothing()
+            if limit.empty or joined.empty:
+                joined = self._nothing()
                 continue
-            made = _Limits(
-                self._both("aten.maximum.default", made.first, each.first),
-                self._both("aten.minimum.default", made.last, each.last),
-                self._both("aten.logical_and.default", made.rest, each.rest),
+            joined = _Limits(
+                self._both("aten.maximum.default", joined.first, limit.first),
+                self._both("aten.minimum.default", joined.last, limit.last),
+                self._both("aten.logical_and.default", joined.rest, limit.rest),
             )
-        return made
+        return joined
 
-    def _any(self, found: Sequence[_Limits | None]) -> _Limits | None:
+    def _any(self, limits: Sequence[_Limits | None]) -> _Limits | None:
         """Where any condition is true: if all limit the same end, or one is always true."""
-        if _Limits() in found:
+        if _Limits() in limits:
             return _Limits()
-        one, other = found
-        if one is not None and one.empty:
-            return other
-        if other is not None and other.empty:
-            return one
-        if one is None or other is None or one.rest is not None or other.rest is not None:
+        first, second = limits
+        if first is not None and first.empty:
+            return second
+        if second is not None and second.empty:
+            return first
+        if first is None or second is None or first.rest is not None or second.rest is not None:
             return None
-        if one.first is None and other.first is None:
-            assert one.last is not None and other.last is not None
-            return _Limits(last=self._emit("aten.maximum.default", one.last, other.last))
-        if one.last is None and other.last is None:
-            assert one.first is not None and other.first is not None
-            return _Limits(first=self._emit("aten.minimum.default", one.first, other.first))
+        if first.first is None and second.first is None:
+            assert first.last is not None and second.last is not None
+            return _Limits(last=self._emit("aten.maximum.default", first.last, second.last))
+        if first.last is None and second.last is None:
+            assert first.first is not None and second.first is not None
+            return _Limits(first=self._emit("aten.minimum.default", first.first, second.first))
         return None
 
-    def _both(self, op: str, one: Value | None, other: Value | None) -> Value | None:
-        if one is None or other is None:
-            return one or other
-        return self._emit(op, one, other)
+    def _both(self, op: str, left: Value | None, right: Value | None) -> Value | None:
+        if left is None or right is None:
+            return left or right
+        return self._emit(op, left, right)
 
     def _moved(self, node: Node, follow: Callable[[Value], _Limits | None]) -> _Limits | None:
         """The limits of a node that moves rows, from those of its input."""
@@ -363,22 +363,22 @@ class _Finder:
         if not columns.moves(node):
             return None
         x, result = node.tensor("x"), node.result.type
-        found = follow(x)
-        if found is None or found.empty:
-            return found
+        line = follow(x)
+        if line is None or line.empty:
+            return line
         low = columns.first_kept(node)
         ends: list[Value | None] = []
-        for end in (found.first, found.last):
+        for end in (line.first, line.last):
             moved = None if end is None else columns.moved(node, end)
             if moved is None and end is not None:
                 return None
             ends.append(moved if moved is None else columns.total(moved, -1, low))  # type: ignore[arg-type]
-        rest = found.rest
-        if rest is not None:
-            rest = columns.again(node, columns.expanded(rest, x.type.dims), result.dims)
-            if rest is None:
+        offset = line.rest
+        if offset is not None:
+            offset = columns.again(node, columns.expanded(offset, x.type.dims), result.dims)
+            if offset is None:
                 return None
-        return _Limits(ends[0], ends[1], rest)
+        return _Limits(ends[0], ends[1], offset)
 
 
 def _unmasked(rows: np.ndarray) -> np.ndarray | None:

@@ -19,11 +19,11 @@ _TERMS, _LEAST_TERMS = 64, 512
 
 def constants_of(graph: Graph) -> set[Value]:
     """The constants of a graph, and what is made of them alone."""
-    found = set(graph.constants)
+    constants = set(graph.constants)
     for node in graph.nodes:
-        if node.inputs and all(each in found for each in node.inputs):
-            found.update(node.results)
-    return found
+        if node.inputs and all(operand in constants for operand in node.inputs):
+            constants.update(node.results)
+    return constants
 
 
 def are_shared(graph: Graph) -> bool:
@@ -69,7 +69,11 @@ class BlockWeights:
         origins, waiting = {weight}, [weight]
         while waiting:
             node = self._made.get(waiting.pop())
-            new = [] if node is None else [each for each in node.inputs if each not in origins]
+            new = (
+                []
+                if node is None
+                else [operand for operand in node.inputs if operand not in origins]
+            )
             origins.update(new)
             waiting += new
         reached, waiting = set(origins), list(origins)
@@ -78,8 +82,8 @@ class BlockWeights:
             if value in self._outputs or value in self._written:
                 return False
             for user in self._users.get(value, ()):
-                if all(each in self._constant for each in user.results) and user.results:
-                    new = [each for each in user.results if each not in reached]
+                if all(result in self._constant for result in user.results) and user.results:
+                    new = [result for result in user.results if result not in reached]
                     reached.update(new)
                     waiting += new
                 elif user.op not in (MATMUL, FEW_ROWS, TO_CACHE) or value is not user.tensor("b"):

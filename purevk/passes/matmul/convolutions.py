@@ -51,7 +51,7 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
         if bias is not None:
             bias = pad_columns(rewriter, bias)
         columns = _padded(result.dims[1])
-        made = rewriter.emit(
+        convolution = rewriter.emit(
             FRAGMENTS,
             x,
             weights[conv.weight, joined],
@@ -67,8 +67,8 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             results=(result.with_dims((result.dims[0], columns, *result.dims[2:])),),
         )
         if columns != result.dims[1]:
-            made = rewriter.emit("aten.slice.Tensor", made, 1, 0, result.dims[1], 1)
-        rewriter.replace(node, made)
+            convolution = rewriter.emit("aten.slice.Tensor", convolution, 1, 0, result.dims[1], 1)
+        rewriter.replace(node, convolution)
     return rewriter.finish()
 
 

@@ -98,7 +98,7 @@ class _Finder:
 
     def needs_rows(self, node: Node) -> bool:
         """Whether anything reads a node's result as it was."""
-        waiting, wanted = [node.result], self.readers.get(node.result, set())
+        waiting, consumers = [node.result], self.readers.get(node.result, set())
         while waiting:
             value = waiting.pop()
             if value in self._outputs:
@@ -106,7 +106,7 @@ class _Finder:
             for user in self._users.get(value, ()):
                 if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
-                elif user not in wanted or value is not rows_of(user) or _count(user, value) > 1:
+                elif user not in consumers or value is not rows_of(user) or _count(user, value) > 1:
                     return True
         return False
 
@@ -130,8 +130,8 @@ class _Finder:
             return None
         if node.op == NORM and node.int("count") == 1 and value.type.rank > 1:
             return value
-        made = node in self.sources or value in self._matmuls
-        return value if made and self._is_read_alike(value, rows) else None
+        is_source = node in self.sources or value in self._matmuls
+        return value if is_source and self._is_read_alike(value, rows) else None
 
     def _origin(self, rows: Value) -> tuple[Value, bool]:
         """What a matrix is a view of, and whether the heads of that come to lie side by side."""
@@ -154,10 +154,10 @@ class _Finder:
             and self._is_read_alike(node.result, rows)
         )
 
-    def _is_read_alike(self, made: Value, rows: Value) -> bool:
+    def _is_read_alike(self, product: Value, rows: Value) -> bool:
         """Whether matmuls that read the order of fragments alone read a value, all of them as the
         matrix `rows`. Its kernel writes one order."""
-        waiting, origin = [made], self._origin(rows)
+        waiting, origin = [product], self._origin(rows)
         while waiting:
             value = waiting.pop()
             if value in self._outputs:
@@ -264,7 +264,7 @@ def rows_of(matmul: Node) -> Value:
 
 
 def _count(node: Node, value: Value) -> int:
-    return sum(each is value for each in node.inputs)
+    return sum(operand is value for operand in node.inputs)
 
 
 class _Emitter:
@@ -339,9 +339,9 @@ class _Emitter:
         rewriter.source = f"{node.source} + {end.source}"
         names = ("cos", "sin", "start", "keys", "values", "dim", "index")
         others = [rewriter.resolve(end.arg(name)) for name in names]
-        given = self._operands(node, rewriter.current(node))
-        made = rewriter.emit(FRAGMENTS_TO_CACHE, *given, *others, results=(end.result.type,))
-        rewriter.replace(end, made)
+        operands = self._operands(node, rewriter.current(node))
+        result = rewriter.emit(FRAGMENTS_TO_CACHE, *operands, *others, results=(end.result.type,))
+        rewriter.replace(end, result)
 
     def _matmul(self, node: Node, current: Node) -> None:
         finder, rewriter = self._finder, self._rewriter
@@ -353,7 +353,7 @@ class _Emitter:
         # An epilogue that only converts has no step that says so.
         dtype = value.type.dtype
         plain = value.type.with_dims((count, columns))
-        made = rewriter.emit(
+        result = rewriter.emit(
             FRAGMENTS,
             a,
             b,
@@ -366,37 +366,37 @@ class _Emitter:
             results=(blocks_type(dtype, count, columns) if onward else plain,),
         )
         if onward:
-            self._blocks[value] = made
+            self._blocks[value] = result
         elif gate is None:
-            rewriter.replace(node, made)
+            rewriter.replace(node, result)
         else:
-            made = rewriter.emit("aten.view.default", made, value.type.dims)
-            rewriter.replace(gate.node, made)
+            result = rewriter.emit("aten.view.default", result, value.type.dims)
+            rewriter.replace(gate.node, result)
 
     def _few_rows(self, node: Node, current: Node) -> None:
         rewriter, b = self._rewriter, self._weight(current.tensor("b"))
         if node.op == MATMUL:
-            given = (current.tensor("a"), b, current.optional_tensor("bias"), None, 0.0, 0)
+            operands = (current.tensor("a"), b, current.optional_tensor("bias"), None, 0.0, 0)
             end = (current.arg("epilogue"), current.arg("extras"))
-            made = rewriter.emit(FEW_ROWS, *given, *end, results=(node.result.type,))
+            result = rewriter.emit(FEW_ROWS, *operands, *end, results=(node.result.type,))
         else:
             a, _, *others = current.args
-            made = rewriter.emit(node.op, a, b, *others, results=(node.result.type,))
-        rewriter.replace(node, made)
+            result = rewriter.emit(node.op, a, b, *others, results=(node.result.type,))
+        rewriter.replace(node, result)
 
     def _attention(self, node: Node, current: Node) -> None:
         names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
-        given = [current.arg(name) for name in (*names, "extras", "limits", "sinks")]
-        self._blocks[node.result] = self._rewriter.emit(ATTENTION, *given, True)
+        operands = [current.arg(name) for name in (*names, "extras", "limits", "sinks")]
+        self._blocks[node.result] = self._rewriter.emit(ATTENTION, *operands, True)
 
     def _norm(self, node: Node, current: Node) -> None:
         plain, result = self._finder.needs_rows(node), node.result.type
         names = ("x", "weight", "bias", "eps", "rms")
-        given = [current.arg(name) for name in names]
+        operands = [current.arg(name) for name in names]
         rows = _dims.product(result.dims[:-1])
         types = (blocks_type(result.dtype, rows, result.dims[-1]), *((result,) if plain else ()))
         end = (current.arg("epilogue"), current.arg("extras"))
-        made = self._rewriter.emit_all(NORM_BLOCKS, *given, plain, *end, results=types)
-        self._blocks[node.result] = made[0]
+        results = self._rewriter.emit_all(NORM_BLOCKS, *operands, plain, *end, results=types)
+        self._blocks[node.result] = results[0]
         if plain:
-            self._rewriter.replace(node, made[1])
+            self._rewriter.replace(node, results[1])

@@ -92,8 +92,8 @@ class _Finder:
         if bias is not None and (bias not in self._constant or bias.type.rank != 1):
             return False
         size = b.type.dims[dim]
-        known = isinstance(size, int) and size >= _LEAST and size % BLOCK != 0
-        return known and has_fragments(self._traits, b.type.dtype)
+        is_padded = isinstance(size, int) and size >= _LEAST and size % BLOCK != 0
+        return is_padded and has_fragments(self._traits, b.type.dtype)
 
     def _find(self, last: Node) -> None:
         width, waiting = last.tensor("b").type.dims[0], [last.tensor("a")]
@@ -125,15 +125,15 @@ class _Finder:
         self.between |= between
         self.last.add(last)
 
-    def _is_bounded(self, value: Value, first: set[Node], known: dict[Node, bool]) -> bool:
+    def _is_bounded(self, value: Value, first: set[Node], answers: dict[Node, bool]) -> bool:
         """Whether operators make finite numbers of infinite ones."""
         node = self._made[value]
-        if node not in known:
-            known[node] = node not in first and (
+        if node not in answers:
+            answers[node] = node not in first and (
                 node.op in _BOUNDED
-                or all(self._is_bounded(each, first, known) for each in node.inputs)
+                or all(self._is_bounded(operand, first, answers) for operand in node.inputs)
             )
-        return known[node]
+        return answers[node]
 
     def _keeps_zeros_finite(self, node: Node, tensors: list[Value]) -> bool:
         if len(node.results) != 1 or not tensors:
@@ -141,7 +141,7 @@ class _Finder:
         if node.op in _VIEWS:
             return node.tensor("x").type.dims[-1] == node.result.type.dims[-1]
         numbers = [arg for arg in node.args if isinstance(arg, float)]
-        plain = all(each.type.dims == node.result.type.dims for each in tensors)
+        plain = all(tensor.type.dims == node.result.type.dims for tensor in tensors)
         return node.op in _POINTWISE and plain and all(map(math.isfinite, numbers))
 
 

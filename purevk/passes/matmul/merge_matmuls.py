@@ -50,7 +50,7 @@ def merge_matmuls(graph: Graph) -> Graph:
     if not leaders:
         return graph
     merged = {node for nodes in leaders.values() for node in nodes}
-    made = graph.producers()
+    producers = graph.producers()
     rewriter = Rewriter(graph)
     made_late = _late(graph, constant)
     for node in made_late:
@@ -62,22 +62,22 @@ def merge_matmuls(graph: Graph) -> Graph:
         if node not in merged:
             rewriter.keep(node_now)
         elif node in leaders:
-            _merge(rewriter, made, leaders[node])
+            _merge(rewriter, producers, leaders[node])
     return rewriter.finish()
 
 
 def _constant_values(graph: Graph) -> set[Value]:
     """Values that depend on constants alone."""
-    found = set(graph.constants)
+    constants = set(graph.constants)
     for node in graph.nodes:
         if (
             node.op in ("purevk.copy", "aten.permute.default", "aten.view.default")
-            and node.tensor("x") in found
+            and node.tensor("x") in constants
         ):
-            found.update(node.results)
-        elif node.op == "aten.cat.default" and all(each in found for each in node.inputs):
-            found.update(node.results)
-    return found
+            constants.update(node.results)
+        elif node.op == "aten.cat.default" and all(operand in constants for operand in node.inputs):
+            constants.update(node.results)
+    return constants
 
 
 def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
@@ -104,10 +104,14 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
     """
     if not traits.profile.has_fast_shared_memory:
         return graph
-    made, moving = graph.producers(), changing(graph.nodes)
+    producers, moving = graph.producers(), changing(graph.nodes)
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        if node.op == QUANTIZED and node.tensor("x") not in moving and _is_plain(graph, made, node):
+        if (
+            node.op == QUANTIZED
+            and node.tensor("x") not in moving
+            and _is_plain(graph, producers, node)
+        ):
             groups.setdefault(_quantized_key(node), []).append(node)
     limit = traits.max_storage_range
     leaders = {
@@ -119,13 +123,13 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
         return graph
     merged = {node for nodes in leaders.values() for node in nodes}
     late = dict.fromkeys(
-        each
+        producer
         for node in merged
         for name in _QUANTIZED_CONSTANTS
-        for each in _chain(graph, made, node.optional_tensor(name)) or ()
+        for producer in _chain(graph, producers, node.optional_tensor(name)) or ()
     )
     rewriter = Rewriter(graph)
-    for node in (each for each in graph.nodes if each in late):
+    for node in (late_node for late_node in graph.nodes if late_node in late):
         rewriter.keep(node)
     for node in graph.nodes:
         if node in leaders:
@@ -135,11 +139,13 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
     return rewriter.finish()
 
 
-def _chain(graph: Graph, made: dict[Value, Node], value: Value | None) -> tuple[Node, ...] | None:
+def _chain(
+    graph: Graph, producers: dict[Value, Node], value: Value | None
+) -> tuple[Node, ...] | None:
     """The nodes that make a value of one constant, the first one first; None if others do."""
     nodes: list[Node] = []
     while value is not None and value not in graph.constants:
-        node = made.get(value)
+        node = producers.get(value)
         if node is None or node.op not in _PACKING or len(node.inputs) != 1:
             return None
         nodes.append(node)
@@ -147,7 +153,7 @@ def _chain(graph: Graph, made: dict[Value, Node], value: Value | None) -> tuple[
     return tuple(reversed(nodes))
 
 
-def _is_plain(graph: Graph, made: dict[Value, Node], node: Node) -> bool:
+def _is_plain(graph: Graph, producers: dict[Value, Node], node: Node) -> bool:
     """Whether a matmul has float activations, constant parameters and no epilogue."""
     if any(node.arg(name) is not None for name in ("sums", "out", "epilogue")):
         return False
@@ -156,7 +162,7 @@ def _is_plain(graph: Graph, made: dict[Value, Node], node: Node) -> bool:
     return all(
         value.type.is_static
         and value.type.dims[0] == rows
-        and _chain(graph, made, value) is not None
+        and _chain(graph, producers, value) is not None
         for value in values
         if value is not None
     )
@@ -178,8 +184,8 @@ def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
     for name in _QUANTIZED_CONSTANTS:
         if joint.optional_tensor(name) is not None:
             parts = tuple(node.tensor(name) for node in nodes)
-            made = rewriter.emit("aten.cat.default", parts, 0)
-            joint = joint.with_arguments(**{name: made})
+            joined = rewriter.emit("aten.cat.default", parts, 0)
+            joint = joint.with_arguments(**{name: joined})
     matmul = rewriter.emit(QUANTIZED, *(rewriter.resolve(arg) for arg in joint.args))
     start: Size = 0
     for node in nodes:
@@ -188,11 +194,11 @@ def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
         start = end
 
 
-def _merge(rewriter: Rewriter, made: dict[Value, Node], nodes: list[Node]) -> None:
+def _merge(rewriter: Rewriter, producers: dict[Value, Node], nodes: list[Node]) -> None:
     rewriter.source = " | ".join(node.source for node in nodes)
     first = nodes[0]
     weights = [node.tensor("b") for node in nodes]
-    weight = _joined(rewriter, made, weights)
+    weight = _joined(rewriter, producers, weights)
     bias = None
     if first.optional_tensor("bias") is not None:
         biases = [node.tensor("bias") for node in nodes]
@@ -205,9 +211,9 @@ def _merge(rewriter: Rewriter, made: dict[Value, Node], nodes: list[Node]) -> No
         start = end
 
 
-def _joined(rewriter: Rewriter, made: dict[Value, Node], weights: list[Value]) -> Value:
+def _joined(rewriter: Rewriter, producers: dict[Value, Node], weights: list[Value]) -> Value:
     """Matrices side by side, dense along the same dim as they are."""
-    nodes = [made.get(weight) for weight in weights]
+    nodes = [producers.get(weight) for weight in weights]
     turned = [node.tensor("x") for node in nodes if node is not None and is_transpose(node)]
     if len(turned) < len(weights):
         return rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, weights)), 1)

@@ -39,7 +39,7 @@ def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
         conv = Conv2d.of(current)
         if conv.weight not in weights:
             weights[conv.weight] = rewriter.emit(WEIGHT, conv.weight)
-        made = rewriter.emit(
+        result = rewriter.emit(
             WINOGRAD,
             conv.x,
             weights[conv.weight],
@@ -49,5 +49,5 @@ def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
             conv.epilogue,
             conv.extras,
         )
-        rewriter.replace(node, made)
+        rewriter.replace(node, result)
     return rewriter.finish()

@@ -374,7 +374,7 @@ def _position(outputs: Sequence[Arg], output: Arg) -> int | None:
     """Where a tensor is among outputs."""
     if not isinstance(output, Value):
         return None
-    return next((at for at, output in enumerate(outputs) if output is output), None)
+    return next((at for at, each in enumerate(outputs) if each is output), None)
 
 
 def _stage(graph: Graph, nodes: range, outputs: Sequence[Arg]) -> Stage:

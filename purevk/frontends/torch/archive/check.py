@@ -75,11 +75,11 @@ def check_program(program: Any, where: str) -> None:
     program.graph_module.metadata = {}
     program.graph_module.treespec_namedtuple_fields = {}
     program.torch_version = ""
-    known: set[tuple[Any, str]] = set()
+    checked: set[tuple[Any, str]] = set()
     for rule, text in _texts(program):
-        if (rule, text) in known:
+        if (rule, text) in checked:
             continue
-        known.add((rule, text))
+        checked.add((rule, text))
         try:
             rule(text)
         except (_Refused, RecursionError, SyntaxError, ValueError, KeyError, TypeError) as error:
@@ -147,13 +147,13 @@ def _operator(text: str) -> None:
         return
     if name == text or not pure_operators.is_name(name):
         raise _Refused(f"operators of torch.ops and {len(_FUNCTIONS)} functions are accepted")
-    _, found = pure_operators.overload(torch, name)
-    if found is None:
+    _, overload = pure_operators.overload(torch, name)
+    if overload is None:
         raise UnsupportedProgramError(
             f"torch does not know the operator {name}",
             next="import the library that defines it (for the command purevk: --import MODULE)",
         )
-    reason = pure_operators.untraceable(found)
+    reason = pure_operators.untraceable(overload)
     if reason is not None:
         raise _Refused(reason)
 
@@ -166,8 +166,8 @@ def _expression(text: str) -> None:
         if not isinstance(node, _ARITHMETIC):
             raise _Refused(f"{type(node).__name__} is refused")
         if isinstance(node, ast.Name):
-            known = node.id in _SYMPY or node.id.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))
-            if not known and not _SYMBOL.fullmatch(node.id):
+            is_function = node.id in _SYMPY or node.id.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))
+            if not is_function and not _SYMBOL.fullmatch(node.id):
                 raise _Refused(f"{node.id} is refused")
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, str):
@@ -196,10 +196,10 @@ def _check_power(node: ast.AST) -> None:
     )
     numbers = [int(each) for each in (number.groups() if number else ()) if each]
     if (number is None and "Symbol(" not in text and not _SYMBOL.fullmatch(text)) or any(
-        each > _MOST_POWER for each in numbers
+        exponent > _MOST_POWER for exponent in numbers
     ):
         raise _Refused(f"a power above {_MOST_POWER} is refused")
-    if any(getattr(each, "id", "") in _POWERS for each in ast.walk(base)):
+    if any(getattr(part, "id", "") in _POWERS for part in ast.walk(base)):
         raise _Refused("a power of a power is refused")
 
 

@@ -116,7 +116,7 @@ def _members(source: Source) -> dict[str, memoryview]:
         infos = archive.infolist()
     old = any(info.filename == _OLD_PROGRAM for info in infos)
     folder = "" if old else infos[0].filename.partition("/")[0] + "/"
-    found: dict[str, memoryview] = {}
+    members: dict[str, memoryview] = {}
     for info in infos:
         name = info.filename.removeprefix(folder)
         if _SKIPPED.fullmatch(name) or name.endswith("/"):
@@ -124,7 +124,7 @@ def _members(source: Source) -> dict[str, memoryview]:
         why = None
         if not info.filename.startswith(folder) or not _READ.fullmatch(name):
             why = "graphs and plain tensors are read; other members can hold code"
-        elif name in found:
+        elif name in members:
             why = "it is there twice"
         elif info.compress_type != zipfile.ZIP_STORED:
             why = "it is compressed, which torch.export.save does not do"
@@ -138,13 +138,13 @@ def _members(source: Source) -> dict[str, memoryview]:
             )
         header = source.slice(info.header_offset, 30, f"the header of {info.filename!r}")
         start = info.header_offset + 30 + sum(struct.unpack_from("<HH", header, 26))
-        found[name] = source.slice(start, info.file_size, repr(info.filename))
+        members[name] = source.slice(start, info.file_size, repr(info.filename))
         if (
-            functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(found[name]), 0)
+            functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(members[name]), 0)
             != info.CRC
         ):
             raise ValueError(f"{info.filename!r} has another checksum")
-    return found
+    return members
 
 
 def _check_stated(members: Mapping[str, memoryview], name: str) -> None:
@@ -192,10 +192,10 @@ def _tensors(members: Mapping[str, memoryview], kind: str) -> dict[str, Any]:
     if config is None:
         older = "state_dict" if kind == "weights" else kind
         names = (f"data/{kind}/model.pt", f"serialized_{older}.pt", f"serialized_{older}.json")
-        found = _unpickled(next(members[name] for name in names if name in members))
-        if not isinstance(found, dict):
-            raise TypeError(f"the {kind} are a {type(found).__name__}")
-        return found
+        payload = _unpickled(next(members[name] for name in names if name in members))
+        if not isinstance(payload, dict):
+            raise TypeError(f"the {kind} are a {type(payload).__name__}")
+        return payload
     entries = _read("PayloadConfig", config).config
     shared: dict[str, Any] = {}  # tensors may share memory
     return {
@@ -214,10 +214,16 @@ def _check_expanded(tensors: list[Any], stored: int) -> None:
     import torch
 
     views = {
-        (each.untyped_storage()._cdata, each.dtype, each.storage_offset(), each.shape, each.stride()): each.nbytes
-        for each in tensors
-        if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_nested
-    }  # fmt: skip
+        (
+            view.untyped_storage()._cdata,
+            view.dtype,
+            view.storage_offset(),
+            view.shape,
+            view.stride(),
+        ): view.nbytes
+        for view in tensors
+        if isinstance(view, torch.Tensor) and view.layout is torch.strided and not view.is_nested
+    }
     nbytes = sum(views.values())
     if nbytes > _MOST_EXPANDED + 16 * stored:
         raise ValueError(f"the tensors have {nbytes} bytes in memory, and the file {stored}")

@@ -30,16 +30,16 @@ def with_known_numbers(
         The program, traced again if there are such numbers, and the names of the tensors that
         decide them.
     """
-    found = _Constants(program, moving, mutable)
-    if not any(found.numbers()):
+    constants = _Constants(program, moving, mutable)
+    if not any(constants.numbers()):
         return program, frozenset()
     if program is original:
         program = program.run_decompositions({})
-        found = _Constants(program, moving, mutable)
+        constants = _Constants(program, moving, mutable)
     used: set[str] = set()
     graph = program.graph_module.graph
-    for node, number in list(found.numbers()):
-        used |= found.names[node]
+    for node, number in list(constants.numbers()):
+        used |= constants.names[node]
         node.replace_all_uses_with(number)
         graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -62,7 +62,7 @@ class _Constants:
         self._read_inputs(program, moving, mutable)
         for node in program.graph.nodes:
             if node.op == "call_function" and all(
-                each in self.values for each in node.all_input_nodes
+                operand in self.values for operand in node.all_input_nodes
             ):
                 self._compute(node)
 
@@ -74,14 +74,14 @@ class _Constants:
 
     def _read_inputs(self, program: Any, moving: Collection[str], mutable: Collection[str]) -> None:
         signature = program.graph_signature
-        kept = {
+        names_of_state = {
             **signature.inputs_to_parameters,
             **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }
         written = {*moving, *signature.buffers_to_mutate.values()}
         for node in program.graph.find_nodes(op="placeholder"):
-            name = kept.get(node.name)
+            name = names_of_state.get(node.name)
             if name is None or name in written:
                 continue
             tensor = program.state_dict.get(name, program.constants.get(name))
@@ -94,13 +94,13 @@ class _Constants:
 
         schema = getattr(node.target, "_schema", None)
         if schema is None:
-            known = getattr(node.target, "__module__", "") == "_operator"
+            is_operator = getattr(node.target, "__module__", "") == "_operator"
         else:
             seeded = torch.Tag.nondeterministic_seeded in node.target.tags
-            known = schema.name.startswith("aten::") and not schema.is_mutable and not seeded
-            known = known and pure_operators.refusal(node.target) is None
+            is_operator = schema.name.startswith("aten::") and not schema.is_mutable and not seeded
+            is_operator = is_operator and pure_operators.refusal(node.target) is None
         example = node.meta.get("val")
-        if not known or (isinstance(example, torch.Tensor) and not _is_small(example)):
+        if not is_operator or (isinstance(example, torch.Tensor) and not _is_small(example)):
             return
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         try:
@@ -108,7 +108,9 @@ class _Constants:
                 self.values[node] = node.target(*args, **kwargs)
         except Exception:  # torch raises errors of many classes; the call will raise it too
             return
-        self.names[node] = frozenset().union(*(self.names[each] for each in node.all_input_nodes))
+        self.names[node] = frozenset().union(
+            *(self.names[operand] for operand in node.all_input_nodes)
+        )
 
 
 def _is_item(node: Any) -> bool:

@@ -103,54 +103,56 @@ class NumbersOfTensors(TorchFunctionMode):
         name = _name_of(func)
         if name == "pad" and len(args) > 1:
             args = (args[0], self._numbers_in(args[1]), *args[2:])
-        tensors = [each for each in _parts((args, kwargs)) if isinstance(each, torch.Tensor)]
-        found = [self._find(each) for each in tensors]
-        known = [each for each in found if each is not None]
-        if known and (_writes(func, name) or "out" in kwargs):
-            return self._write(func, name, args, kwargs, known, len(known) == len(found))
-        follows = len(known) == len(found) and not _is_symbolic((args, kwargs))
+        tensors = [part for part in _parts((args, kwargs)) if isinstance(part, torch.Tensor)]
+        entries = [self._find(tensor) for tensor in tensors]
+        recorded = [entry for entry in entries if entry is not None]
+        if recorded and (_writes(func, name) or "out" in kwargs):
+            return self._write(func, name, args, kwargs, recorded, len(recorded) == len(entries))
+        follows = len(recorded) == len(entries) and not _is_symbolic((args, kwargs))
         if follows and name in _NUMBERS:
-            return self._elements_of(func, args, kwargs, known)
+            return self._elements_of(func, args, kwargs, recorded)
         if follows and name in _FOLLOWED:
-            return self._follow(func, name, args, kwargs, known)
-        return self._plain(func, args, kwargs, known)
+            return self._follow(func, name, args, kwargs, recorded)
+        return self._plain(func, args, kwargs, recorded)
 
-    def _plain(self, func: Any, args: Any, kwargs: dict[str, Any], known: list[_Known]) -> Any:
+    def _plain(self, func: Any, args: Any, kwargs: dict[str, Any], entries: list[_Known]) -> Any:
         """The result of a function, which is not followed. Neither is what it may have written, nor
         what shares memory with it."""
         result = func(*args, **kwargs)
         written = _writes_uncounted(_name_of(func), args, kwargs)
-        self._forget([each for each in known if written or _is_view(result, each.traced)])
+        self._forget([entry for entry in entries if written or _is_view(result, entry.traced)])
         return result
 
     def _follow(
-        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], known: list[_Known]
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], entries: list[_Known]
     ) -> Any:
         """The result of a function, whose elements are known."""
         try:
             elements = self._real(func, args, kwargs)
         except Exception:  # the function raises its own error
-            return self._plain(func, args, kwargs, known)
-        buffers = frozenset().union(*(each.buffers for each in known))
+            return self._plain(func, args, kwargs, entries)
+        buffers = frozenset().union(*(entry.buffers for entry in entries))
         leaves, spec = tree_flatten(elements)
-        if sum(each.numel() for each in leaves if isinstance(each, torch.Tensor)) > _MOST:
-            return self._plain(func, args, kwargs, known)
+        if sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) > _MOST:
+            return self._plain(func, args, kwargs, entries)
         if name in _OF_ELEMENTS and _has_such_sizes(name, (args, kwargs)):
             self.used |= buffers
-            made = [_constant(each) if isinstance(each, torch.Tensor) else each for each in leaves]
-            result = tree_unflatten(made, spec)
+            constants = [
+                _constant(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+            ]
+            result = tree_unflatten(constants, spec)
         else:
             result = func(*args, **kwargs)
-        for traced, each in zip(tree_leaves(result), leaves):
-            if isinstance(traced, torch.Tensor) and isinstance(each, torch.Tensor):
-                self._known[id(traced)] = _Known(traced, each, buffers, traced._version)
+        for traced, constant in zip(tree_leaves(result), leaves):
+            if isinstance(traced, torch.Tensor) and isinstance(constant, torch.Tensor):
+                self._known[id(traced)] = _Known(traced, constant, buffers, traced._version)
         return result
 
     def _elements_of(
-        self, func: Any, args: Any, kwargs: dict[str, Any], known: list[_Known]
+        self, func: Any, args: Any, kwargs: dict[str, Any], entries: list[_Known]
     ) -> Any:
         """Numbers that follow from known tensors."""
-        self.used |= frozenset().union(*(each.buffers for each in known))
+        self.used |= frozenset().union(*(entry.buffers for entry in entries))
         return self._real(func, args, kwargs)
 
     def _write(
@@ -159,11 +161,11 @@ class NumbersOfTensors(TorchFunctionMode):
         name: str,
         args: Any,
         kwargs: dict[str, Any],
-        known: list[_Known],
+        entries: list[_Known],
         all_known: bool,
     ) -> Any:
         """The result of a function that writes into tensors, some of which are known."""
-        if any(each.buffers for each in known) or name in ("__get__", "__set__"):
+        if any(entry.buffers for entry in entries) or name in ("__get__", "__set__"):
             self._buffers.clear()  # of this tensor, or of those that share its memory
             self._known.clear()
             return func(*args, **kwargs)
@@ -173,18 +175,18 @@ class NumbersOfTensors(TorchFunctionMode):
             try:
                 self._real(func, args, kwargs)
             except Exception:  # it raises its own error below
-                self._forget(known)
+                self._forget(entries)
         else:
-            self._forget(known)
+            self._forget(entries)
         result = func(*args, **kwargs)
         first = self._known.get(id(args[0])) if args else None
         if first is not None and isinstance(result, torch.Tensor):
             self._known[id(result)] = first._replace(traced=result)
-        memory = {_memory_of(each) for each in known}
+        memory = {_memory_of(entry) for entry in entries}
         self._known |= {
-            key: each._replace(version=each.traced._version)
-            for key, each in self._known.items()
-            if _memory_of(each) in memory
+            key: entry._replace(version=entry.traced._version)
+            for key, entry in self._known.items()
+            if _memory_of(entry) in memory
         }
         return result
 
@@ -196,15 +198,15 @@ class NumbersOfTensors(TorchFunctionMode):
         with _untraced():
             return func(*given_args, **given_kwargs)
 
-    def _forget(self, known: list[_Known]) -> None:
+    def _forget(self, entries: list[_Known]) -> None:
         """Follows tensors that share memory with these no more."""
-        if not known:
+        if not entries:
             return
-        gone = {_memory_of(each) for each in known}
-        if any(each.buffers for each in known):
+        gone = {_memory_of(entry) for entry in entries}
+        if any(entry.buffers for entry in entries):
             self._buffers.clear()
         self._known = {
-            key: each for key, each in self._known.items() if _memory_of(each) not in gone
+            key: entry for key, entry in self._known.items() if _memory_of(entry) not in gone
         }
 
     def _find(self, tensor: torch.Tensor) -> _Known | None:
@@ -215,30 +217,30 @@ class NumbersOfTensors(TorchFunctionMode):
                     names = frozenset((name,))
                     self._known[id(tensor)] = _Known(tensor, elements, names, tensor._version)
                     break
-        found = self._known.get(id(tensor))
-        if found is not None and found.version != tensor._version:
-            self._forget([found])
+        entry = self._known.get(id(tensor))
+        if entry is not None and entry.version != tensor._version:
+            self._forget([entry])
             return None
-        return found
+        return entry
 
     def _numbers_in(self, widths: Any) -> Any:
         """Widths of padding, in which tensors may stand for numbers."""
         if not isinstance(widths, (list, tuple)):
             return widths
-        made = []
-        for each in widths:
-            found = self._find(each) if isinstance(each, torch.Tensor) else None
-            if found is not None:
-                self.used |= found.buffers
+        numbers = []
+        for width in widths:
+            entry = self._find(width) if isinstance(width, torch.Tensor) else None
+            if entry is not None:
+                self.used |= entry.buffers
                 with _untraced():
-                    each = int(found.elements)
-            made.append(each)
-        return tuple(made)
+                    width = int(entry.elements)
+            numbers.append(width)
+        return tuple(numbers)
 
 
-def _memory_of(known: _Known) -> int:
+def _memory_of(entry: _Known) -> int:
     """The same number for all that share memory."""
-    return int(known.elements.untyped_storage()._cdata)
+    return int(entry.elements.untyped_storage()._cdata)
 
 
 def _writes_uncounted(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -249,8 +251,8 @@ def _writes_uncounted(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _constant(elements: torch.Tensor) -> torch.Tensor:
-    made = torch.tensor(elements.tolist(), dtype=elements.dtype, device=elements.device)
-    return made.reshape(elements.shape)
+    tensor = torch.tensor(elements.tolist(), dtype=elements.dtype, device=elements.device)
+    return tensor.reshape(elements.shape)
 
 
 def _has_such_sizes(name: str, arguments: Any) -> bool:
@@ -258,8 +260,8 @@ def _has_such_sizes(name: str, arguments: Any) -> bool:
     args, kwargs = arguments
     if name == "__getitem__":
         return any(
-            isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
-            for each in _parts(args[1:])
+            isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+            for part in _parts(args[1:])
         )
     if name == "where":
         return len(args) + len(kwargs) == 1
@@ -272,11 +274,11 @@ def _has_such_sizes(name: str, arguments: Any) -> bool:
 def _parts(value: Any) -> Iterator[Any]:
     """The leaves of nested arguments, and those of slices."""
     if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _parts(each)
+        for item in value:
+            yield from _parts(item)
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _parts(each)
+        for item in value.values():
+            yield from _parts(item)
     elif isinstance(value, slice):
         yield from _parts((value.start, value.stop, value.step))
     else:
@@ -286,9 +288,9 @@ def _parts(value: Any) -> Iterator[Any]:
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Nested arguments with other leaves."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(function, each) for each in value)
+        return type(value)(_mapped(function, item) for item in value)
     if isinstance(value, dict):
-        return {key: _mapped(function, each) for key, each in value.items()}
+        return {key: _mapped(function, item) for key, item in value.items()}
     if isinstance(value, slice):
         return slice(*_mapped(function, (value.start, value.stop, value.step)))
     return function(value)
@@ -296,16 +298,16 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _is_symbolic(arguments: Any) -> bool:
     """Whether a number is a symbol of torch, so that following it would fix it."""
-    return any(isinstance(each, (torch.SymInt, torch.SymFloat, torch.SymBool))
-               for each in _parts(arguments))  # fmt: skip
+    return any(isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool))
+               for part in _parts(arguments))  # fmt: skip
 
 
 def _is_view(result: Any, tensor: torch.Tensor) -> bool:
     """Whether a result, or a part of it, shares memory with a tensor."""
-    for each in tree_leaves(result):
-        if isinstance(each, torch.Tensor):
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
             try:
-                if each.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+                if leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
                     return True
             except (NotImplementedError, RuntimeError):  # sparse ones have no such memory
                 continue
@@ -325,8 +327,8 @@ def _writes(func: Any, name: str) -> bool:
     overloads = [func] if hasattr(func, "_schema") else []
     if isinstance(func, torch._ops.OpOverloadPacket):
         names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
-        overloads = [getattr(func, each) for each in names]
-    if any(each._schema.is_mutable for each in overloads):
+        overloads = [getattr(func, overload_name) for overload_name in names]
+    if any(overload._schema.is_mutable for overload in overloads):
         return True
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 

@@ -56,8 +56,8 @@ class Attributes:
         for module in modules:
             self._read_module(module)
         of_modules = len(self._slots)
-        for each in dict.fromkeys(self._types):
-            self._read_class(each)
+        for type_ in dict.fromkeys(self._types):
+            self._read_class(type_)
         self._lengths = list(map(len, self._dicts))
         self._owners = [owner for owner, _ in self._slots]
         self._keys = [key for _, key in self._slots]
@@ -88,17 +88,17 @@ class Attributes:
         self._seen.add(id(value))
         attributes = vars(value)
         self._dicts.append(attributes)
-        for key, each in attributes.items():
+        for key, value_ in attributes.items():
             self._slots.append((attributes, key))
-            self._read_object(each, depth - 1)
+            self._read_object(value_, depth - 1)
 
     def _read_class(self, of_module: type) -> None:
         functions: list[types.FunctionType] = []
-        for each in of_module.__mro__:
-            torchs = each is object or each.__module__.partition(".")[0] == "torch"
-            if not torchs and each not in self._classes:
-                self._classes.append(each)
-                functions += [f for f in vars(each).values() if isinstance(f, types.FunctionType)]
+        for cls in of_module.__mro__:
+            torchs = cls is object or cls.__module__.partition(".")[0] == "torch"
+            if not torchs and cls not in self._classes:
+                self._classes.append(cls)
+                functions += [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]
         while functions:
             function = functions.pop()
             if id(function) in self._seen:
@@ -118,14 +118,14 @@ class Attributes:
     def _now(self) -> list[Any]:
         """All values, in the same order each time."""
         values = list(map(dict.get, self._owners, self._keys))
-        for each in self._classes:
-            values += vars(each).values()
+        for cls in self._classes:
+            values += vars(cls).values()
         return values + list(map(_content, self._cells))
 
     def tensors(self) -> list[Any]:
         """The tensors in lists, tuples, dicts and sets."""
-        held = [value for value in self._values if isinstance(value, _CONTAINERS)]
-        return [each for value in held for each in _tensors_in(value)]
+        containers = [value for value in self._values if isinstance(value, _CONTAINERS)]
+        return [tensor for value in containers for tensor in _tensors_in(value)]
 
     def changed(self) -> bool:
         """Whether an export could read another value than before."""
@@ -207,16 +207,16 @@ def computes_by_mode(module: Any) -> bool:
 
 def _names_in(code: types.CodeType) -> set[str]:
     """The global variables and attributes that the code of a function names."""
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _reads_global(code: types.CodeType, name: str) -> bool:
     """Whether the code of a function reads a global variable. An attribute of that name is none."""
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return any(
         step.opname == "LOAD_GLOBAL" and step.argval == name for step in dis.get_instructions(code)
-    ) or any(_reads_global(each, name) for each in inner)
+    ) or any(_reads_global(code, name) for code in inner)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -255,14 +255,14 @@ def _is_plain(value: Any) -> bool:
     left = MAX_ITEMS
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if not isinstance(each, _CONTAINERS):
+        current = waiting.pop()
+        if not isinstance(current, _CONTAINERS):
             continue
-        if isinstance(each, Mapping) and not all(
-            isinstance(key, _ATOMS) for key, _ in pairs_of(each)
+        if isinstance(current, Mapping) and not all(
+            isinstance(key, _ATOMS) for key, _ in pairs_of(current)
         ):
             return False
-        items = items_of(each)
+        items = items_of(current)
         left -= len(items)
         if left < 0:
             return False
@@ -298,16 +298,16 @@ def _tensors_in(value: Any) -> Iterator[Any]:
         if not value.is_inference() and value.device.type != "meta":
             yield value
     elif isinstance(value, _CONTAINERS) and _is_plain(value):
-        for each in items_of(value):
-            yield from _tensors_in(each)
+        for item in items_of(value):
+            yield from _tensors_in(item)
 
 
 def copied(value: Any) -> Any:
     """A container whose containers and arrays are copies too. All else are the same objects."""
     if isinstance(value, Mapping):
-        return {key: copied(each) for key, each in pairs_of(value)}
+        return {key: copied(item) for key, item in pairs_of(value)}
     if isinstance(value, (list, tuple)):
-        return [copied(each) for each in items_of(value)]
+        return [copied(item) for item in items_of(value)]
     if isinstance(value, np.ndarray):
         return value.copy()
     return set(items_of(value)) if isinstance(value, (set, frozenset)) else value
@@ -325,9 +325,9 @@ def is_same(new: Any, old: Any) -> bool:
 
 def _is_equal(new: Any, old: Any) -> bool:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        items, known = dict(pairs_of(new)), dict(pairs_of(old))
-        return items.keys() == known.keys() and all(
-            is_same(items[key], known[key]) for key in known
+        items, old_items = dict(pairs_of(new)), dict(pairs_of(old))
+        return items.keys() == old_items.keys() and all(
+            is_same(items[key], old_items[key]) for key in old_items
         )
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         items_of_new, items_of_old = items_of(new), items_of(old)

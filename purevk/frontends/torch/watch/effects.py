@@ -86,12 +86,16 @@ def watched(module: Any) -> Iterator[Effects]:
 
     @functools.wraps(forward)
     def watching(*args: Any, **kwargs: Any) -> Any:
-        containers = [(each, _items(each)) for each in _containers((*args, *kwargs.values()))]
+        containers = [
+            (container, _items(container)) for container in _containers((*args, *kwargs.values()))
+        ]
         before = _attributes(module)
         with _Asking(effects), _same_autocast():
             result = forward(*args, **kwargs)
         effects.containers += [
-            type(each).__name__ for each, old in containers if not _is_untouched(each, old)
+            type(container).__name__
+            for container, old in containers
+            if not _is_untouched(container, old)
         ]
         effects.attributes = list(_changes(before, _attributes(module)))
         return result
@@ -104,8 +108,8 @@ def watched(module: Any) -> Iterator[Effects]:
             own["forward"] = forward
         else:
             del own["forward"]
-        for each in effects.attributes:
-            each.restore()
+        for attribute in effects.attributes:
+            attribute.restore()
 
 
 @contextlib.contextmanager
@@ -169,30 +173,32 @@ def refuse_effects(module: Any, effects: Effects, program: Any) -> None:
             next="copy the container first, and return what the caller needs",
         )
     read = {id(value) for value in program.constants.values()}
-    for each in effects.attributes:
-        if isinstance(each.new, torch.Tensor) and id(each.old) in read:
+    for attribute in effects.attributes:
+        if isinstance(attribute.new, torch.Tensor) and id(attribute.old) in read:
             raise UnsupportedProgramError(
-                f"forward reads the tensor {each.key!r} and replaces it",
+                f"forward reads the tensor {attribute.key!r} and replaces it",
                 where=where,
                 why="torch.export takes a tensor that is no buffer for a constant",
-                next=f"make it a buffer: self.register_buffer({each.key!r}, ...)",
+                next=f"make it a buffer: self.register_buffer({attribute.key!r}, ...)",
             )
 
 
-def refuse_other(module: Any, effects: Effects, one: Any, other: Any) -> None:
+def refuse_other(module: Any, effects: Effects, first: Any, second: Any) -> None:
     """Raises `UnsupportedProgramError` if the second call of a module computes otherwise than the
     first.
 
     Args:
         one: the exported program of the first call.
-        other: that of a call with the attributes that the first has changed; None: it failed.
+        second: that of a call with the attributes that the first has changed; None: it failed.
     """
-    if other is not None and _alike(one, other):
+    if second is not None and _alike(first, second):
         return
     changes = python_changes(effects)
-    names = ", ".join(dict.fromkeys(repr(each.key) for each in changes))
+    names = ", ".join(dict.fromkeys(repr(change.key) for change in changes))
     cure = "keep it in a buffer (register_buffer) and write into that, or pass it as an input"
-    if any(each.key == "is_updated" and "cross_attention_cache" in each.owner for each in changes):
+    if any(
+        change.key == "is_updated" and "cross_attention_cache" in change.owner for change in changes
+    ):
         cure = (
             "make a method for each value of is_updated, one for the first token and one for the "
             "others: docs/state.md, Caches of transformers"
@@ -215,29 +221,29 @@ def python_changes(effects: Effects) -> list[Changed]:
     """The attributes that changed to other Python values, lists of tensors included. A dict of
     tensors, or a tensor in place of None, is taken for a cache of what any call computes."""
     return [
-        each
-        for each in effects.attributes
-        if not isinstance(each.new, torch.Tensor)
-        and not (isinstance(each.new, dict) and any(map(_has_tensors, each.new.values())))
+        attribute
+        for attribute in effects.attributes
+        if not isinstance(attribute.new, torch.Tensor)
+        and not (isinstance(attribute.new, dict) and any(map(_has_tensors, attribute.new.values())))
     ]
 
 
 def _is_of_sizes(change: Changed) -> bool:
     """Whether the new value is a size, or several."""
     items = items_of(change.new) if isinstance(change.new, (list, tuple)) else [change.new]
-    return all(isinstance(each, (int, torch.SymInt, tuple)) for each in items)
+    return all(isinstance(item, (int, torch.SymInt, tuple)) for item in items)
 
 
 @contextlib.contextmanager
 def applied(changes: list[Changed]) -> Iterator[None]:
     """Within, the attributes have their new values."""
-    for each in changes:
-        each.owner[each.key] = each.new
+    for change in changes:
+        change.owner[change.key] = change.new
     try:
         yield
     finally:
-        for each in changes:
-            each.restore()
+        for change in changes:
+            change.restore()
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -255,11 +261,11 @@ def _containers(arguments: Sequence[Any]) -> Iterator[Any]:
     """The lists and dicts in arguments."""
     waiting = [*arguments]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, (list, tuple, dict)):
-            waiting += items_of(each)
-        if isinstance(each, (list, dict)):
-            yield each
+        current = waiting.pop()
+        if isinstance(current, (list, tuple, dict)):
+            waiting += items_of(current)
+        if isinstance(current, (list, dict)):
+            yield current
 
 
 def _items(container: Any) -> list[Any]:
@@ -280,16 +286,16 @@ _Taken = list[tuple[dict[str, Any], dict[str, Any]]]
 def _attributes(module: Any) -> _Taken:
     """The attributes of modules and of plain objects in them, copied where they can change in
     place."""
-    found: _Taken = []
-    for each in module.modules():
-        own = vars(each)
+    attributes: _Taken = []
+    for submodule in module.modules():
+        own = vars(submodule)
         keys = [key for key in own if key not in of_every_module() and key != "forward"]
-        found.append((own, {key: _kept(own[key]) for key in keys}))
+        attributes.append((own, {key: _kept(own[key]) for key in keys}))
         for key in keys:
             if is_plain_object(own[key]):
                 inner = vars(own[key])
-                found.append((inner, {key: _kept(value) for key, value in inner.items()}))
-    return found
+                attributes.append((inner, {key: _kept(value) for key, value in inner.items()}))
+    return attributes
 
 
 def _kept(value: Any, depth: int = 20) -> Any:
@@ -298,18 +304,18 @@ def _kept(value: Any, depth: int = 20) -> Any:
     if not depth:
         return value
     if type(value) is dict:
-        return {key: _kept(each, depth - 1) for key, each in value.items()}
+        return {key: _kept(item, depth - 1) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)([_kept(each, depth - 1) for each in value])
+        return type(value)([_kept(item, depth - 1) for item in value])
     if isinstance(value, set):
         return set.copy(value)
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _changes(before: _Taken, after: _Taken) -> Iterator[Changed]:
-    known = {id(owner): values for owner, values in before}
+    values_of = {id(owner): values for owner, values in before}
     for owner, values in after:
-        old = known.get(id(owner))
+        old = values_of.get(id(owner))
         if old is None:
             continue
         for key, value in values.items():

@@ -58,16 +58,16 @@ class Weights:
             if tensor.is_inference() or tensor.device.type == "meta":
                 continue
             self._by_id[id(tensor)] = tensor
-            found = _slots(getattr(source, "module", None), name)
-            if not found:
+            slots = _slots(getattr(source, "module", None), name)
+            if not slots:
                 continue
-            owner, key = found[-1]
+            owner, key = slots[-1]
             if owner.get(key) is tensor:
                 self._named.add((id(source), name))
             elif (id(source), name) not in self._named:
                 continue  # else another thread has replaced it while the module was exported
             self._exported.setdefault((id(owner), key), tensor)
-            self._slots.update(((id(owner), key), (owner, key)) for owner, key in found)
+            self._slots.update(((id(owner), key), (owner, key)) for owner, key in slots)
 
     def _snapshot(self) -> None:
         self._tensors = list(self._by_id.values())
@@ -176,10 +176,10 @@ class Weights:
             source.moving |= deciding - source.decisive
             if deciding or (all_modules and isinstance(source, ModuleSource)):
                 source.renew()
-        known = set(map(id, self._tensors))
+        known_ids = set(map(id, self._tensors))
         for source in self.sources:
             for name, tensor in source.tensors().items():
-                written = id(tensor) in changed or id(tensor) not in known
+                written = id(tensor) in changed or id(tensor) not in known_ids
                 # Methods with different states of one name have the method's in front.
                 for key in (name, f"{source.name}.{name}"):
                     if written and key in program.state:
@@ -203,7 +203,7 @@ class _Holders:
         slots = list(slots)
         self._owners = [owner for owner, _, _ in slots]
         self._keys = [key for _, key, _ in slots]
-        self._objects = [each for _, _, each in slots]
+        self._objects = [slot_object for _, _, slot_object in slots]
 
     def changed(self) -> bool:
         """Whether another object, or none, is under a name."""
@@ -229,13 +229,13 @@ def _slots(module: Any, name: str) -> list[tuple[dict[str, Any], str]]:
     if module is None:
         return []
     *path, last = name.split(".")
-    found: list[tuple[dict[str, Any], str]] = []
+    slots: list[tuple[dict[str, Any], str]] = []
     for part in path:
         if part not in module._modules:
             return []
-        found.append((module._modules, part))
+        slots.append((module._modules, part))
         module = module._modules[part]
     for tensors in (module._parameters, module._buffers, vars(module)):
         if last in tensors:
-            return [*found, (tensors, last)]
+            return [*slots, (tensors, last)]
     return []
