@@ -227,7 +227,7 @@ BUGS = (
         "guards-of-sizes",
         "dropped guard",
         "program/variants/specialization.py",
-        "            found = found and all(guard.holds(env) for guard in self._outer)\n",
+        "            serves = serves and all(guard.holds(env) for guard in self._outer)\n",
         "",
     ),
     Bug(

@@ -89,8 +89,8 @@ class StateMapping(MutableMapping[str, np.ndarray]):
     def _found(self, name: str) -> list[_Place]:
         places = self._places()
         if name not in places:
-            names = f"there are {', '.join(map(repr, places))}" if places else "it has no states"
-            raise KeyError(f"there is no state {name!r} in {self._owner.name}; {names}")
+            listed = f"there are {', '.join(map(repr, places))}" if places else "it has no states"
+            raise KeyError(f"there is no state {name!r} in {self._owner.name}; {listed}")
         return places[name]
 
     def __iter__(self) -> Iterator[str]:

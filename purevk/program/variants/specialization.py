@@ -107,20 +107,20 @@ class Specialization:
     def _serves(self, env: Mapping[Symbol, int]) -> bool:
         """Whether the sizes of a call keep the bounds and the guards."""
         key = tuple([env[symbol] for symbol in self._sizes])
-        executable = self._known.get(key)
-        if executable is None:
-            executable = all(
+        serves = self._known.get(key)
+        if serves is None:
+            serves = all(
                 symbol.lower <= env[symbol] <= symbol.upper for symbol in env if symbol.is_size
             )
-            executable = executable and all(
+            serves = serves and all(
                 _within(self.graph, symbol, env[symbol]) for symbol in self._ranged if symbol in env
             )
-            executable = executable and all(guard.holds(env) for guard in self._outer)
+            serves = serves and all(guard.holds(env) for guard in self._outer)
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = executable
-        if not executable or not self._integers:
-            return executable
+            self._known[key] = serves
+        if not serves or not self._integers:
+            return serves
         return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
 
     def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
