@@ -170,3 +170,12 @@ def changing(nodes: Iterable[Node]) -> set[Value]:
         if registry.is_view(node) and node.inputs[0] in mutated:
             mutated.update(node.results)
     return mutated
+
+
+def constants_of(graph: Graph) -> set[Value]:
+    """The constants of a graph, and what is made of them alone."""
+    constants = set(graph.constants)
+    for node in graph.nodes:
+        if node.inputs and all(operand in constants for operand in node.inputs):
+            constants.update(node.results)
+    return constants

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from purevk.dtypes import DType
@@ -10,6 +11,7 @@ from purevk.ir import Graph, TensorType
 from purevk.lower.expression import Expression
 from purevk.passes.fusion import pointwise as fuse
 from purevk.passes.pipeline import optimize
+from purevk.schedule.constants import split_constant
 from tests.passes.harness import TRAITS
 
 # Before there was a limit, lavapipe took 19 s of CPU time for 8 of `special_bessel_j0` in the epilogue
@@ -57,3 +59,37 @@ def test_activations_are_epilogues(operator: str) -> None:
     )
     epilogue = kernel.attribute("epilogue", Expression)
     assert len(epilogue.names) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_depends_on_constants_alone_is_not_computed_in_calls(seed: int) -> None:
+    """Random operators on constants of one size, and on an input: a program of a call has those that
+    depend on the input, and no others."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(1, 40))
+    importer = Importer("forward", "test")
+    data = memoryview(random.standard_normal(size, np.float32).tobytes())
+    constants = [importer.constant(data, TensorType(DType.float32, (size,))) for _ in range(3)]
+    given = [importer.input(DType.float32, (3, size), False)]
+    of_input: list[str] = []
+    for step in range(12):
+        is_constant = step < 6 or random.random() < 0.3
+        pool = constants if is_constant else given
+        left = pool[int(random.integers(len(pool)))]
+        everything = constants + (given if not is_constant else [])
+        right = everything[int(random.integers(len(everything)))]
+        operator = str(random.choice(["add.Tensor", "mul.Tensor", "rsqrt.default", "neg.default"]))
+        args = {"add.Tensor": (left, right, 1), "mul.Tensor": (left, right)}.get(operator, (left,))
+        (value,) = importer.emit(f"aten.{operator}", args, [], [], operator)
+        pool.append(value)
+        if not is_constant:
+            of_input.append(operator.partition(".")[0])
+    graph = optimize(importer.finish(given[1:]), TRAITS, skip=("merge_equal",))
+    once = set(split_constant(graph).once)
+    names = [
+        name
+        for node in graph.nodes
+        if node.op == "purevk.pointwise" and node not in once
+        for name in node.attribute("expression", Expression).names
+    ]
+    assert len(names) == len(of_input), (names, of_input)

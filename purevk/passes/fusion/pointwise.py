@@ -11,7 +11,7 @@ from purevk.ir import Graph, Node, Size, Value
 from purevk.lower.expression import Expression, ExpressionBuilder, Step, Term, literal
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import NAME, expression_of
-from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.passes.rewrite import Rewriter, changing, constants_of, each_node, reader_counts
 from purevk.passes.simplify import static_value
 
 MAX_BUFFERS = 8  # of one fused kernel: within the limit of any device
@@ -152,9 +152,14 @@ class _Program:
 
 
 def fuse_pointwise(graph: Graph) -> Graph:
-    """Joins a pointwise program with those that make its inputs, where nobody else reads these."""
+    """Joins a pointwise program with those that make its inputs, where nobody else reads these.
+
+    What is computed once, at load, stays a program of its own if its result needs no more memory
+    than what it is made of.
+    """
     readers = reader_counts(graph)
     written = changing(graph.nodes)
+    constant = constants_of(graph)
     makers: dict[Value, _Program] = {}
     items: list[Node | _Program] = []
     for node in graph.nodes:
@@ -163,7 +168,7 @@ def fuse_pointwise(graph: Graph) -> Graph:
             continue
         program = _Program(node)
         items.append(program)
-        while _takes_one(program, makers, readers, written):
+        while _takes_one(program, makers, readers, written, constant):
             pass
         makers.update(dict.fromkeys(node.results, program))
     gone = {value for value, count in readers.items() if count == 0}.difference(
@@ -181,6 +186,7 @@ def _takes_one(
     makers: Mapping[Value, _Program],
     readers: dict[Value, int],
     written: set[Value],
+    constant: set[Value],
 ) -> bool:
     """Puts one of the programs that make its inputs into a program; whether there was one."""
     for value in program.inputs:
@@ -191,6 +197,8 @@ def _takes_one(
             continue  # another node reads one of its results
         if written.intersection(maker.inputs):
             continue
+        if value in constant and not constant.issuperset(program.results) and _is_small(maker):
+            continue
         shared = set(program.inputs).intersection(maker.inputs)
         if not program.take(maker):
             continue
@@ -199,6 +207,14 @@ def _takes_one(
             readers[operand] -= 1
         return True
     return False
+
+
+def _is_small(program: _Program) -> bool:
+    """Whether the results of a program need no more memory than its inputs, at any size."""
+    values = (*program.inputs, *program.results)
+    return all(value.type.is_static for value in values) and sum(
+        value.type.nbytes for value in program.results
+    ) <= sum(value.type.nbytes for value in program.inputs)
 
 
 def fuse_epilogues(graph: Graph) -> Graph:

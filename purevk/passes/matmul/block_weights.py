@@ -9,21 +9,12 @@ from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
 from purevk.ops.matmul.few_rows import TO_CACHE
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.passes.rewrite import changing
+from purevk.passes.rewrite import changing, constants_of
 from purevk.tuning import DeviceTraits
 
 # Of the terms: tiles for each number of rows take such a multiple. With fewer, how a weight is dense
 # depends on the rows (`prefers_columns`), so that methods would make two copies of it.
 _TERMS, _LEAST_TERMS = 64, 512
-
-
-def constants_of(graph: Graph) -> set[Value]:
-    """The constants of a graph, and what is made of them alone."""
-    constants = set(graph.constants)
-    for node in graph.nodes:
-        if node.inputs and all(operand in constants for operand in node.inputs):
-            constants.update(node.results)
-    return constants
 
 
 def are_shared(graph: Graph) -> bool:

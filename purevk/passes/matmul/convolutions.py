@@ -17,8 +17,7 @@ from purevk.ops.conv.fragments import (
 )
 from purevk.ops.conv.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import BLOCK
-from purevk.passes.matmul.block_weights import constants_of
-from purevk.passes.rewrite import Rewriter, changing
+from purevk.passes.rewrite import Rewriter, changing, constants_of
 from purevk.tuning import DeviceTraits
 
 

@@ -27,8 +27,8 @@ from purevk.ops.quantized.halves import BLOCKS as WEIGHT_BLOCKS
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import PairFinder, PairReader
-from purevk.passes.matmul.block_weights import BlockWeights, are_shared, constants_of
-from purevk.passes.rewrite import Rewriter, changing
+from purevk.passes.matmul.block_weights import BlockWeights, are_shared
+from purevk.passes.rewrite import Rewriter, changing, constants_of
 from purevk.tuning import DeviceTraits
 
 _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"

@@ -11,8 +11,7 @@ from purevk.ir import Graph, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.passes.matmul.block_weights import constants_of
-from purevk.passes.rewrite import Rewriter, changing
+from purevk.passes.rewrite import Rewriter, changing, constants_of
 from purevk.tuning import DeviceTraits
 
 _LEAST = 256  # columns that are worth it

@@ -8,8 +8,7 @@ from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.conv.winograd import NAME as WINOGRAD
 from purevk.ops.conv.winograd import WEIGHT, takes
-from purevk.passes.matmul.block_weights import constants_of
-from purevk.passes.rewrite import Rewriter, changing
+from purevk.passes.rewrite import Rewriter, changing, constants_of
 from purevk.tuning import DeviceTraits
 
 
