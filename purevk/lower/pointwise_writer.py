@@ -17,6 +17,7 @@ VECTOR = {
     DType.bool: "u8vec4", DType.int16: "i16vec4",
 }  # fmt: skip
 _ACC_VECTOR = {"float": "vec4", "int": "ivec4", "bool": "bvec4"}
+_LITTLE_WORK = 1024  # invocations
 _UNPACK = {DType.int8: "pv_signed", DType.uint8: "pv_unsigned", DType.bool: "pv_flags"}
 
 
@@ -107,7 +108,8 @@ class Writer:
         """Appends the dispatch; `work` is the invocations that have some."""
         # Sizes and strides are written as names; those known are specialization constants where
         # there is index arithmetic to save. The count of a plain loop, and what runs once, stay
-        # parameters, so that one pipeline serves all sizes.
+        # parameters, so that one pipeline serves all sizes. So does little work of devices whose
+        # compiler takes longer than thousands of such calls.
         rank, count = len(self.loop), len(self.operands)
         values = {f"d{n}": size for n, size in enumerate(self.loop)}
         values |= {f"o{k}": operand.offset for k, operand in enumerate(self.operands)}
@@ -120,7 +122,10 @@ class Writer:
         plain = rank == 1 and all(
             isinstance(step, int) and step in (0, 1) for step in self.steps[0]
         )
-        pushed = plain or ((lowering.runs_once or lowering.in_parts) and len(values) < MAX_PUSH)
+        little = not lowering.traits.profile.specialize_sizes and _dims.upper(work) <= _LITTLE_WORK
+        pushed = plain or (
+            (lowering.runs_once or lowering.in_parts or little) and len(values) < MAX_PUSH
+        )
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
