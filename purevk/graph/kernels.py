@@ -20,6 +20,7 @@ from purevk.errors import (
     OutOfDeviceMemoryError,
     ShaderCompilerError,
 )
+from purevk.graph.first_dispatch import FirstDispatches
 from purevk.graph.kernel_files import dump, dump_spirv, overridden
 from purevk.lower.lowering import KernelSpec
 from purevk.shaders.cache_entry import CacheKey
@@ -29,6 +30,9 @@ from purevk.tuning import DeviceTraits
 
 _log = logging.getLogger("purevk")
 GLSL_FOLDER = Path(__file__).parent.parent / "glsl"
+
+
+_BATCH = 16  # pipelines of a driver that compiles them at the first dispatch
 
 
 @dataclass
@@ -54,6 +58,13 @@ class KernelReport:
 _FLUSHES_SUBNORMALS = ("matmul/", "conv/", "attention/", "quantized/")
 
 _Source = tuple[str, tuple[tuple[str, str], ...]]  # a template and its macros
+
+
+def _after(
+    progress: Callable[[str, int, int], None], done: int, total: int
+) -> Callable[[str, int, int], None]:
+    """Reports the progress of a batch as that of all."""
+    return lambda stage, count, of: progress(stage, done + count, total)
 
 
 class KernelStore:
@@ -154,23 +165,46 @@ class KernelStore:
             if not missing:
                 return list(found.values())
             may_compile = may_compile and not knobs.CACHE().only
-            modules = self._modules(missing, progress, may_compile)
-            start = time.perf_counter()
-            try:
-                made = self._create(missing, modules.spirv, progress)
-            except (DeviceLostError, OutOfDeviceMemoryError):
-                raise
-            except DeviceError as error:
-                if not may_compile or modules.overridden:
-                    raise
-                modules = self._compiled_again(missing, modules, error)
-                made = self._create(missing, modules.spirv, progress)
-            found.update(zip(missing, made))
-            self._pipelines.update(zip(missing, made))
-            self.report.pipelines += len(made)
-            self.report.pipeline_seconds += time.perf_counter() - start
+            # A driver that compiles at the first dispatch compiles the pipelines of a batch while the
+            # shader compiler makes the SPIR-V of the next one.
+            overlaps = may_compile and self.traits.profile.compiles_at_dispatch
+            size = _BATCH if overlaps else len(missing)
+            with FirstDispatches(self.device) as dispatches:
+                for first in range(0, len(missing), size):
+                    batch, last = missing[first : first + size], first + size >= len(missing)
+                    shown = progress
+                    if progress is not None and len(batch) < len(missing):
+                        shown = _after(progress, first, len(missing))
+                    compiled = self.report.compiled
+                    made = self._made(batch, shown, may_compile)
+                    found.update(zip(batch, made))
+                    if self.report.compiled > compiled and not last:
+                        dispatches.submit(list(zip(batch, made)))
+            self._pipelines.update((spec, found[spec]) for spec in missing)
             self._dirty = True
             return [found[spec] for spec in wanted]
+
+    def _made(
+        self,
+        specs: list[KernelSpec],
+        progress: Callable[[str, int, int], None] | None,
+        may_compile: bool,
+    ) -> list[api.ComputePipeline]:
+        """New pipelines of specs."""
+        modules = self._modules(specs, progress, may_compile)
+        start = time.perf_counter()
+        try:
+            made = self._create(specs, modules.spirv, progress)
+        except (DeviceLostError, OutOfDeviceMemoryError):
+            raise
+        except DeviceError as error:
+            if not may_compile or modules.overridden:
+                raise
+            modules = self._compiled_again(specs, modules, error)
+            made = self._create(specs, modules.spirv, progress)
+        self.report.pipelines += len(made)
+        self.report.pipeline_seconds += time.perf_counter() - start
+        return made
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
         """The pipeline of a spec that was prepared and is held."""

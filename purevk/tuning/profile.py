@@ -33,6 +33,8 @@ class DeviceProfile:
         prefers_unrolled_code: registers and the compiler bear unrolled code, such as several
             results per invocation. Otherwise long code spills registers and takes seconds to
             compile.
+        compiles_at_dispatch: the driver compiles a pipeline at its first dispatch, while the host goes
+            on. Otherwise it does when the pipeline is made.
         has_fast_float_atomics: an atomic addition of floats is faster than a loop of
             compare-and-exchange.
         packs_to_nearest: GLSL's packHalf2x16 rounds to the nearest float16, ties to even.
@@ -104,6 +106,7 @@ class DeviceProfile:
     prefers_word_access: bool
     specialize_sizes: bool
     prefers_unrolled_code: bool
+    compiles_at_dispatch: bool
     has_fast_float_atomics: bool
     packs_to_nearest: bool
 

@@ -83,3 +83,27 @@ def test_the_driver_cache_is_written_once(tmp_path: Path, monkeypatch: pytest.Mo
             store.close()
             del made
             assert written == [data]
+
+
+@pytest.mark.device
+def test_drivers_that_compile_late_do_so_while_other_kernels_are_compiled() -> None:
+    """All but the last batch are dispatched before `prepare` returns, if something was compiled."""
+    with api.Instance() as instance, api.Device(instance.pick()) as device:
+        traits = traits_of(device)
+        with open_file(str(DATA / "linear_relu_half.pte"), check=False) as program:
+            kernel = lower(program, "forward", traits).plan.kernels[0]
+        specs = [replace(kernel, macros=(*kernel.macros, ("PART", str(n)))) for n in range(35)]
+        cache = Cache(None)
+        for late, dispatches in ((False, 0), (True, 2), (True, 0)):
+            store = KernelStore(
+                device, cache if late else Cache(None), replace(traits, profile=replace(
+                    traits.profile, compiles_at_dispatch=late))
+            )  # fmt: skip
+            seen: list[tuple[str, int, int]] = []
+            before = device.queue.state.submitted
+            made = store.prepare(specs, lambda *each: seen.append(each))
+            assert [pipeline.alive for pipeline in made] == [True] * len(specs)
+            assert device.queue.state.submitted - before == dispatches
+            assert seen[-1] == ("pipeline", len(specs), len(specs))
+            assert store.report.pipelines == len(specs)
+            assert all(done <= total for _, done, total in seen)

@@ -331,6 +331,7 @@ DEFAULT = DeviceProfile(
     prefers_word_access=True,
     specialize_sizes=True,
     prefers_unrolled_code=True,
+    compiles_at_dispatch=False,
     has_fast_float_atomics=True,
     packs_to_nearest=False,
     max_unrolled_code=2048,

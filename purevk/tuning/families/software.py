@@ -24,6 +24,7 @@ SOFTWARE = replace(
     prefers_word_access=False,
     specialize_sizes=False,
     prefers_unrolled_code=False,
+    compiles_at_dispatch=True,
     has_fast_float_atomics=False,
     loads_in_flight=1,
     max_iterations=60000,  # old Mesa ends loops of its software device after 65535
