@@ -128,12 +128,12 @@ class Cache:
         """The SPIR-V of a key, from memory, a bundle or the disk; None if it is in none of them."""
         digest = key.digest()
         with self._lock:
-            found = self._memory.get(digest)
-            if found is not None:
+            content = self._memory.get(digest)
+            if content is not None:
                 self._memory.move_to_end(digest)
                 self._counts["hits"] += 1
                 self._counts["memory_hits"] += 1
-                return found
+                return content
             bundles = [] if digest in self._dropped else list(self._bundles)
         for bundle in bundles:
             entry = bundle.read(digest)
@@ -223,20 +223,20 @@ class Cache:
         goes first: its SPIR-V was made with it."""
         digest = text_hash(json.dumps([device_key, name]))
         with self._lock:
-            held, bundles = self._other.get(digest), list(self._bundles)
+            content, bundles = self._other.get(digest), list(self._bundles)
         for bundle in bundles:
             entry = bundle.read(digest, "tuning")
             if entry is not None and not entry_problem("tuning", digest, *entry):
                 return json.loads(entry[1])
-        if held is None:
+        if content is None:
             entry = self._entries.read("tuning", digest)
             if entry is None:
                 return None
-            held = entry[1]
+            content = entry[1]
             with self._lock:
-                self._other[digest] = held
+                self._other[digest] = content
         try:
-            return json.loads(held)
+            return json.loads(content)
         except ValueError:
             with self._lock:
                 self._other.pop(digest, None)
@@ -462,10 +462,10 @@ def default_cache() -> Cache:
     """
     folder = knobs.cache_folder()
     with _caches_lock:
-        wanted = (folder, knobs.CACHE().max_bytes)
-        if wanted not in _caches:
-            _caches[wanted] = Cache(folder or None)
-        return _caches[wanted]
+        key = (folder, knobs.CACHE().max_bytes)
+        if key not in _caches:
+            _caches[key] = Cache(folder or None)
+        return _caches[key]
 
 
 WARM_UP = (
@@ -531,10 +531,10 @@ def load_or_compile(
         ShaderCompilerError: a shader does not compile, or must be compiled and there is no
             compiler.
     """
-    found = {key: spirv for key in jobs if (spirv := cache.get_spirv(key)) is not None}
-    fresh = tuple(key for key in jobs if key not in found)
+    cached = {key: spirv for key in jobs if (spirv := cache.get_spirv(key)) is not None}
+    fresh = tuple(key for key in jobs if key not in cached)
     if not fresh:
-        return Compiled(found)
+        return Compiled(cached)
     if not may_compile:
         raise KernelNotCachedError(
             f"kernels are not in the cache and must not be compiled: {len(fresh)}",
@@ -559,8 +559,8 @@ def load_or_compile(
     compiler = shaderc.load()
     for key, spirv in zip(fresh, results):
         cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
-        found[key] = spirv
-    return Compiled(found, fresh, time.perf_counter() - start)
+        cached[key] = spirv
+    return Compiled(cached, fresh, time.perf_counter() - start)
 
 
 def compile_cached(
@@ -579,8 +579,8 @@ def compile_cached(
     cache = default_cache() if cache is None else cache
     keys = [CacheKey.of(job) for job in jobs]
     wanted = {key: partial(_same, job) for key, job in zip(keys, jobs)}
-    found = load_or_compile(wanted, cache, threads=threads, progress=progress).spirv
-    return [found[key] for key in keys]
+    spirv = load_or_compile(wanted, cache, threads=threads, progress=progress).spirv
+    return [spirv[key] for key in keys]
 
 
 def _same(job: CompileJob) -> CompileJob:

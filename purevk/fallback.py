@@ -63,25 +63,25 @@ def run(
     from purevk.ops.executors import find_executor  # with it all operators are imported
 
     executor = find_executor(name)
-    made = (
+    tensors = (
         _execute(executor, args, arrays, source)
         if executor
         else _call(name, args, arrays, results, source, trusted, reason)
     )
-    if len(made) < len(results):
+    if len(tensors) < len(results):
         raise FallbackError(
-            f"{name} gave {len(made)} results", where=source, why=f"{len(results)} are expected"
+            f"{name} gave {len(tensors)} results", where=source, why=f"{len(results)} are expected"
         )
-    found = [_to_array(each, type.dtype) for each, type in zip(made, results)]
-    for number, (array, type) in enumerate(zip(found, results)):
+    arrays_ = [_to_array(tensor, type.dtype) for tensor, type in zip(tensors, results)]
+    for number, (array, type) in enumerate(zip(arrays_, results)):
         _expect(name, number, array.shape, type, source)
-    return found
+    return arrays_
 
 
 def _expect(name: str, number: int, sizes: Sequence[int], type: TensorType, source: str) -> None:
     """Compares the sizes of a result with those that the graph states."""
     fits = len(sizes) == type.rank and all(
-        not isinstance(stated, int) or stated == given for stated, given in zip(type.dims, sizes)
+        not isinstance(stated, int) or stated == size for stated, size in zip(type.dims, sizes)
     )
     if not fits:
         raise FallbackError(
@@ -121,19 +121,19 @@ def _failed(name: str, source: str, error: Exception, next: str) -> FallbackErro
     return FallbackError(f"{name} failed on the CPU", where=source, why=why, next=next)
 
 
-def _flat(made: Any) -> Iterator[Any]:
+def _flat(values: Any) -> Iterator[Any]:
     """The results, also those in lists and tuples, without those that are None."""
-    if isinstance(made, (tuple, list)):
-        for each in made:
-            yield from _flat(each)
-    elif made is not None:
-        yield made
+    if isinstance(values, (tuple, list)):
+        for item in values:
+            yield from _flat(item)
+    elif values is not None:
+        yield values
 
 
-def _to_array(made: Any, dtype: DType) -> np.ndarray:
-    if hasattr(made, "detach"):
-        return to_numpy(made, dtype)
-    return np.asarray(made, dtype=dtype.numpy, order="C")
+def _to_array(tensor: Any, dtype: DType) -> np.ndarray:
+    if hasattr(tensor, "detach"):
+        return to_numpy(tensor, dtype)
+    return np.asarray(tensor, dtype=dtype.numpy, order="C")
 
 
 # -- operators of torch --------------------------------------------------------------------------
@@ -152,16 +152,16 @@ def _call(
     if not trusted and not is_allowed(name):
         _refuse_impure(name, operator, source)
     schema = operator._schema.arguments
-    given = dict(zip(names, args))
+    arguments = dict(zip(names, args))
     try:
         values = {
-            each.name: _convert(given[each.name], str(each.real_type), arrays)
-            for each in schema
-            if each.name in given
+            argument.name: _convert(arguments[argument.name], str(argument.real_type), arrays)
+            for argument in schema
+            if argument.name in arguments
         }
     except Exception as error:
         raise _failed(name, source, error, "check the arguments of the operator") from error
-    written = [each.name for each in schema if each.is_write and not each.is_out]
+    written = [argument.name for argument in schema if argument.is_write and not argument.is_out]
     import torch
 
     def attempt(values: Mapping[str, Any]) -> list[Any]:
@@ -171,25 +171,25 @@ def _call(
 
     with torch.no_grad():
         try:
-            made = attempt(values)
+            result = attempt(values)
         except FallbackError:
             raise
         except Exception as error:
             wider = _widened(values) if operator.namespace in ("aten", "prims") else values
-            if all(wider[each] is values[each] for each in values):
+            if all(wider[value] is values[value] for value in values):
                 raise _failed(
                     name, source, error, "check the sizes and dtypes of the inputs"
                 ) from error
             # torch does not mix dtypes, and has no half precision or 32-bit indices everywhere.
             try:
-                made = attempt(wider)
+                result = attempt(wider)
             except FallbackError:
                 raise
             except Exception:
                 raise _failed(
                     name, source, error, "check the sizes and dtypes of the inputs"
                 ) from error
-    return made
+    return result
 
 
 def _refuse_impure(name: str, operator: Any, source: str) -> None:
@@ -227,12 +227,12 @@ def _check(
             )
         return value
 
-    shown = {each: meta(value) for each, value in values.items()}
-    for each in operator._schema.arguments:
-        if str(each.real_type) in ("Device", "Optional[Device]"):
-            shown[each.name] = torch.device("meta")
+    shown = {name: meta(value) for name, value in values.items()}
+    for argument in operator._schema.arguments:
+        if str(argument.real_type) in ("Device", "Optional[Device]"):
+            shown[argument.name] = torch.device("meta")
     try:
-        made = list(_flat(_apply(operator, shown, (), results, device="meta")))
+        results_ = list(_flat(_apply(operator, shown, (), results, device="meta")))
     except NotImplementedError:
         return  # its kernel checks the arguments, see `pure_operators`
     except RuntimeError as error:
@@ -241,9 +241,11 @@ def _check(
         raise
     if all(type.is_static for type in results):
         # Some meta kernels give other sizes than the kernel, of results that nobody reads.
-        tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]
-        stated = sum(type.nbytes for type in results) + sum(each.nbytes for each in tensors)
-        needed = sum(each.nbytes for each in made if isinstance(each, torch.Tensor))
+        tensors = [
+            tensor for tensor in _flat(list(values.values())) if isinstance(tensor, torch.Tensor)
+        ]
+        stated = sum(type.nbytes for type in results) + sum(tensor.nbytes for tensor in tensors)
+        needed = sum(tensor.nbytes for tensor in results_ if isinstance(tensor, torch.Tensor))
         if needed > _SLACK * (stated + _SLACK):
             raise FallbackError(
                 f"the results of {name} need {needed} bytes",
@@ -267,20 +269,22 @@ def _apply(
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     fresh = iter([torch.empty(0, dtype=type.dtype.to_torch(), device=device) for type in results])
-    for each in operator._schema.arguments:
-        if each.is_out:
-            is_list = str(each.real_type).startswith("List")
-            keywords[each.name] = list(fresh) if is_list else next(fresh)
-        elif each.name not in values:
+    for argument in operator._schema.arguments:
+        if argument.is_out:
+            is_list = str(argument.real_type).startswith("List")
+            keywords[argument.name] = list(fresh) if is_list else next(fresh)
+        elif argument.name not in values:
             continue
-        elif not each.kwarg_only and len(positional) == operator._schema.arguments.index(each):
-            positional.append(values[each.name])
-        elif values[each.name] is not None or not each.has_default_value():
-            keywords[each.name] = values[each.name]
-    made = list(_flat(operator(*positional, **keywords)))
-    if len(made) < len(results):
-        made += _flat([values[name] for name in written])
-    return made
+        elif not argument.kwarg_only and len(positional) == operator._schema.arguments.index(
+            argument
+        ):
+            positional.append(values[argument.name])
+        elif values[argument.name] is not None or not argument.has_default_value():
+            keywords[argument.name] = values[argument.name]
+    results_ = list(_flat(operator(*positional, **keywords)))
+    if len(results_) < len(results):
+        results_ += _flat([values[name] for name in written])
+    return results_
 
 
 def _copied(value: Any) -> Any:
@@ -339,8 +343,8 @@ def _functional(packet: Any, operator: Any) -> Any:
         if not argument.is_out
     }
     for each in (getattr(packet, overload) for overload in packet.overloads()):
-        known = {argument.name: str(argument.real_type) for argument in each._schema.arguments}
-        if not _is_out(each) and all(known.get(name) == kind for name, kind in kinds.items()):
+        types = {argument.name: str(argument.real_type) for argument in each._schema.arguments}
+        if not _is_out(each) and all(types.get(name) == kind for name, kind in kinds.items()):
             return each
     return operator
 
@@ -354,8 +358,8 @@ def _convert(arg: Any, kind: str, arrays: Arrays) -> Any:
         # Without meaning here: tensors are dense and on the CPU, and files have no generators.
         return None if optional else _own(kind)
     if isinstance(arg, tuple):
-        each = kind[len("List[") : -1] if kind.startswith("List[") else kind
-        return [_convert(item, each, arrays) for item in arg]
+        item_kind = kind[len("List[") : -1] if kind.startswith("List[") else kind
+        return [_convert(item, item_kind, arrays) for item in arg]
     if isinstance(arg, Value):
         tensor = to_torch(arrays[arg], arg.type.dtype)
         if "Tensor" in kind or kind in ("t", "Any"):
@@ -399,7 +403,9 @@ def _widened(values: Mapping[str, Any]) -> dict[str, Any]:
     integer tensors in int64. Arguments that are so already stay the same objects."""
     import torch
 
-    tensors = [each for each in _flat(list(values.values())) if isinstance(each, torch.Tensor)]
+    tensors = [
+        tensor for tensor in _flat(list(values.values())) if isinstance(tensor, torch.Tensor)
+    ]
     double = any(tensor.dtype is torch.float64 for tensor in tensors)
 
     def wide(value: Any) -> Any:

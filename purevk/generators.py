@@ -34,9 +34,9 @@ class _Own:
     """
 
     def __init__(self) -> None:
-        given = knobs.SEED()
-        self.seed(int.from_bytes(os.urandom(8), "little") if given is None else given)
-        self.touched = given is not None
+        seed = knobs.SEED()
+        self.seed(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
+        self.touched = seed is not None
 
     def seed(self, seed: int) -> None:
         self.first, self.seeds, self.touched = seed % 2**64, 0, True
@@ -103,8 +103,8 @@ def number_of(generator: Any) -> int:
     """The number that names a `torch.Generator` in a graph. It is random: a graph that is saved and
     loaded elsewhere does not name another generator by accident."""
     with _lock:
-        for number, known in _passed.items():
-            if known is generator:
+        for number, passed in _passed.items():
+            if passed is generator:
                 return number
         number = int.from_bytes(os.urandom(8), "little") % 2**62 + 1
         _passed[number] = generator
@@ -134,10 +134,10 @@ def draw(number: int) -> np.ndarray:
 
 def states(numbers: Iterable[int]) -> list[Any]:
     """The states of generators, for `restore`."""
-    found = [(number, _find(number)) for number in numbers]
+    generators = [(number, _find(number)) for number in numbers]
     return [
         (number, _mine().state() if generator is None else generator.get_state())
-        for number, generator in found
+        for number, generator in generators
     ]
 
 

@@ -68,12 +68,12 @@ class MappedFile(mmap.mmap):
 
 def map_file(descriptor: int, name: str) -> MappedFile:
     """Maps a file that is not empty."""
-    made = MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
+    mapping = MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
     if hasattr(os, "preadv"):  # Windows has none, and cuts no file that is mapped
-        first = address_of(memoryview(made))
-        made._entry = _File(first, first + len(made), os.dup(descriptor), name)
-        _remember(made._entry)
-    return made
+        first = address_of(memoryview(mapping))
+        mapping._entry = _File(first, first + len(mapping), os.dup(descriptor), name)
+        _remember(mapping._entry)
+    return mapping
 
 
 def _remember(entry: _File | None) -> None:
@@ -81,8 +81,8 @@ def _remember(entry: _File | None) -> None:
     if entry is not None:
         entry.live = True
         with _lock:
-            live = [each for each in (*_files, entry) if each.live]
-            _files = tuple(sorted(live, key=lambda each: each.first))
+            live = [file for file in (*_files, entry) if file.live]
+            _files = tuple(sorted(live, key=lambda file: file.first))
 
 
 def _forget(entry: _File | None) -> None:
@@ -90,7 +90,7 @@ def _forget(entry: _File | None) -> None:
     if entry is not None:
         entry.live = False
         with _lock:
-            _files = tuple(each for each in _files if each.live)
+            _files = tuple(file for file in _files if file.live)
 
 
 def address_of(data: memoryview) -> int:
@@ -107,7 +107,7 @@ def _file_of(data: memoryview) -> tuple[_File, int] | None:
     if not files or not len(data):
         return None
     address = address_of(data)
-    number = bisect_right(files, address, key=lambda each: each.first) - 1
+    number = bisect_right(files, address, key=lambda file: file.first) - 1
     if number < 0 or address >= files[number].last or not files[number].live:
         return None
     return files[number], address - files[number].first

@@ -157,9 +157,9 @@ def refusal(operator: Any) -> str | None:
             return f"it writes its argument {argument.name}"
     if not schema.returns and not any(argument.is_out for argument in schema.arguments):
         return "it has no result"
-    for each in schema.returns:
-        if _plain(each.real_type) not in _RESULTS:
-            return f"it returns a {_plain(each.real_type)}"
+    for return_ in schema.returns:
+        if _plain(return_.real_type) not in _RESULTS:
+            return f"it returns a {_plain(return_.real_type)}"
     if torch.Tag.inplace_view in operator.tags:
         return "it changes the sizes of its argument"
     if space == "aten" and not _has_meta_kernel(operator) and base not in _CHECK_THEMSELVES:
@@ -206,8 +206,8 @@ def _is_reviewed(space: str, base: str) -> bool:
 def _plain(type: Any) -> str:
     """The kind of an argument or result, without `Optional` and `List` around it."""
     text = str(type)
-    while (found := re.fullmatch(r"(?:Optional|List)\[(.*)\]", text)) is not None:
-        text = found[1]
+    while (match := re.fullmatch(r"(?:Optional|List)\[(.*)\]", text)) is not None:
+        text = match[1]
     return text
 
 

@@ -319,8 +319,8 @@ def _metadata(opened: ModelFile, name: str) -> MethodMeta:
     graph = opened.graph(name)
     return MethodMeta(
         name,
-        [_of_value(each) for each in graph.inputs],
-        [_of_value(each) for each in graph.outputs],
+        [_of_value(input_spec) for input_spec in graph.inputs],
+        [_of_value(output_spec) for output_spec in graph.outputs],
         [],
     )
 

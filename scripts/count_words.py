@@ -1,7 +1,7 @@
-"""Counts assigned names that do not say what they hold: `count_words.py [FOLDER] [--files N] [--limit PERCENT]`.
+"""Counts assigned names that do not say what they hold: `count_words.py [FOLDER] [--files N]`.
 
 Assigned names are variables, attributes, parameters and targets of loops, `with` and `except`. A name
-counts once per scope. The words are those of the table of names in CONTRIBUTING.md.
+counts once per scope. Such words cannot be searched for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 WORDS = frozenset("made found each given known held kept rest wanted taken one other".split())
@@ -44,29 +45,43 @@ def assigned_names(tree: ast.AST) -> list[tuple[str, int]]:
     return names
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", default="purevk")
-    parser.add_argument("--files", type=int, default=0, help="list so many files with most")
-    parser.add_argument("--limit", type=float, help="percent; exit with 1 above it")
-    options = parser.parse_args()
-    total, words, parts, files = 0, Counter[str](), Counter[str](), Counter[str]()
-    for path in sorted((ROOT / options.folder).rglob("*.py")):
+class Counts(NamedTuple):
+    """How many names there are, how often they are such words or contain one, and in which files."""
+
+    names: int
+    words: Counter[str]
+    parts: Counter[str]
+    files: Counter[str]
+
+
+def count_words(folder: str) -> Counts:
+    """Counts the names of a folder of the repository."""
+    names, words, parts, files = 0, Counter[str](), Counter[str](), Counter[str]()
+    for path in sorted((ROOT / folder).rglob("*.py")):
         for name, _ in assigned_names(ast.parse(path.read_text(encoding="utf-8"))):
-            total += 1
+            names += 1
             bare = name.lstrip("._")
             if bare in WORDS:
                 words[bare] += 1
                 files[str(path.relative_to(ROOT))] += 1
             parts.update(WORDS & set(bare.split("_")))
-    count, containing = sum(words.values()), sum(parts.values())
-    print(
-        f"{count} of {total} assigned names ({100 * count / total:.2f} %) are such words: {words}"
-    )
-    print(f"{containing} ({100 * containing / total:.2f} %) contain one: {parts}")
+    return Counts(names, words, parts, files)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default="purevk")
+    parser.add_argument("--files", type=int, default=0, help="list so many files with most")
+    options = parser.parse_args()
+    names, words, parts, files = count_words(options.folder)
+    for count, what in ((words, "are"), (parts, "contain")):
+        share = 100 * count.total() / max(names, 1)
+        print(
+            f"{count.total()} of {names} assigned names ({share:.2f} %) {what} such words: {count}"
+        )
     for name, number in files.most_common(options.files):
         print(f"{number:5} {name}")
-    return options.limit is not None and 100 * count / total > options.limit
+    return 0
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ class Bisection:
         walk.progress = partial(self._progress, "each node with eager torch")
         try:
             walk.run(self._inputs)
-        except Found as found:
-            self._bisect_node(found)
+        except Found as difference:
+            self._bisect_node(difference)
             return verdict
         finally:
             verdict.unchecked = dict(walk.counts.unchecked)
@@ -163,19 +163,19 @@ class Bisection:
         return self._devices[disabled]
 
     # -- a node that differs by itself ---------------------------------------------------------------
-    def _bisect_node(self, found: Found) -> None:
-        verdict, node = self.verdict, found.node
-        what = f"node {found.number} of {found.graph.name}"
-        verdict.kind, verdict.first = "node", found.number
+    def _bisect_node(self, difference: Found) -> None:
+        verdict, node = self.verdict, difference.node
+        what = f"node {difference.number} of {difference.graph.name}"
+        verdict.kind, verdict.first = "node", difference.number
         verdict.nodes = (node_to_text(node),)
-        verdict.difference = f"{describe(node, found.arrays)}; {found.difference.text}"
-        self._note("each node by itself", (), (), f"{what}: {found.difference.text}")
-        reference = Reference(found.graph, self._context.traits)
-        results = tuple(value for value in found.part.outputs if isinstance(value, Value))
+        verdict.difference = f"{describe(node, difference.arrays)}; {difference.difference.text}"
+        self._note("each node by itself", (), (), f"{what}: {difference.difference.text}")
+        reference = Reference(difference.graph, self._context.traits)
+        results = tuple(value for value in difference.part.outputs if isinstance(value, Value))
 
         def agrees(passes: Collection[str], features: Collection[str]) -> str:
             return self._text(
-                lambda: self._node_difference(found, reference, results, passes, features)
+                lambda: self._node_difference(difference, reference, results, passes, features)
             )
 
         self._smallest_sets(what, agrees)
@@ -282,41 +282,41 @@ class Bisection:
         ]
         part = make_part(graph, (*views, *nodes), outputs)
         arrays = {v: trail.values[v] for v in part.inputs if isinstance(v, Value)}
-        made, after = self._part(part, arrays, trail.states[first], self._env, passes, features)
-        got = [*made, *(_unpacked(v, data) for v, data in after.items())]
+        results, after = self._part(part, arrays, trail.states[first], self._env, passes, features)
+        got = [*results, *(_unpacked(v, data) for v, data in after.items())]
         ends, others = trail.states[end], self._eager.states[end]
         want = [*(trail.values[v] for v in outputs), *(_unpacked(v, ends[v]) for v in after)]
-        other = [
+        expected = [
             *(self._eager.values.get(v, trail.values[v]) for v in outputs),
             *(_unpacked(v, others[v]) for v in after),
         ]
         dtypes = [value.type.dtype for value in (*outputs, *after)]
-        return program_difference(got, want, dtypes, self._narrow, other)
+        return program_difference(got, want, dtypes, self._narrow, expected)
 
 
 def smallest(names: Sequence[str], agrees: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
     """A smallest set of names without which something agrees: leaving out any of them makes it
     differ. Empty if it differs without all of them too."""
-    kept = list(names)
-    if not kept or not agrees(kept):
+    needed = list(names)
+    if not needed or not agrees(needed):
         return ()
     parts = 2
-    while len(kept) > 1:
-        size = -(-len(kept) // parts)
-        pieces = [kept[at : at + size] for at in range(0, len(kept), size)]
+    while len(needed) > 1:
+        size = -(-len(needed) // parts)
+        pieces = [needed[at : at + size] for at in range(0, len(needed), size)]
         for piece in pieces:
-            rest = [name for name in kept if name not in piece]
+            remaining = [name for name in needed if name not in piece]
             if agrees(piece):
-                kept, parts = piece, 2
+                needed, parts = piece, 2
                 break
-            if len(pieces) > 2 and agrees(rest):
-                kept, parts = rest, max(parts - 1, 2)
+            if len(pieces) > 2 and agrees(remaining):
+                needed, parts = remaining, max(parts - 1, 2)
                 break
         else:
             if size == 1:
                 break
-            parts = min(parts * 2, len(kept))
-    return tuple(kept)
+            parts = min(parts * 2, len(needed))
+    return tuple(needed)
 
 
 def _first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:

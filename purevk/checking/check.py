@@ -29,15 +29,15 @@ _log = logging.getLogger("purevk")
 
 def states_of(graph: Graph, store: DeviceStore) -> dict[Value, bytes]:
     """The bytes of the states of a graph and its sub-graphs."""
-    found: dict[Value, bytes] = {}
-    for each in graph.nested():
-        for value, first in each.states.items():
+    states: dict[Value, bytes] = {}
+    for inner in graph.nested():
+        for value, first in inner.states.items():
             size = value.type.nbytes
             if value in store.ranges:
-                found[value] = store.read(value, max(size, 4))[:size]
-            elif value not in found:
-                found[value] = bytes(size) if first is None else bytes(own(first.data[:size]))
-    return found
+                states[value] = store.read(value, max(size, 4))[:size]
+            elif value not in states:
+                states[value] = bytes(size) if first is None else bytes(own(first.data[:size]))
+    return states
 
 
 class CallCheck:
@@ -60,7 +60,9 @@ class CallCheck:
         where: str,
     ) -> None:
         self._context, self._graph, self._where = context, graph, where
-        self._inputs = [np.array(each) if isinstance(each, np.ndarray) else each for each in inputs]
+        self._inputs = [
+            np.array(operand) if isinstance(operand, np.ndarray) else operand for operand in inputs
+        ]
         self._store, self._before = store, states_of(graph, store)
 
     def compare(self, graph: Graph, outputs: Sequence[Any], trail: Trail | None = None) -> Counts:
@@ -82,7 +84,7 @@ class CallCheck:
         except Found as found:
             raise node_error(found, self._where) from None
         after = states_of(self._graph, self._store)
-        dtypes = [_dtype(each) for each in (*self._graph.outputs, *after)]
+        dtypes = [_dtype(value) for value in (*self._graph.outputs, *after)]
         got = [*outputs, *(_elements(value, data) for value, data in after.items())]
         want = [*expected, *(_elements(value, walk.states[value]) for value in after)]
         if not walk.counts.random:
@@ -97,8 +99,8 @@ class CallCheck:
         self, got: Sequence[Any], expected: Sequence[Any], dtypes: Sequence[DType | None]
     ) -> Difference | None:
         narrow = narrowest(self._graph)
-        found = program_difference(got, expected, dtypes, narrow)
-        if found is None:
+        difference = program_difference(got, expected, dtypes, narrow)
+        if difference is None:
             return None
         # Models differ in how far they let roundings grow. Eager torch shows it.
         eager = Walk(self._context, self._graph, dict(self._before), eager=True)
@@ -109,14 +111,14 @@ class CallCheck:
 
 def narrowest(graph: Graph) -> DType | None:
     """The narrowest dtype of real or complex numbers in a graph; None without any."""
-    found = {
+    dtypes = {
         value.type.dtype
-        for each in graph.nested()
-        for node in each.nodes
+        for inner in graph.nested()
+        for node in inner.nodes
         for value in (*node.inputs, *node.results)
     }
     return min(
-        (dtype for dtype in found if dtype.is_float or dtype.is_complex),
+        (dtype for dtype in dtypes if dtype.is_float or dtype.is_complex),
         key=_part_size,
         default=None,
     )
@@ -127,7 +129,7 @@ def program_difference(
     expected: Sequence[Any],
     dtypes: Sequence[DType | None],
     narrow: DType | None,
-    other: Sequence[Any] | None = None,
+    eager: Sequence[Any] | None = None,
 ) -> Difference | None:
     """The first result of a program that differs.
 
@@ -146,14 +148,14 @@ def program_difference(
         wide = numbers(want, dtype)
         coarse = narrow if narrow is not None and (dtype.is_float or dtype.is_complex) else dtype
         allowed: np.ndarray = tolerance(wide, coarse, _PROGRAM[_part_size(coarse)])
-        if other is not None:
-            drift = _drift(wide, numbers(np.asarray(other[number]), dtype))
+        if eager is not None:
+            drift = _drift(wide, numbers(np.asarray(eager[number]), dtype))
             if drift and dtype.is_int:
                 continue  # such as an index of the largest of numbers that round
             allowed = allowed + min(_ACCUMULATED * drift, _CAP * largest(wide))
-        found = find_difference(number, have, want, dtype, allowed)
-        if found is not None:
-            return found
+        difference = find_difference(number, have, want, dtype, allowed)
+        if difference is not None:
+            return difference
     return None
 
 
@@ -162,14 +164,14 @@ def _part_size(dtype: DType) -> int:
     return dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
 
 
-def _drift(one: np.ndarray, two: np.ndarray) -> float:
+def _drift(first: np.ndarray, two: np.ndarray) -> float:
     """The largest finite difference."""
-    if one.shape != two.shape or not one.size:
+    if first.shape != two.shape or not first.size:
         return 0.0
-    if one.dtype.kind in "biu":
-        return float((one != two).any())
+    if first.dtype.kind in "biu":
+        return float((first != two).any())
     with np.errstate(all="ignore"):
-        distance = np.abs(one.astype(np.complex128) - two)
+        distance = np.abs(first.astype(np.complex128) - two)
     return float(np.where(np.isfinite(distance), distance, 0.0).max())
 
 
@@ -185,7 +187,7 @@ def report_unchecked(counts: Counts, where: str) -> None:
     """Logs what was not compared."""
     if not counts.unchecked:
         return
-    rest = (
+    note = (
         "; results of the whole call were not compared, because some are random"
         if counts.random
         else ""
@@ -194,5 +196,5 @@ def report_unchecked(counts: Counts, where: str) -> None:
         "%s: PUREVK_CHECK did not compare %s%s",
         where,
         ", ".join(f"{op}: {reason}" for op, reason in sorted(counts.unchecked.items())),
-        rest,
+        note,
     )

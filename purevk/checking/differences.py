@@ -119,7 +119,7 @@ def find_difference(
     flat = int(beyond.argmax())
     if beyond.reshape(-1)[flat] < 0:
         return None
-    index = tuple(int(each) for each in np.unravel_index(flat, beyond.shape))
+    index = tuple(int(position) for position in np.unravel_index(flat, beyond.shape))
     worst, count = float(distance[index]), int((beyond >= 0).sum())
     bound = float(np.broadcast_to(limit, beyond.shape)[index])
     return Difference(
@@ -138,10 +138,10 @@ def find_differences(
     types: Sequence[TensorType],
 ) -> list[Difference]:
     """The results that differ. A result of None is not compared."""
-    found = []
+    differences = []
     for number, (have, want, type) in enumerate(zip(got, expected, types)):
         if have is not None:
             difference = find_difference(number, have, want, type.dtype)
             if difference is not None:
-                found.append(difference)
-    return found
+                differences.append(difference)
+    return differences

@@ -53,7 +53,7 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
         k, v = k[:, :, :count], v[:, :, :count]
         mask = None if mask is None else mask[..., :count]
     groups = q.shape[1] // k.shape[1]
-    k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
+    k, v = (tensor.repeat_interleave(groups, 1) for tensor in (k, v))
     scores = q @ k.transpose(2, 3) * node.float("scale")
     if mask is not None and node.tensor("mask").type.dtype is DType.bool:
         scores = scores.masked_fill(mask == 0, float("-inf"))
@@ -87,9 +87,9 @@ def _normalized(node: Node, arrays: Arrays, count: int) -> Any:
     x, weight, bias = (_tensor(node, name, arrays) for name in ("x", "weight", "bias"))
     dims = tuple(range(x.dim() - count, x.dim()))
     centered = x if node.bool("rms") else x - x.mean(dims, keepdim=True)
-    made = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + node.float("eps"))
-    made = made if weight is None else made * weight
-    return made if bias is None else made + bias
+    normalized = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + node.float("eps"))
+    normalized = normalized if weight is None else normalized * weight
+    return normalized if bias is None else normalized + bias
 
 
 def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
@@ -97,7 +97,7 @@ def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     import torch
 
     x, cos, sin = (_tensor(node, name, arrays) for name in ("x", "cos", "sin"))
-    cos, sin = (each.reshape(x.shape[1], 1, -1) for each in (cos, sin))
+    cos, sin = (table.reshape(x.shape[1], 1, -1) for table in (cos, sin))
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
@@ -117,10 +117,10 @@ def _turned(node: Node, x: Any, arrays: Arrays, env: Mapping[Symbol, int]) -> An
 
     start = _dims.evaluate(node.size("start"), env)
     tables = (_tensor(node, name, arrays) for name in ("cos", "sin"))
-    cos, sin = (each[start : start + x.shape[1], None] for each in tables)
-    first, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    one, two = first.chunk(2, -1)
-    return torch.cat((first * cos + torch.cat((-two, one), -1) * sin, rest), -1)
+    cos, sin = (table[start : start + x.shape[1], None] for table in tables)
+    first, tail = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    left, two = first.chunk(2, -1)
+    return torch.cat((first * cos + torch.cat((-two, left), -1) * sin, tail), -1)
 
 
 _KERNELS: dict[str, Callable[[Node, Arrays, Mapping[Symbol, int]], Any]] = {

@@ -30,11 +30,15 @@ def make_part(graph: Graph, nodes: Sequence[Node], outputs: Iterable[Value]) -> 
         A graph whose inputs are what the nodes read and others make. It keeps constants, and the
         states that the nodes use. Symbols whose values the nodes do not give are `outer` ones.
     """
-    made = {value for node in nodes for value in node.results}
-    reads = dict.fromkeys(value for node in nodes for value in node.inputs if value not in made)
-    inner = [each for node in nodes for sub in node.graphs for each in sub.nested()]
-    leaves = {leaf for each in inner for leaf in (*each.constants, *each.states)} | set(reads)
-    symbols = {symbol: source for symbol, source in graph.symbols.items() if source.value in made}
+    results = {value for node in nodes for value in node.results}
+    reads = dict.fromkeys(value for node in nodes for value in node.inputs if value not in results)
+    inner = [inner_graph for node in nodes for sub in node.graphs for inner_graph in sub.nested()]
+    leaves = {
+        leaf for inner_graph in inner for leaf in (*inner_graph.constants, *inner_graph.states)
+    } | set(reads)
+    symbols = {
+        symbol: source for symbol, source in graph.symbols.items() if source.value in results
+    }
     return Graph(
         name=graph.name,
         inputs=tuple(v for v in reads if v not in graph.constants and v not in graph.states),
@@ -49,13 +53,13 @@ def make_part(graph: Graph, nodes: Sequence[Node], outputs: Iterable[Value]) -> 
 
 
 def at_sizes(
-    graph: Graph, env: Mapping[Symbol, int], known: Mapping[Value, Value] | None = None
+    graph: Graph, env: Mapping[Symbol, int], values: Mapping[Value, Value] | None = None
 ) -> tuple[Graph, dict[Value, Value]]:
     """A part in which the symbols of `env` have their values, and the new value for each of its
-    values. `known` has those of the graph around it."""
+    values. `values` has those of the graph around it."""
     own = {symbol for symbol in env if symbol not in graph.symbols}
     sizes: Mapping[Symbol, Size] = {symbol: env[symbol] for symbol in own}
-    swapped: dict[Value, Value] = dict(known or {})
+    swapped: dict[Value, Value] = dict(values or {})
 
     def swap(value: Value) -> Value:
         if value not in swapped:
@@ -82,9 +86,11 @@ def at_sizes(
         )
         for node in graph.nodes
     ]
-    made = graph.with_nodes(
+    part = graph.with_nodes(
         nodes,
-        inputs=tuple(swap(each) if isinstance(each, Value) else each for each in graph.inputs),
+        inputs=tuple(
+            swap(operand) if isinstance(operand, Value) else operand for operand in graph.inputs
+        ),
         outputs=tuple(arg_at(output) for output in graph.outputs),
         symbols={
             symbol: source if source.value is None else replace(source, value=swap(source.value))
@@ -92,7 +98,7 @@ def at_sizes(
         },
         outer=graph.outer - own,
     )
-    return made, swapped
+    return part, swapped
 
 
 class PartProgram:
@@ -164,12 +170,12 @@ class PartProgram:
         used = [value for value in self._states.ranges if isinstance(value, Value)]
         old = {values.get(value, value): value for value in self.part.states}
         self._states.upload([(value, memoryview(states[old[value]])) for value in used])
-        given = {
+        arrays_ = {
             values.get(value, value): arrays[value]
             for value in self.part.inputs
             if isinstance(value, Value)
         }
-        outputs = self.executable.run(given, env)
+        outputs = self.executable.run(arrays_, env)
         after = {
             old[value]: self._states.read(value, max(value.type.nbytes, 4))[: value.type.nbytes]
             for value in used

@@ -77,7 +77,7 @@ class Reference:
                 " installed",
                 next="pip install torch, or unset PUREVK_CHECK",
             ) from error
-        spaces = {node.op.partition(".")[0] for each in graph.nested() for node in each.nodes}
+        spaces = {node.op.partition(".")[0] for inner in graph.nested() for node in inner.nodes}
         for space in spaces & _LIBRARIES.keys():
             with contextlib.suppress(ImportError):
                 importlib.import_module(_LIBRARIES[space])
@@ -139,21 +139,21 @@ class Reference:
         rewriter = Rewriter(part, self._traits)
         rewriter.source = node.source
         with GuardLog() as log:
-            made = expand(rewriter, node)
+            expansion = expand(rewriter, node)
         if not all(guard.holds(env) for guard in log.guards if guard.symbols <= env.keys()):
             raise Unchecked("operators that express it depend on the sizes of the call")
-        if made is not None:
-            rewriter.replace(node, made)
+        if expansion is not None:
+            rewriter.replace(node, expansion)
         graph = rewriter.finish()
-        known = dict(arrays)
-        known.update({v: data.array(v.type) for v, data in graph.constants.items()})
+        arrays_ = dict(arrays)
+        arrays_.update({v: data.array(v.type) for v, data in graph.constants.items()})
         written: dict[Value, np.ndarray] = {}
-        for each in graph.nodes:
-            results, changed = self.results(each, known, env)
-            known.update(zip(each.results, results))
-            known.update(changed)
+        for inner_node in graph.nodes:
+            results, changed = self.results(inner_node, arrays_, env)
+            arrays_.update(zip(inner_node.results, results))
+            arrays_.update(changed)
             written.update(changed)
-        return [known[value] for value in graph.outputs if isinstance(value, Value)], {
+        return [arrays_[value] for value in graph.outputs if isinstance(value, Value)], {
             value: array for value, array in written.items() if value in arrays
         }
 
@@ -172,12 +172,14 @@ class Reference:
         different inputs would change, or as the error of eager torch.
         """
         got = [
-            None if number in _FREE.get(node.op, ()) else each for number, each in enumerate(got)
+            None if number in _FREE.get(node.op, ()) else array for number, array in enumerate(got)
         ]
         types = [value.type for value in node.results]
         found = find_differences(got, expected, types)
         return [
-            each for each in found if not self._explained(node, arrays, env, got, expected, each)
+            difference
+            for difference in found
+            if not self._explained(node, arrays, env, got, expected, difference)
         ]
 
     def _explained(
@@ -258,10 +260,10 @@ class Reference:
         )
         copy = Node(node.op, widen(node.args), results, node.source, node.alias)
         try:
-            made: np.ndarray = self.results(copy, inputs, env)[0][number]
+            result: np.ndarray = self.results(copy, inputs, env)[0][number]
         except Exception:  # whatever an operator has against float64
             return None
-        return made
+        return result
 
 
 def _widened(dtype: DType) -> DType:
@@ -301,11 +303,11 @@ def _known(sizes: Sequence[Size], env: Mapping[Symbol, int]) -> tuple[Size, ...]
 def _written(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> dict[Value, np.ndarray]:
     state, value = node.tensor("state"), node.tensor("value")
     start, dim = _dims.evaluate(node.size("start"), env), node.int("dim")
-    made = np.array(arrays[state])
-    index = [slice(None)] * made.ndim
+    copy = np.array(arrays[state])
+    index = [slice(None)] * copy.ndim
     index[dim] = slice(start, start + arrays[value].shape[dim])
-    made[tuple(index)] = arrays[value]
-    return {state: made}
+    copy[tuple(index)] = arrays[value]
+    return {state: copy}
 
 
 def _written_rows(
@@ -313,10 +315,10 @@ def _written_rows(
 ) -> dict[Value, np.ndarray]:
     """The state with the rows along `dim` of a value at the positions `index`."""
     state = node.tensor("state")
-    made = np.array(arrays[state])
-    rows = np.moveaxis(made, node.int("dim"), 0)  # a view
+    copy = np.array(arrays[state])
+    rows = np.moveaxis(copy, node.int("dim"), 0)  # a view
     rows[arrays[node.tensor("index")]] = np.moveaxis(value, dim, 0)
-    return {state: made}
+    return {state: copy}
 
 
 def _same_elements(node: Node, arrays: Arrays, have: np.ndarray, want: np.ndarray) -> bool:
@@ -332,7 +334,13 @@ def _same_elements(node: Node, arrays: Arrays, have: np.ndarray, want: np.ndarra
     if not ((have >= 0) & (have < array.shape[at])).all():
         return False
     indices = [
-        each if each.ndim == array.ndim else np.expand_dims(each, at) for each in (have, want)
+        operand if operand.ndim == array.ndim else np.expand_dims(operand, at)
+        for operand in (have, want)
     ]
-    found = [np.take_along_axis(array, each.astype(np.int64), at) for each in indices]
-    return bool(((found[0] == found[1]) | ((found[0] != found[0]) & (found[1] != found[1]))).all())
+    gathered = [np.take_along_axis(array, index.astype(np.int64), at) for index in indices]
+    return bool(
+        (
+            (gathered[0] == gathered[1])
+            | ((gathered[0] != gathered[0]) & (gathered[1] != gathered[1]))
+        ).all()
+    )

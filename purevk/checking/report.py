@@ -37,7 +37,7 @@ def node_error(found: Found, where: str) -> DifferenceError:
     path = save(name, arrays, node_to_text(node))
     return DifferenceError(
         f"node {found.number} of {found.graph.name} differs from eager torch: {node.op}",
-        where=", ".join(each for each in (where, node.source) if each),
+        where=", ".join(part for part in (where, node.source) if part),
         why=f"{describe(node, found.arrays)}; {difference.text}",
         next=f"{_saved(path)}; `purevk bisect` finds whether a device feature or a pass matters",
         node=found.number,

@@ -172,20 +172,20 @@ class Walk:
             return np.frombuffer(self.states[value], value.type.dtype.numpy).reshape(
                 tuple(map(_dims.specialize, value.type.dims))
             )
-        made = self._chain(scope, scope.views[value])
-        return made[value]
+        array = self._chain(scope, scope.views[value])
+        return array[value]
 
     def _chain(self, scope: _Scope, views: Sequence[Node]) -> dict[Value, np.ndarray]:
         """The elements of views of a state, as it is now."""
-        made = dict(scope.values)
+        arrays = dict(scope.values)
         for node in views:
-            known = {
-                each: made[each] if each in made else self._array(scope, each)
-                for each in node.inputs
+            arrays_ = {
+                operand: arrays[operand] if operand in arrays else self._array(scope, operand)
+                for operand in node.inputs
             }
-            results, _ = self._reference.results(node, known, scope.env)
-            made.update(zip(node.results, results))
-        return made
+            results, _ = self._reference.results(node, arrays_, scope.env)
+            arrays.update(zip(node.results, results))
+        return arrays
 
     def _output(self, scope: _Scope, output: Arg) -> Any:
         if isinstance(output, Value):
@@ -220,12 +220,12 @@ class Walk:
                 self.states[value] = np.ascontiguousarray(array).tobytes()
             return
         part = make_part(scope.graph, (*views, node), results)
-        given = {
+        inputs = {
             value: self._array(scope, value) for value in part.inputs if isinstance(value, Value)
         }
         before = dict(self.states)
         try:
-            made, after = self._on_device(part, given, scope)
+            made, after = self._on_device(part, inputs, scope)
         except Replan as error:
             raise PurevkError(
                 f"{node.op} cannot be run by itself",
@@ -236,12 +236,12 @@ class Walk:
         self.states.update(after)
         got = dict(zip(results, made))
         if expected is not None and not self._eager:
-            self._compare(scope, number, node, part, given, before, arrays, got, expected, changed)
+            self._compare(scope, number, node, part, inputs, before, arrays, got, expected, changed)
         self._keep(scope, node, got)
 
-    def _keep(self, scope: _Scope, node: Node, made: Mapping[Value, np.ndarray]) -> None:
+    def _keep(self, scope: _Scope, node: Node, results: Mapping[Value, np.ndarray]) -> None:
         if not any(value in scope.views for value in node.results):
-            scope.values.update(made)
+            scope.values.update(results)
 
     def _not_checked(self, node: Node, reason: str) -> None:
         counts = self.counts
@@ -278,37 +278,37 @@ class Walk:
         number: int,
         node: Node,
         part: Graph,
-        given: Mapping[Value, np.ndarray],
+        inputs: Mapping[Value, np.ndarray],
         before: States,
         arrays: Mapping[Value, np.ndarray],
         got: Mapping[Value, np.ndarray],
         expected: Sequence[np.ndarray],
         changed: Mapping[Value, np.ndarray],
     ) -> None:
-        made = [got.get(value) for value in node.results]
-        found = self._reference.differences(node, arrays, scope.env, made, expected)
+        results = [got.get(value) for value in node.results]
+        differences = self._reference.differences(node, arrays, scope.env, results, expected)
         values = (*node.results, *changed)
         whole = [*expected, *changed.values()]
-        after = [*made, *(self._array(scope, value) for value in changed)]
+        after = [*results, *(self._array(scope, value) for value in changed)]
         for at, value in enumerate(changed, len(node.results)):
             have = after[at]
             assert have is not None  # a state
             difference = find_difference(at, have, whole[at], value.type.dtype)
-            found += [] if difference is None else [difference]
-        if found:
+            differences += [] if difference is None else [difference]
+        if differences:
             raise Found(
                 scope.graph,
                 number,
                 node,
                 part,
-                given,
+                inputs,
                 before,
                 dict(scope.env),
                 arrays,
                 values,
                 whole,
                 after,
-                found[0],
+                differences[0],
             )
         self.counts.checked += 1
 
@@ -330,23 +330,25 @@ class Walk:
                 for value, arg in zip(inner.inputs, inputs)
             ]
             env = {**scope.env, **bind_symbols(input_symbols(inner), inputs)}
-            return [np.asarray(each) for each in self._graph_run(inner, inputs, env)]
+            return [np.asarray(result) for result in self._graph_run(inner, inputs, env)]
 
         args: Callable[[str], list[Any]] = lambda name: [  # noqa: E731
             read(arg) for arg in node.arg_list(name)
         ]
         if node.op == "purevk.cond":
             chosen = bool(np.all(read(node.arg("predicate"))))
-            made = call(0 if chosen else 1, args("true_operands" if chosen else "false_operands"))
+            results = call(
+                0 if chosen else 1, args("true_operands" if chosen else "false_operands")
+            )
         elif node.op == "purevk.while":
-            made = args("carried")
-            while np.all(call(0, [*made, *args("condition_operands")])[0]):
-                made = call(1, [*made, *args("body_operands")])
+            results = args("carried")
+            while np.all(call(0, [*results, *args("condition_operands")])[0]):
+                results = call(1, [*results, *args("body_operands")])
         else:
-            made = self._scan(scope, node, args, call)
+            results = self._scan(scope, node, args, call)
         scope.values.update(
             (value, np.asarray(array, value.type.dtype.numpy))
-            for value, array in zip(node.results, made)
+            for value, array in zip(node.results, results)
         )
 
     def _scan(
@@ -359,9 +361,9 @@ class Walk:
         carried, scanned = args("carried"), args("scanned")
         count, rows = len(carried), []
         for index in range(_dims.evaluate(node.size("length"), scope.env)):
-            made = call(0, [*carried, *(each[index] for each in scanned), *args("operands")])
-            carried = made[:count]
-            rows.append(made[count:])
+            results = call(0, [*carried, *(tensor[index] for tensor in scanned), *args("operands")])
+            carried = results[:count]
+            rows.append(results[count:])
         stacked = [np.stack(column) for column in zip(*rows)]
         if not rows:
             stacked = [
@@ -394,14 +396,14 @@ class _Scope:
             if source.value is not None:
                 self.sources.setdefault(source.value, []).append((symbol, source))
         self.views: dict[Value, tuple[Node, ...]] = {}
-        kept = {*values_in(graph.outputs), *self.sources}
+        needed = {*values_in(graph.outputs), *self.sources}
         last: dict[Value, int] = {}
         for number, node in enumerate(graph.nodes):
             last.update(dict.fromkeys(node.inputs, number))
-        self.read = kept | set(last)
+        self.read = needed | set(last)
         self.last_reads: list[list[Value]] = [[] for _ in graph.nodes]
         for value, number in last.items():
-            if value not in kept:
+            if value not in needed:
                 self.last_reads[number].append(value)
 
 

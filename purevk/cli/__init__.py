@@ -102,14 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unknown(args: argparse.Namespace, unknown: Sequence[str]) -> str:
     """What is wrong with arguments that the command does not have."""
-    options = [each for each in unknown if each.startswith("-")]
+    options = [argument for argument in unknown if argument.startswith("-")]
     if not options:
         return f"unknown arguments: {' '.join(unknown)}"
-    known = [name for name in args.parser._option_string_actions if name.startswith("--")]
+    option_names = [name for name in args.parser._option_string_actions if name.startswith("--")]
     name = options[0].partition("=")[0]
-    if name in known:
+    if name in option_names:
         return f"{name} goes behind the command: purevk {args.command} {name}"
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, option_names, 1)
     return f"there is no {name}" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -58,7 +58,9 @@ def _bench_model(args: argparse.Namespace, steps: Steps) -> dict[str, Any]:
         data: dict[str, Any] = {
             "device": device_data(context.device),
             "method": name,
-            "inputs": [list(each.shape) if hasattr(each, "shape") else each for each in inputs],
+            "inputs": [
+                list(operand.shape) if hasattr(operand, "shape") else operand for operand in inputs
+            ],
             "dispatches": counts["dispatches"],
             "segments": counts["segments"],
             "cpu_nodes": counts["cpu_nodes"],
@@ -177,16 +179,16 @@ def _load_once(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ) from None
     seconds = time.perf_counter() - start
     try:
-        made = json.loads(done.stdout)
+        result = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise PurevkError(
             "loading in a process of its own failed", where=args.model, why=lines[-1]
         ) from None
-    if "error" in made:
-        error = made["error"]
+    if "error" in result:
+        error = result["error"]
         raise PurevkError(error["what"], where=error["where"], why=error["why"], next=error["next"])
-    return {**made["load"], "process_seconds": seconds}
+    return {**result["load"], "process_seconds": seconds}
 
 
 # -- for people ----------------------------------------------------------------------------------
@@ -219,14 +221,14 @@ def show(data: dict[str, Any], out: Output) -> None:
         [
             [
                 name,
-                duration(each["device_seconds"]),
-                duration(each["load_seconds"]),
-                duration(each["first_call_seconds"]),
-                duration(each.get("process_seconds")),
-                each["kernels"]["compiled"],
-                each["kernels"]["cached"],
+                duration(row["device_seconds"]),
+                duration(row["load_seconds"]),
+                duration(row["first_call_seconds"]),
+                duration(row.get("process_seconds")),
+                row["kernels"]["compiled"],
+                row["kernels"]["cached"],
             ]
-            for name, each in loads
+            for name, row in loads
         ],
         title="loading",
     )

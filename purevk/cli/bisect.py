@@ -25,21 +25,21 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         name = pick_method(program.methods, args.method, program.name)
         method = program.method(name)
         variant = method.variants[0]
-        given = variant.reader.read(
+        call = variant.reader.read(
             make_inputs(method.graph, args, f"{program.name}, method {name}")
         )
-        if isinstance(given, InputError):
-            raise given
-        choice = variant.choose(given.arrays)
+        if isinstance(call, InputError):
+            raise call
+        choice = variant.choose(call.arrays)
         if isinstance(choice, InputError):
             raise choice
         first, env = choice
         states = states_of(first.imported, program.states)
         served, _ = variant.run_unchecked(
-            first, env, given.arrays, None
+            first, env, call.arrays, None
         )  # finds the data-dependent sizes
         steps("comparing")
-        with Bisection(context, served.imported, given.arrays, states, steps.phase) as bisection:
+        with Bisection(context, served.imported, call.arrays, states, steps.phase) as bisection:
             verdict = bisection.run()
         return {
             "device": device_data(context.device),
@@ -53,7 +53,8 @@ def show(data: dict[str, Any], out: Output) -> None:
     out.pairs([("device", device_line(data["device"])), ("method", data["method"])], indent=0)
     out.line()
     rows = [
-        [each["what"], each["without"], each["difference"] or "agrees"] for each in data["trials"]
+        [trial["what"], trial["without"], trial["difference"] or "agrees"]
+        for trial in data["trials"]
     ]
     out.table([("compared", "w"), ("without", "w"), ("result", "w")], rows)
     if data["unchecked"]:

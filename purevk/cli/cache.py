@@ -61,18 +61,18 @@ def _verify(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 def _prune(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
     entries = cache.entries()  # the last used one first
     oldest = None if args.older_than is None else time.time() - args.older_than * 86400
-    kept, gone = 0, []
+    kept_bytes, gone = 0, []
     for entry in entries:
         old = oldest is not None and entry.used < oldest
-        if old or (args.max_size is not None and kept + entry.nbytes > args.max_size):
+        if old or (args.max_size is not None and kept_bytes + entry.nbytes > args.max_size):
             gone.append(entry)
         else:
-            kept += entry.nbytes
+            kept_bytes += entry.nbytes
     return {
         "removed": len(gone) if args.dry_run else cache.remove(gone),
         "removed_bytes": sum(entry.nbytes for entry in gone),
         "kept": len(entries) - len(gone),
-        "kept_bytes": kept,
+        "kept_bytes": kept_bytes,
         "dry_run": args.dry_run,
     }
 
@@ -82,18 +82,18 @@ def _clear(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _diff(cache: Cache, args: argparse.Namespace) -> dict[str, Any]:
-    other = Path(args.paths[0])
-    if not other.is_dir():
-        raise _no_folder(other)
-    found = cache.difference(Cache(other))
-    changes = (found.only_first, found.only_second, found.changed)
+    path = Path(args.paths[0])
+    if not path.is_dir():
+        raise _no_folder(path)
+    difference = cache.difference(Cache(path))
+    changes = (difference.only_first, difference.only_second, difference.changed)
     return {
-        "other": str(other),
+        "other": str(path),
         "ok": not any(changes),
-        "only_here": [_entry_data(entry) for entry in found.only_first],
-        "only_there": [_entry_data(entry) for entry in found.only_second],
-        "changed": [_entry_data(entry) for entry in found.changed],
-        "same": found.same,
+        "only_here": [_entry_data(entry) for entry in difference.only_first],
+        "only_there": [_entry_data(entry) for entry in difference.only_second],
+        "changed": [_entry_data(entry) for entry in difference.changed],
+        "same": difference.same,
     }
 
 

@@ -159,7 +159,7 @@ def byte_size(text: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-def pick_method(names: Iterable[str], wanted: str | None, where: str) -> str:
+def pick_method(names: Iterable[str], name: str | None, where: str) -> str:
     """The method of a command: the one that is named, "forward", or the only one.
 
     Raises:
@@ -168,14 +168,14 @@ def pick_method(names: Iterable[str], wanted: str | None, where: str) -> str:
     from purevk.errors import InputError
 
     names = list(names)
-    if wanted is not None and wanted in names:
-        return wanted
-    if wanted is None and "forward" in names:
+    if name is not None and name in names:
+        return name
+    if name is None and "forward" in names:
         return "forward"
-    if wanted is None and len(names) == 1:
+    if name is None and len(names) == 1:
         return names[0]
     raise InputError(
-        "the program has several methods" if wanted is None else f"there is no method {wanted!r}",
+        "the program has several methods" if name is None else f"there is no method {name!r}",
         where=where,
         why=f"methods: {', '.join(names)}",
         next="name one of them: --method NAME",

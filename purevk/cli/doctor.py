@@ -85,15 +85,15 @@ def _packages() -> list[Check]:
 
 def _variables() -> list[Check]:
     """The variables that cannot be read. A program raises for them when it is loaded."""
-    found = []
+    checks = []
     for knob in knobs.ALL:
         try:
             knob()
         except PurevkError as error:
-            found.append(
+            checks.append(
                 Check("environment", "missing", describe_error(error), [f"unset {knob.name}"])
             )
-    return found
+    return checks
 
 
 def _vulkan(args: argparse.Namespace) -> list[Check]:
@@ -170,8 +170,10 @@ def _drivers() -> list[Check]:
                 fixes.driver(fixes.graphics_vendors()),
             )
         ]
-    found = ", ".join(dict.fromkeys(sound)) + (f"; damaged: {'; '.join(broken)}" if broken else "")
-    return [Check("Vulkan drivers", "warning" if broken else "ok", found)]
+    summary = ", ".join(dict.fromkeys(sound)) + (
+        f"; damaged: {'; '.join(broken)}" if broken else ""
+    )
+    return [Check("Vulkan drivers", "warning" if broken else "ok", summary)]
 
 
 def _devices(args: argparse.Namespace) -> list[Check]:
@@ -252,8 +254,8 @@ def _compiler() -> Check:
     from purevk.shaders import shaderc
 
     try:
-        found = shaderc.load()
-        found.compile(
+        compiler = shaderc.load()
+        compiler.compile(
             "#version 450\nlayout(local_size_x = 1) in;\nvoid main() {}\n", name="doctor.comp"
         )
     except PurevkError as error:
@@ -270,7 +272,7 @@ def _compiler() -> Check:
                 advice,
             )
         return Check("shader compiler", "missing", error.what, advice)
-    return Check("shader compiler", "ok", f"{found.version}, {found.origin}")
+    return Check("shader compiler", "ok", f"{compiler.version}, {compiler.origin}")
 
 
 def _cache() -> Check:
@@ -315,16 +317,16 @@ def _optional() -> list[Check]:
 def show(data: dict[str, Any], out: Output) -> None:
     out.table(
         ["", ("state", "w"), "found"],
-        [[each["name"], each["status"], each["found"]] for each in data["checks"]],
+        [[check["name"], check["status"], check["found"]] for check in data["checks"]],
         styled=1,
     )
-    for each in data["checks"]:
-        if each["fix"] and each["status"] != "ok":
-            out.heading(f"{each['name']} ({each['status']}):")
-            for command in each["fix"]:
+    for check in data["checks"]:
+        if check["fix"] and check["status"] != "ok":
+            out.heading(f"{check['name']} ({check['status']}):")
+            for command in check["fix"]:
                 out.raw(f"  {command}")
     out.line()
-    missing = sum(each["status"] == "missing" for each in data["checks"])
+    missing = sum(check["status"] == "missing" for check in data["checks"])
     if missing:
         out.line(
             f"{count(missing, 'thing')} that purevk needs {'is' if missing == 1 else 'are'} missing",

@@ -68,17 +68,17 @@ def install(*things: str) -> list[str]:
     family, _, _ = distribution()
     sudo = "" if os.geteuid() == 0 else "sudo "
     commands = []
-    for each in [family] if family else list(_INSTALL):
-        packages = list(dict.fromkeys(_PACKAGES[thing][each] for thing in things))
-        note = "" if family else f"    ({'/'.join(_FAMILIES[each])})"
-        commands.append(f"{sudo}{_INSTALL[each]} {' '.join(packages)}{note}")
+    for name in [family] if family else list(_INSTALL):
+        packages = list(dict.fromkeys(_PACKAGES[thing][name] for thing in things))
+        note = "" if family else f"    ({'/'.join(_FAMILIES[name])})"
+        commands.append(f"{sudo}{_INSTALL[name]} {' '.join(packages)}{note}")
     return commands
 
 
 def graphics_vendors() -> list[str]:
     """Makers of the graphics devices on the PCI bus of a Linux machine: "nvidia", "amd",
     "intel"."""
-    found = set()
+    vendors = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             display = (device / "class").read_text().startswith("0x03")
@@ -86,10 +86,10 @@ def graphics_vendors() -> list[str]:
         except OSError:
             continue
         if display and vendor in _VENDORS:
-            found.add(_VENDORS[vendor])
+            vendors.add(_VENDORS[vendor])
     if Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists():
-        found.add("nvidia")
-    return sorted(found)
+        vendors.add("nvidia")
+    return sorted(vendors)
 
 
 def driver(vendors: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         data["device_error"] = error_data(error)
     else:
         with instance:
-            data["devices"] = [_device(each, instance) for each in instance.physical_devices]
+            data["devices"] = [_device(device, instance) for device in instance.physical_devices]
             try:
                 picked = instance.pick(args.device)
             except DeviceError as error:

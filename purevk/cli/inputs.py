@@ -47,22 +47,22 @@ def make_inputs(graph: Graph, args: argparse.Namespace, where: str) -> list[Any]
         SizeConstraintError: a size is above its bound, or no array is made of so many elements.
     """
     where = f"{where}({describe_inputs(graph)})"
-    given = [item for spec in args.input for item in _expand(spec, _most_bytes(graph))] or [
+    specs = [item for spec in args.input for item in _expand(spec, _most_bytes(graph))] or [
         "random"
     ]
-    if len(given) > len(graph.inputs):
+    if len(specs) > len(graph.inputs):
         raise InputError(
-            f"{len(given)} inputs were given, the method takes {len(graph.inputs)}",
+            f"{len(specs)} inputs were given, the method takes {len(graph.inputs)}",
             where=where,
             next="name one for each input, in order; FILE.npz:PATTERN picks arrays of a file",
         )
-    rest = given[-1] if isinstance(given[-1], str) else "random"
-    given += [rest] * (len(graph.inputs) - len(given))
+    default = specs[-1] if isinstance(specs[-1], str) else "random"
+    specs += [default] * (len(graph.inputs) - len(specs))
     sizes = _sizes(graph, args.size, where)
     random = np.random.default_rng(args.seed)
     return [
         _make(value, item, sizes, random, f"input {n} of {where}")
-        for n, (value, item) in enumerate(zip(graph.inputs, given))
+        for n, (value, item) in enumerate(zip(graph.inputs, specs))
     ]
 
 
@@ -70,7 +70,10 @@ def _most_bytes(graph: Graph) -> float:
     """More bytes than arrays for all inputs can have, of any dtype; infinite if a size is not bounded."""
     values = [value for value in graph.inputs if isinstance(value, Value)]
     if any(
-        each.open for value in values for size in value.type.dims for each in _dims.symbols(size)
+        symbol.open
+        for value in values
+        for size in value.type.dims
+        for symbol in _dims.symbols(size)
     ):
         return math.inf
     return _SLACK + 16 * sum(value.type.nbytes for value in values)
@@ -105,7 +108,8 @@ def _read(path: str, pattern: str, most: float) -> list[np.ndarray]:
                     why=f"the file has {', '.join(loaded.files) or 'none'}",
                 )
             sizes = {
-                each.filename.removesuffix(".npy"): each.file_size for each in loaded.zip.infolist()
+                member.filename.removesuffix(".npy"): member.file_size
+                for member in loaded.zip.infolist()
             }
             _check_bytes(path, sum(sizes[name.removesuffix(".npy")] for name in names), most)
             arrays = [loaded[name] for name in names]
@@ -136,12 +140,12 @@ def _check_bytes(path: str, nbytes: int, most: float) -> None:
 
 def size_values(graph: Graph, chosen: Mapping[str, int] | None = None) -> dict[Symbol, int]:
     """A value for each symbol of the inputs' sizes: the chosen one, or the upper bound."""
-    found: dict[Symbol, int] = {}
+    sizes: dict[Symbol, int] = {}
     for value in graph.inputs:
         if isinstance(value, Value):
             for symbol in {s for size in value.type.dims for s in _dims.symbols(size)}:
-                found[symbol] = (chosen or {}).get(symbol.name, symbol.upper)
-    return found
+                sizes[symbol] = (chosen or {}).get(symbol.name, symbol.upper)
+    return sizes
 
 
 def _sizes(graph: Graph, chosen: Sequence[tuple[str, int]], where: str) -> dict[Symbol, int]:
@@ -273,12 +277,12 @@ def _as_torch(array: np.ndarray, dtype: DType) -> Any:
     return torch.from_numpy(array).to(dtype.to_torch())
 
 
-def as_elements(given: Any) -> Any:
+def as_elements(value: Any) -> Any:
     """An input of a call as the numpy array whose bytes the device gets (bfloat16 as the bits, in
     uint16); integers and None stay."""
-    if isinstance(given, (int, float, bool, np.ndarray)) or given is None:
-        return given
-    return fallback.to_numpy(given)
+    if isinstance(value, (int, float, bool, np.ndarray)) or value is None:
+        return value
+    return fallback.to_numpy(value)
 
 
 def as_array(output: Any) -> Any:

@@ -92,7 +92,7 @@ def _file(opened: ModelFile) -> dict[str, Any]:
 def _in_pte(program: pte.Program, plan: P.ExecutionPlan) -> dict[str, Any]:
     """What a .pte file holds of a method."""
     calls = [call for chain in plan.chains for call in chain.instructions]
-    delegates = [_delegate(program, each) for each in plan.delegates]
+    delegates = [_delegate(program, delegate) for delegate in plan.delegates]
     called = Counter(call.delegate_index for call in calls if isinstance(call, P.DelegateCall))
     kernels = Counter(
         str(plan.operators[call.op_index]) for call in calls if isinstance(call, P.KernelCall)
@@ -119,10 +119,10 @@ def _add_names(
     record = read_etrecord(Path(args.etrecord), method)
     calls = delegate_calls(args.model, args.data, method)
     assert isinstance(opened.content, pte.Program)  # else the calls were refused
-    known = known_nodes(record, opened.content, method)
+    node_table = known_nodes(record, opened.content, method)
     for row in rows:
-        row["line"] = lines_of(row["source"], calls, record, known)
-        row["parameters"] = parameters_of(row["source"], calls, known)
+        row["line"] = lines_of(row["source"], calls, record, node_table)
+        row["parameters"] = parameters_of(row["source"], calls, node_table)
 
 
 def _method(
@@ -132,20 +132,20 @@ def _method(
     if isinstance(opened.content, pte.Program):
         data |= _in_pte(opened.content, opened.content.method(name))
     try:
-        made = lowered.lower(opened, name, target.traits)
+        lowered_method = lowered.lower(opened, name, target.traits)
     except PurevkError as error:
         return {**data, "error": error_data(error)}
-    run = made.plan
+    run = lowered_method.plan
     segments = lowered.segments_data(run)
     limit = None if target.context is None else target.context.device.limits.max_buffer_memory
     data |= {
-        "inputs": lowered.describe(input_specs(made.graph)),
-        "outputs": lowered.describe(output_specs(made.graph)),
-        "sizes": lowered.size_symbols(made.graph),
-        "guards": list(dict.fromkeys(map(guard_in_words, made.guards))),
-        "nodes": len(made.graph.nodes),
-        "dispatches": sum(len(each.dispatches) for each in run.nested()),
-        "dispatches_at_load": sum(len(each.once) for each in run.nested()),
+        "inputs": lowered.describe(input_specs(lowered_method.graph)),
+        "outputs": lowered.describe(output_specs(lowered_method.graph)),
+        "sizes": lowered.size_symbols(lowered_method.graph),
+        "guards": list(dict.fromkeys(map(guard_in_words, lowered_method.guards))),
+        "nodes": len(lowered_method.graph.nodes),
+        "dispatches": sum(len(part.dispatches) for part in run.nested()),
+        "dispatches_at_load": sum(len(part.once) for part in run.nested()),
         "segments": segments,
         "cpu_nodes": [lowered.host_data(node) for node in lowered.host_nodes(run)],
         "memory": report.memory_data(run, target.unified, limit),
@@ -158,7 +158,7 @@ def _method(
     if args.graph:
         from purevk.ir.printer import to_text
 
-        data["graph"] = to_text(made.graph)
+        data["graph"] = to_text(lowered_method.graph)
     return data
 
 
@@ -200,9 +200,9 @@ def show(data: dict[str, Any], out: Output) -> None:
             *[
                 (
                     "data file",
-                    f"{each['path']}: {count(each['keys'], 'key')}, {size(each['bytes'])}",
+                    f"{entry['path']}: {count(entry['keys'], 'key')}, {size(entry['bytes'])}",
                 )
-                for each in file["data_files"]
+                for entry in file["data_files"]
             ],
             ("device", device_line(data["device"])),
         ]
@@ -229,15 +229,15 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
         return
     segments = method["segments"]
     gpu, cpu, control = (
-        sum(each["on"] == name for each in segments) for name in ("gpu", "cpu", "host")
+        sum(segment["on"] == name for segment in segments) for name in ("gpu", "cpu", "host")
     )
     memory = method["memory"]
     once = method["dispatches_at_load"]
     out.pairs(
         [
-            *[(_named("input", each), lowered.type_text(each)) for each in method["inputs"]],
-            *[(_named("output", each), lowered.type_text(each)) for each in method["outputs"]],
-            *[(f"size {name}", _bounds(each)) for name, each in method["sizes"].items()],
+            *[(_named("input", value), lowered.type_text(value)) for value in method["inputs"]],
+            *[(_named("output", value), lowered.type_text(value)) for value in method["outputs"]],
+            *[(f"size {name}", _bounds(bounds)) for name, bounds in method["sizes"].items()],
             ("lowered for", ", ".join(method["guards"]) or None),
             ("in the file", _in_file(method)),
             (
@@ -312,18 +312,18 @@ def _in_file(method: dict[str, Any]) -> str | None:
 
 def _show_delegates(method: dict[str, Any], out: Output) -> None:
     if len(method["delegates"]) > _MANY:
-        for backend in sorted({each["backend"] for each in method["delegates"]}):
-            group = [each for each in method["delegates"] if each["backend"] == backend]
+        for backend in sorted({delegate["backend"] for delegate in method["delegates"]}):
+            group = [delegate for delegate in method["delegates"] if delegate["backend"] == backend]
             operators, constants, nbytes = (
-                sum(each[key] or 0 for each in group)
+                sum(delegate[key] or 0 for delegate in group)
                 for key in ("operators", "constants", "constant_bytes")
             )
-            known = (
+            summary = (
                 f": {count(operators, 'operator')}, {count(constants, 'constant')} of {size(nbytes)}"
                 if operators
                 else ""
             )
-            out.heading(f"{count(len(group), 'delegate')} of {backend}{known}")
+            out.heading(f"{count(len(group), 'delegate')} of {backend}{summary}")
     elif method["delegates"]:
         out.table(
             ["delegate", ("bytes", "r"), ("operators", "r"), ("constants", "r"), ("of bytes", "r")],

@@ -17,14 +17,14 @@ from purevk.ops import registry
 def collect(args: argparse.Namespace) -> dict[str, Any]:
     if args.check:
         return _check(args)
-    found = [entry for entry in operators() if _fits(entry, args.pattern)]
-    if not found:
+    entries = [entry for entry in operators() if _fits(entry, args.pattern)]
+    if not entries:
         raise InputError(
             f"no operator fits {args.pattern!r}",
             why="the operators with a definition are searched, by all of their names",
             next="`purevk ops` lists them; one without a definition runs on the CPU through torch",
         )
-    return {"operators": found}
+    return {"operators": entries}
 
 
 def operators() -> list[dict[str, Any]]:
@@ -33,21 +33,21 @@ def operators() -> list[dict[str, Any]]:
     that follow)."""
     return [
         {
-            "operator": each.name,
-            "names": list(each.names),
-            "form": "cpu" if each.form is None else type(each.form).__name__.lower(),
-            "epilogue": bool(getattr(each.form, "epilogue", False)),
+            "operator": definition.name,
+            "names": list(definition.names),
+            "form": "cpu" if definition.form is None else type(definition.form).__name__.lower(),
+            "epilogue": bool(getattr(definition.form, "epilogue", False)),
         }
-        for each in registry.definitions()
+        for definition in registry.definitions()
     ]
 
 
 def _fits(entry: dict[str, Any], pattern: str | None) -> bool:
     if pattern is None:
         return True
-    wanted = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    glob = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     return any(
-        fnmatch.fnmatchcase(name, wanted) for name in (entry["operator"], *entry.get("names", ()))
+        fnmatch.fnmatchcase(name, glob) for name in (entry["operator"], *entry.get("names", ()))
     )
 
 
@@ -83,18 +83,18 @@ def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]
     from purevk.passes.pipeline import phases
 
     graph = program.graph(method)
-    for each in phases(traits)[0].passes:  # the last of them wraps what the device cannot run
-        graph = each(graph)
-    found: Counter[tuple[str, str, str]] = Counter()
+    for pass_ in phases(traits)[0].passes:  # the last of them wraps what the device cannot run
+        graph = pass_(graph)
+    counts: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op == "purevk.host":
-            found[str(node.args[0]), "cpu", str(node.args[1])] += 1
+            counts[str(node.args[0]), "cpu", str(node.args[1])] += 1
         else:
-            found[node.op, "gpu", ""] += 1
+            counts[node.op, "gpu", ""] += 1
     return [
         {"operator": name, "on": on, "why": why or None, "nodes": number, "form": _form(name)}
         for (name, on, why), number in sorted(
-            found.items(), key=lambda item: (item[0][1], item[0][0])
+            counts.items(), key=lambda item: (item[0][1], item[0][0])
         )
     ]
 

@@ -66,9 +66,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
                     "there is no trace", where=args.trace, why=profile["error"]["what"]
                 )
             title = f"{program.name}: {name}"
-            made = trace(context.device.name, title, call, spans, timed.dispatches, timed.order)
+            trace_ = trace(context.device.name, title, call, spans, timed.dispatches, timed.order)
             with output_file(args.trace, "the trace") as file:
-                file.write(json.dumps(made).encode())
+                file.write(json.dumps(trace_).encode())
             data["trace"] = args.trace
         if args.etdump is not None:
             _write_etdump(args, name, timed.dispatches, data)
@@ -85,9 +85,9 @@ def _write_etdump(
     if error is not None:
         raise InputError("there are no times", where=args.etdump, why=error["what"])
     calls = delegate_calls(args.model, args.data, method)
-    made = etdump(timings, calls, method, data["call_seconds"])
+    dump = etdump(timings, calls, method, data["call_seconds"])
     with output_file(args.etdump, "the ETDump") as file:
-        file.write(made)
+        file.write(dump)
     data["etdump"] = args.etdump
 
 
@@ -97,7 +97,7 @@ def measure(
     """Times every dispatch of a method: the rows of a profile, as `table` and `host_table` make them,
     and the timings. "error" says why there are none."""
     try:
-        arrays = [as_elements(each) for each in inputs]
+        arrays = [as_elements(operand) for operand in inputs]
         steps("profile")
         timed = time_call(method.executable, arrays, progress=steps.phase)
     except DeviceError as error:
@@ -204,19 +204,19 @@ def trace(
         add(_HOST, _CALLS, span.name, span.start - call.start, span.end - span.start)
     submitted = [span.end - call.start for span in spans if span.name == "submit"]
     segments = {
-        number: list(group) for number, group in groupby(timings, lambda each: each.segment)
+        number: list(group) for number, group in groupby(timings, lambda timing: timing.segment)
     }
     free = 0.0
     for number, segment in enumerate(order):
         members = segments[segment]
         start = max(submitted[number] if number < len(submitted) else 0.0, free)
-        seconds = sum(each.seconds for each in members)
+        seconds = sum(member.seconds for member in members)
         add(_DEVICE, _QUEUE, f"segment {segment}", start, seconds, dispatches=len(members))
         free = start
-        for each in members:
-            more = {"template": each.template, "bytes": each.nbytes, "flops": each.flops}
-            add(_DEVICE, _KERNELS, each.label, free, each.seconds, **more)
-            free += each.seconds
+        for member in members:
+            more = {"template": member.template, "bytes": member.nbytes, "flops": member.flops}
+            add(_DEVICE, _KERNELS, member.label, free, member.seconds, **more)
+            free += member.seconds
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",

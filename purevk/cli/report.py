@@ -29,9 +29,9 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             file.write(encoded)
         return {
             "device": target.data(),
-            "methods": [each.name for each in parts],
-            "timed": [each.name for each in parts if each.timings is not None],
-            "why_untimed": {each.name: each.why_untimed for each in parts if each.why_untimed},
+            "methods": [part.name for part in parts],
+            "timed": [part.name for part in parts if part.timings is not None],
+            "why_untimed": {part.name: part.why_untimed for part in parts if part.why_untimed},
             "output": args.output,
             "bytes": len(encoded),
         }
@@ -42,8 +42,8 @@ def _without_device(args: argparse.Namespace, target: Target) -> tuple[list[Meth
         names = _names(opened.methods, args.method, opened.name)
         parts = []
         for name in names:
-            made = lower(opened, name, target.traits)
-            parts.append(MethodParts(name, made.graph, made.plan, made.guards, {}))
+            method = lower(opened, name, target.traits)
+            parts.append(MethodParts(name, method.graph, method.plan, method.guards, {}))
         device = DeviceParts("a typical desktop GPU", None, "", target.unified, None)
         return parts, page(contents(os.path.basename(opened.name), parts, device, {}))
 
@@ -74,15 +74,15 @@ def _on_device(
         return parts, page_of(program, parts, args.remeasure)
 
 
-def _names(known: Any, wanted: str | None, where: str) -> list[str]:
-    names = list(known)
-    if wanted is None:
+def _names(methods: Any, name: str | None, where: str) -> list[str]:
+    names = list(methods)
+    if name is None:
         return names
-    if wanted not in names:
+    if name not in names:
         raise InputError(
-            f"there is no method {wanted!r}", where=where, why=f"methods: {', '.join(names)}"
+            f"there is no method {name!r}", where=where, why=f"methods: {', '.join(names)}"
         )
-    return [wanted]
+    return [name]
 
 
 # -- for people ----------------------------------------------------------------------------------

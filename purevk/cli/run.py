@@ -28,21 +28,23 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         method = program.method(name)
         inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
         began = time.perf_counter()
-        made = method.run_flat(inputs)
+        results = method.run_flat(inputs)
         ended = time.perf_counter()
-        outputs = [as_array(each) for each in (made if isinstance(made, tuple) else (made,))]
+        outputs = [
+            as_array(result) for result in (results if isinstance(results, tuple) else (results,))
+        ]
         data = {
             "device": device_data(context.device),
             "method": name,
             "load_seconds": loaded - start,
             "run_seconds": ended - began,
             "inputs": [
-                {"name": spec.name, **_tensor(as_array(each))}
-                for spec, each in zip(method.inputs, inputs, strict=True)
+                {"name": spec.name, **_tensor(as_array(result))}
+                for spec, result in zip(method.inputs, inputs, strict=True)
             ],
             "outputs": [
-                {"name": spec.name, **_tensor(each)}
-                for spec, each in zip(method.outputs, outputs, strict=True)
+                {"name": spec.name, **_tensor(array)}
+                for spec, array in zip(method.outputs, outputs, strict=True)
             ],
             "cpu_nodes": count_steps([method.executable.plan])["cpu_nodes"],
             "written": args.output,
@@ -71,7 +73,7 @@ def _tensor(value: Any) -> dict[str, Any]:
 
 def _write(path: str, outputs: list[Any]) -> None:
     named: dict[str, Any] = {
-        f"output_{n}": np.asarray(each) for n, each in enumerate(outputs) if each is not None
+        f"output_{n}": np.asarray(array) for n, array in enumerate(outputs) if array is not None
     }
     with output_file(path, "the outputs") as file:
         np.savez(file, **named)
@@ -88,18 +90,18 @@ def show(data: dict[str, Any], out: Output) -> None:
         indent=0,
     )
     rows = [
-        [kind, each["name"], *_cells(each)]
+        [kind, tensor["name"], *_cells(tensor)]
         for kind in ("input", "output")
-        for each in data[f"{kind}s"]
+        for tensor in data[f"{kind}s"]
     ]
     out.line()
     out.table(
         ["", "name", ("dtype", "w"), "shape", ("min", "r"), ("max", "r"), ("mean", "r")], rows
     )
-    for each in data["outputs"]:
-        if each.get("not_finite"):
+    for output in data["outputs"]:
+        if output.get("not_finite"):
             out.line(
-                f"{each['name']} has {each['not_finite']} elements that are infinite or no numbers",
+                f"{output['name']} has {output['not_finite']} elements that are infinite or no numbers",
                 "bold red",
             )
     if data["written"]:

@@ -55,10 +55,10 @@ class Trial(Choices):
         default: _Kernel,
     ) -> _Kernel:
         name = question(kind, problem)
-        found = list(dict.fromkeys((default, *candidates())))[: self._most]
-        self.asked[name] = [str(each) for each in found]
+        choices = list(dict.fromkeys((default, *candidates())))[: self._most]
+        self.asked[name] = [str(choice) for choice in choices]
         self.by_node.setdefault(self._node, set()).add(name)
-        return found[self._number] if self._number < len(found) else default
+        return choices[self._number] if self._number < len(choices) else default
 
     def begin(self, node: Any) -> None:
         self._node = node
@@ -85,7 +85,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         asked, times, skipped, failed = _measure(context, args, steps)
         rows, chosen = [], {}
         for name, candidates in asked.items():
-            least = {text: min(found) for text, found in times[name].items()}
+            least = {text: min(seconds) for text, seconds in times[name].items()}
             default = candidates[0]
             best = min(least, key=least.__getitem__)
             if least[best] > _GAIN * least[default]:
@@ -136,33 +136,33 @@ def _measure(
     def measure(number: int) -> dict[str, list[str]]:
         trial = Trial(number, args.candidates)
         try:
-            made = _run(context, trial, args, steps)
+            run_ = _run(context, trial, args, steps)
         except PurevkError as error:
             if not number or context.lost:
                 raise
             failed.append(f"{type(error).__name__}: {error.what}")
             return {}
         totals: dict[str, float] = {}
-        for node, seconds in made.seconds:
+        for node, seconds in run_.seconds:
             names = trial.by_node.get(node, set())
             if len(names) == 1:
                 (name,) = names
                 totals[name] = totals.get(name, 0.0) + seconds
         for name, seconds in totals.items():
-            found = (asked or trial.asked).get(name)
-            if found:
-                taken = found[number if number < len(found) else 0]
-                times.setdefault(name, {}).setdefault(taken, []).append(seconds)
+            choices = (asked or trial.asked).get(name)
+            if choices:
+                choice = choices[number if number < len(choices) else 0]
+                times.setdefault(name, {}).setdefault(choice, []).append(seconds)
         return trial.asked
 
     asked: dict[str, list[str]] = {}
     steps("the default kernels")
     asked = measure(0)
-    most = max((len(found) for found in asked.values()), default=1)
+    most = max((len(choices) for choices in asked.values()), default=1)
     for number in (*range(1, most), 0) if most > 1 else ():
         steps(f"candidate {number + 1} of {most}" if number else "the default kernels again")
         measure(number)
-    timed = {name: found for name, found in asked.items() if found[0] in times.get(name, ())}
+    timed = {name: choices for name, choices in asked.items() if choices[0] in times.get(name, ())}
     return timed, times, [name for name in asked if name not in timed], failed
 
 
@@ -178,18 +178,18 @@ def _run(context: Context, choices: Choices, args: argparse.Namespace, steps: St
             method = program.method(name)
             inputs = make_inputs(method.graph, args, f"{program.name}, method {name}")
             manual_seed(args.seed)
-            made = method.run_flat(inputs)
-            outputs = made if isinstance(made, tuple) else (made,)
-            arrays = [as_elements(each) for each in inputs]
+            results = method.run_flat(inputs)
+            outputs = results if isinstance(results, tuple) else (results,)
+            arrays = [as_elements(operand) for operand in inputs]
             settle = 0.0
             if context.device.kind != "cpu":
                 warm_up(context, _WARM_UP)
                 settle = _SETTLE
             timings = time_dispatches(method.executable, arrays, args.runs, settle, steps.phase)
-            seconds = [(each.node, each.total) for each in timings if each.node is not None]
+            seconds = [(timing.node, timing.total) for timing in timings if timing.node is not None]
             types = [value.type.dtype for node, _ in seconds for value in node.results]
             halves = DType.float16 in types or DType.bfloat16 in types
-            return Round([np.array(as_array(each)) for each in outputs], seconds, halves)
+            return Round([np.array(as_array(output)) for output in outputs], seconds, halves)
     finally:
         context.traits = before
 
@@ -225,10 +225,10 @@ def _error(got: Any, expected: Any) -> float:
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return float("inf")
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-    one, two = got.astype(wide), expected.astype(wide)
+    first, two = got.astype(wide), expected.astype(wide)
     with np.errstate(all="ignore"):
-        same = (one == two) | (np.isnan(one) & np.isnan(two))
-        distance = np.where(same, 0.0, np.abs(one - two))
+        same = (first == two) | (np.isnan(first) & np.isnan(two))
+        distance = np.where(same, 0.0, np.abs(first - two))
     if not distance.any():
         return 0.0
     finite = np.abs(two[np.isfinite(two)])
@@ -273,13 +273,13 @@ def problem_line(name: str) -> str:
     """What a question asks, in a few words: "matmul 196 x 1024 x 256, half". Others stay as they
     are."""
     kind, _, problem = name.partition(": ")
-    found = dict(re.findall(r"\b(m|n|k|batches|half|window)=(\w+)", problem))
-    if not problem.startswith("Problem(") or not {"m", "n", "k"} <= found.keys():
+    sizes = dict(re.findall(r"\b(m|n|k|batches|half|window)=(\w+)", problem))
+    if not problem.startswith("Problem(") or not {"m", "n", "k"} <= sizes.keys():
         return name
-    kind = "convolution" if found.get("window") == "True" else kind
-    batches = f"{found['batches']} of " if found.get("batches", "1") != "1" else ""
-    half = ", half" if found.get("half") == "True" else ""
-    return f"{kind} {batches}{found['m']} x {found['n']} x {found['k']}{half}"
+    kind = "convolution" if sizes.get("window") == "True" else kind
+    batches = f"{sizes['batches']} of " if sizes.get("batches", "1") != "1" else ""
+    half = ", half" if sizes.get("half") == "True" else ""
+    return f"{kind} {batches}{sizes['m']} x {sizes['n']} x {sizes['k']}{half}"
 
 
 def kernel_line(text: str) -> str:

@@ -166,12 +166,12 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
     cache = PlanCache.of(context, FileSource(program, name), leaves)
 
     def lower(sizes: InputSizes | None = None) -> Lowered:
-        made = lowered.lower(program, name, context.traits, sizes, leaves)
+        lowered_method = lowered.lower(program, name, context.traits, sizes, leaves)
         if cache is not None:
             key = cache.key(name, sizes, None, len(program.methods) > 1)
             if key is not None:
-                cache.put(key, made)
-        return made
+                cache.put(key, lowered_method)
+        return lowered_method
 
     first = lower()
     kernels = dict.fromkeys(first.plan.kernels)
@@ -182,7 +182,7 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
     for number, env in enumerate(others.sizes):
         if bar is not None:
             bar("lower", number + 1, len(others.sizes))
-        if any(serves(each.graph, each.guards, env) for each in wide):
+        if any(serves(plan.graph, plan.guards, env) for plan in wide):
             continue
         exact = input_sizes(first.graph, env)
         wider = wider_sizes(first.graph, exact)
@@ -191,22 +191,22 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
                 left += 1
                 break
             try:
-                made = lower(sizes)
+                lowered_method = lower(sizes)
             except (FileFormatError, GraphError):
                 continue  # a call of its own sizes raises InputError
             finally:
                 tried.append(sizes)
-            kernels.update(dict.fromkeys(made.plan.kernels))
+            kernels.update(dict.fromkeys(lowered_method.plan.kernels))
             done += 1
-            if sizes is wider and serves(made.graph, made.guards, env):
-                wide.append(made)
+            if sizes is wider and serves(lowered_method.graph, lowered_method.guards, env):
+                wide.append(lowered_method)
                 break
     return _Method(kernels, done, left, others.complete)
 
 
 def show(data: dict[str, Any], out: Output) -> None:
-    for each in data["imported"]:
-        out.line(f"{count(each['entries'], 'entry')} copied from {each['path']}")
+    for entry in data["imported"]:
+        out.line(f"{count(entry['entries'], 'entry')} copied from {entry['path']}")
     if data["device"] is not None:
         out.pairs([("device", device_line(data["device"]))], indent=0)
         out.line()

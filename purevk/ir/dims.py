@@ -110,7 +110,7 @@ class Guard:
 
     def explain(self, env: Mapping[Symbol, int]) -> str:
         """What sizes have to fulfil, and what they are, as text."""
-        values = ", ".join(f"{each} = {env[each]}" for each in sorted(self.symbols, key=str))
+        values = ", ".join(f"{symbol} = {env[symbol]}" for symbol in sorted(self.symbols, key=str))
         sides = f"{evaluate(self.left, env)} and {evaluate(self.right, env)}"
         return f"{self} is expected; in this call the sides are {sides}" + (
             f", with {values}" if values else ""
@@ -273,12 +273,12 @@ def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:
 
 
 def _build(terms: dict[tuple[_Atom, ...], int]) -> Size:
-    kept = {atoms: factor for atoms, factor in terms.items() if factor}
-    if not kept:
+    nonzero = {atoms: factor for atoms, factor in terms.items() if factor}
+    if not nonzero:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Dim(tuple(sorted(kept.items(), key=lambda item: (not item[0], repr(item[0])))))
+    if len(nonzero) == 1 and () in nonzero:
+        return nonzero[()]
+    return Dim(tuple(sorted(nonzero.items(), key=lambda item: (not item[0], repr(item[0])))))
 
 
 def _atom(kind: str, left: Size, right: Size) -> Dim:
@@ -315,9 +315,9 @@ def _divide_exactly(left: Dim, right: Dim) -> Size | None:
     """left / right where right, taken as a polynomial in its atoms, divides left."""
     leading = max(right._terms, key=_degree)
     result: dict[tuple[_Atom, ...], int] = {}
-    rest: Size = left
-    while isinstance(rest, Dim) or rest:
-        atoms, factor = max(_terms(rest), key=_degree)
+    remainder: Size = left
+    while isinstance(remainder, Dim) or remainder:
+        atoms, factor = max(_terms(remainder), key=_degree)
         remaining = list(atoms)
         if factor % leading[1]:
             return None
@@ -327,7 +327,7 @@ def _divide_exactly(left: Dim, right: Dim) -> Size | None:
             remaining.remove(atom)
         part = tuple(remaining), factor // leading[1]
         result[part[0]] = part[1]
-        rest = rest - right * Dim((part,)) if part[0] else rest - right * part[1]
+        remainder = remainder - right * Dim((part,)) if part[0] else remainder - right * part[1]
     return _build(result)
 
 
@@ -353,10 +353,10 @@ def _mod(left: Size, right: Size) -> Size:
 Ranges = Mapping[Symbol, Range]
 
 
-def _range_of_atom(atom: _Atom, known: Ranges) -> tuple[int, int]:
+def _range_of_atom(atom: _Atom, ranges: Ranges) -> tuple[int, int]:
     if isinstance(atom, Symbol):
-        return known.get(atom) or atom.range
-    sides = _range_within(atom.left, known), _range_within(atom.right, known)
+        return ranges.get(atom) or atom.range
+    sides = _range_within(atom.left, ranges), _range_within(atom.right, ranges)
     return _FUNCTIONS[atom.kind].range_of(*sides)
 
 
@@ -369,17 +369,17 @@ def range_of(size: Size) -> tuple[int, int]:
     return size._range
 
 
-def _range_within(size: Size, known: Ranges) -> tuple[int, int]:
+def _range_within(size: Size, ranges: Ranges) -> tuple[int, int]:
     """The range of `size`, some symbols having other bounds than their own."""
     if not isinstance(size, Dim):
         return size, size
-    if not known and size._range is not None:
+    if not ranges and size._range is not None:
         return size._range
     low = high = 0
     for atoms, factor in size._terms:
         a, b = factor, factor
         for atom in atoms:
-            c, d = _range_of_atom(atom, known)
+            c, d = _range_of_atom(atom, ranges)
             corners = (a * c, a * d, b * c, b * d)
             a, b = min(corners), max(corners)
         low, high = low + a, high + b
@@ -407,8 +407,8 @@ def specialize(size: Size) -> int:
 
 class _Hints(dict[Symbol, int]):
     def __missing__(self, symbol: Symbol) -> int:
-        known = expected(symbol.name)
-        return symbol.upper if known is None else known.hint
+        bounds = expected(symbol.name)
+        return symbol.upper if bounds is None else bounds.hint
 
 
 def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
@@ -431,14 +431,14 @@ def symbols(size: Size) -> set[Symbol]:
     """The symbols that `size` depends on."""
     if not isinstance(size, Dim):
         return set()
-    found: set[Symbol] = set()
+    symbols_: set[Symbol] = set()
     for atoms, _ in size._terms:
         for atom in atoms:
             if isinstance(atom, Symbol):
-                found.add(atom)
+                symbols_.add(atom)
             else:
-                found |= symbols(atom.left) | symbols(atom.right)
-    return found
+                symbols_ |= symbols(atom.left) | symbols(atom.right)
+    return symbols_
 
 
 def _decide(left: Size, op: str, right: Size) -> bool:
@@ -478,10 +478,10 @@ def note(guard: Guard) -> None:
 
 def assume(left: Size, op: str, right: Size) -> bool:
     """Whether a comparison holds. If the bounds leave it open, it is taken to hold, with a guard."""
-    known = settled(left, op, right)
-    if known is None:
+    answer = settled(left, op, right)
+    if answer is None:
         note(Guard(left, op, right, True))
-    return known is not False
+    return answer is not False
 
 
 def ask(guard: Guard) -> bool:
@@ -515,10 +515,12 @@ def _differs_unless_special(difference: Dim) -> bool:
     """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such
     sizes are treated as any other, which gives the same results (torch.export traces its programs
     under the same rule)."""
-    found = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
-    if not found:
+    candidates = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
+    if not candidates:
         return False
-    low, high = _range_within(difference, {symbol: (2, max(symbol.upper, 2)) for symbol in found})
+    low, high = _range_within(
+        difference, {symbol: (2, max(symbol.upper, 2)) for symbol in candidates}
+    )
     return low > 0 or high < 0
 
 
