@@ -67,6 +67,39 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a language model: a GGUF file")
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="answer this and end (default: read messages, a line each)",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the message before all others")
+    parser.add_argument(
+        "--context",
+        metavar="N",
+        type=int,
+        help="tokens that the cache holds (default: what the model was trained with, 4096 at most)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "float16", "bfloat16"),
+        default="auto",
+        help="what is computed in (default: float16 on GPUs that have it, else float32)",
+    )
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=int, help="of an answer (default: no limit)"
+    )
+    parser.add_argument(
+        "--temperature", metavar="T", type=float, default=0.0, help="0: the most likely token (0)"
+    )
+    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="0: all tokens (0)")
+    parser.add_argument("--top-p", metavar="P", type=float, default=1.0, help="(1)")
+    parser.add_argument("--min-p", metavar="P", type=float, default=0.0, help="(0)")
+    parser.add_argument("--seed", metavar="N", type=int, help="of the random numbers")
+    add_device(parser)
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
@@ -331,6 +364,15 @@ COMMANDS = (
         _add_run,
         epilog="examples:\n  purevk run model.pte\n  purevk run model.pte --input image.npy --output out.npz\n"
         "  purevk run encoder.pvk --input random:30522 --input ones --size s0=17",
+    ),
+    Command(
+        "chat",
+        "talks with a language model",
+        _add_chat,
+        description="Loads a language model from a GGUF file, and answers messages while they are computed.\n"
+        "Ctrl-C stops an answer, Ctrl-D ends the conversation. Needs purevk[llm].",
+        epilog="examples:\n  purevk chat model.gguf\n"
+        '  purevk chat model.gguf --prompt "Why is the sky blue?" --max-tokens 60',
     ),
     Command(
         "bench",

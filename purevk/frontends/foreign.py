@@ -17,7 +17,8 @@ _DOWNLOAD = "download the file itself: such a page may say that it is not there,
 _KNOWN: tuple[tuple[int, bytes, str, str], ...] = (
     (
         0, b"GGUF", "a GGUF file: the weights of a language model",
-        "load it with transformers: AutoModelForCausalLM.from_pretrained(folder, gguf_file=name),"
+        "load it with purevk.llm.load; or with transformers:"
+        " AutoModelForCausalLM.from_pretrained(folder, gguf_file=name),"
         " then purevk.compile(model, inputs)",
     ),
     (8, b'{"', "a safetensors file: weights without a program", _FROM_WEIGHTS.format(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
+import io
 import re
 import shlex
 import shutil
@@ -59,6 +61,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs = torch.ones(9, dtype=torch.int64), torch.ones(9)
     with purevk.compile(_Encoder(), inputs, [{0: size}, {0: size}]) as program:
         program.save(folder / "encoder.pvk")
+    if importlib.util.find_spec("gguf") and importlib.util.find_spec("transformers"):
+        from tests.llm.harness import write_llama
+
+        write_llama(folder / "model.gguf", "Q4_1", table="Q8_0", vocabulary=True)
     (folder / "other-cache").mkdir()
     Cache(None).export_bundle(folder / "kernels.zip", [])
     return folder
@@ -71,6 +77,11 @@ def test_example(
 ) -> None:
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    if line.startswith("purevk chat"):
+        pytest.importorskip("tokenizers")
+        if not (files / "model.gguf").exists():
+            pytest.skip("gguf and transformers are not installed")
     if line.startswith("purevk cache"):
         monkeypatch.setenv(knobs.CACHE.name, str(tmp_path / "cache"))
     command = re.split(r" [|>] ", line)[0]  # what the shell does with the output is its affair

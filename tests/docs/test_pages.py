@@ -64,6 +64,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _write_language_model(page: str, folder: Path) -> None:
+    """The file that the page on language models names."""
+    if page == "docs/llm.md":
+        for name in ("gguf", "transformers", "tokenizers", "jinja2"):
+            pytest.importorskip(name)
+        from tests.llm.harness import write_llama
+
+        write_llama(folder / "model.gguf", "Q4_1", table="Q8_0", vocabulary=True)
+
+
 @pytest.mark.device
 @pytest.mark.parametrize(
     "page",
@@ -79,6 +89,7 @@ def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
         pytest.importorskip("executorch")
     if "transformers" in "".join(_blocks(page, "python")):
         pytest.importorskip("transformers")
+    _write_language_model(page, folder)
     space: dict[str, Any] = {}
     for block in _blocks(page, "python"):
         exec(compile(block, page, "exec"), space)
@@ -99,6 +110,7 @@ def test_the_commands_of_a_page_run(page: str, folder: Path) -> None:
         (folder / "model.pte").unlink()
         (folder / "x.npy").unlink()
         test_the_python_of_a_page_runs(page, folder)
+    _write_language_model(page, folder)
     for command in _commands(page):
         done = subprocess.run(
             ["bash", "-c", f'purevk() {{ "{sys.executable}" -m purevk "$@"; }}\n{command}'],
