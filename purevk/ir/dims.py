@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from purevk.ir import intervals as _intervals
 from purevk.ir.expected import expected
 from purevk.ir.intervals import Range
+from purevk.plain_text import printable
 
 UNBOUNDED = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -68,7 +69,7 @@ class Symbol:
         return hash(self.name)  # a call looks values up by symbols
 
     def __repr__(self) -> str:
-        return self.name
+        return printable(self.name)
 
 
 @dataclass(frozen=True)

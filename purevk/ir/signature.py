@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from purevk.plain_text import printable
+
 LEAF, TUPLE, LIST, DICT, NAMED_TUPLE, OBJECT = (
     "leaf",
     "tuple",
@@ -92,7 +94,7 @@ class Tree:
             for key, item in zip(self.keys or range(len(self.items)), self.items)
         )
         brackets = {LIST: "[]", DICT: "{}"}.get(self.kind, "()")
-        return f"{self.name}{brackets[0]}{items}{brackets[1]}"
+        return printable(f"{self.name}{brackets[0]}{items}{brackets[1]}")
 
 
 LEAF_TREE = Tree(LEAF)

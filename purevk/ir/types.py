@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from purevk.dtypes import DType
 from purevk.ir import dims
 from purevk.ir.dims import Size
+from purevk.plain_text import printable
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Value:
     type: TensorType
 
     def __repr__(self) -> str:
-        return f"%{self.name}"
+        return printable(f"%{self.name}")
 
 
 def contiguous_strides(

@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.plain_text import printable
 from purevk.pte.ptd import DataFile
 from purevk.pte.source import Source
 from purevk.pte.values import Bool, BoolList, Double, DoubleList, Int, Null, String
@@ -175,7 +176,7 @@ class Operator(NamedTuple):
     overload: str
 
     def __str__(self) -> str:
-        return f"{self.name}.{self.overload}" if self.overload else self.name
+        return printable(f"{self.name}.{self.overload}" if self.overload else self.name)
 
 
 class KernelCall(NamedTuple):

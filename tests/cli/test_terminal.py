@@ -22,6 +22,7 @@ import pytest
 import purevk
 from purevk import errors, knobs, progress, pte
 from purevk.cli import commands
+from purevk.frontends.files import open_file
 from purevk.plain_text import LOGGERS, json_text, printable
 from tests.fuzz.mutations import description, with_description
 from tests.harness import ROOT
@@ -188,6 +189,12 @@ def test_objects(hostile: Path, tmp_path: Path) -> None:
         objects.append(purevk.plan(hostile, method=method.name))
         objects += [dim for spec in method.inputs for dim in spec.sizes]
         objects += [spec.sizes for spec in method.inputs]
+        with open_file(hostile) as file:
+            graph = file.graph(method.name)
+        assert graph.signature is not None
+        objects += [graph, *graph.nodes, *graph.inputs, *graph.nodes[0].results]
+        objects += [each.tree for each in graph.signature.parameters]
+        objects.append(pte.program.Operator(f"aten::add{HOSTILE}", HOSTILE))
         texts = [str(each) for each in objects]
         texts += [repr(each) for each in objects if not isinstance(each, str)]
         texts += [repr(program.report()), pte.describe(pte.read_program(other))]
