@@ -128,6 +128,26 @@ def test_all_that_an_export_has(everything: tuple[Any, bytes]) -> None:
 
 
 @pytest.mark.device
+def test_no_other_thread_traces_meanwhile(
+    everything: tuple[Any, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch computes sizes while it reads a program. It has one stack of modes for all threads, so a
+    trace before dispatch of another thread would record that."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    unlocked = []
+    real = torch._ops.mode_stack_state_for_pre_dispatch
+
+    def noted() -> Any:
+        unlocked.append(not compile_lock._is_owned())
+        return real()
+
+    monkeypatch.setattr(torch._ops, "mode_stack_state_for_pre_dispatch", noted)
+    with open_file(everything[1]) as file:
+        file.graph("forward")
+    assert unlocked and not any(unlocked)
+
+
 def test_bytes_of_weights(tmp_path: Path) -> None:
     """Each dtype, views that share memory, and layouts."""
 

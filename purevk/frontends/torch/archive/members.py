@@ -77,6 +77,7 @@ class ExportedFile:
     def _load(self) -> Any:
         """The program, as a `torch.export.ExportedProgram`."""
         from purevk.frontends.torch.archive.check import check_program
+        from purevk.frontends.torch.module import tracing
 
         try:
             members = _members(self.source)
@@ -86,7 +87,10 @@ class ExportedFile:
             check_program(program, self.source.name)
             weights, constants = (_tensors(members, kind) for kind in ("weights", "constants"))
             _check_expanded([*weights.values(), *constants.values()], self.source.size)
-            return _torch().ExportedProgramDeserializer().deserialize(program, weights, constants)
+            with tracing:  # sizes are computed, which a trace of another thread would record
+                return (
+                    _torch().ExportedProgramDeserializer().deserialize(program, weights, constants)
+                )
         except PurevkError:
             raise
         except Exception as error:  # torch raises errors of many classes
