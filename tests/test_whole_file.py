@@ -37,7 +37,7 @@ from purevk.ops import extension
 from purevk.passes import pipeline
 from purevk.report.etrecord import read_etrecord
 from purevk.shaders.bundle import Bundle
-from purevk.whole_file import output_target, replace_file
+from purevk.whole_file import output_target, replace_file, temporary_folder
 from tests.cache.harness import key_of, spirv_of
 from tests.harness import DATA
 from tests.states import States
@@ -640,3 +640,10 @@ def test_errors_say_what_to_do() -> None:
     error = caught.value
     assert isinstance(error, OSError) and str(error).startswith("this is a link to a file")
     assert error.where == "dangling" and "nothing" in error.why and error.next
+
+
+def test_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(OutputError, match="temporary files") as caught, temporary_folder("a"):
+        pass
+    assert "TMPDIR" in caught.value.next
