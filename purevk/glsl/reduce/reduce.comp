@@ -25,7 +25,8 @@
 //                  Of equal elements the first is best. NaN is better than all else, as in torch
 //   ARG_BETTER(a, b)  with ARG: a > b (argmax; default) or a < b
 //   T_INDEX, TO_INDEX(v)  with ARG 2: type of the indices, and the conversion to it
-//   VARIANCE       1: FINISH gets the sum of squared distances from the mean; ACC is float
+//   VARIANCE       1: FINISH gets the sum of squared distances from the mean, of numbers that are to be
+//                  multiplied by `unscale`; ACC is float
 //   LOGARITHM      1: FINISH gets the logarithm of the sum of exponentials; ACC is float
 //   AHEAD          elements, or vec4s, that an invocation reads before it uses the first of them;
 //                  default 1
@@ -210,11 +211,40 @@ State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.v, d), su
 #endif
 #elif VARIANCE
 // The first element of each row. It is subtracted from all elements, so that sums keep the digits of
-// numbers that are far from 0.
+// numbers that are far from 0. A row whose sum of squares is no normal number is read once more, with
+// its elements times `down`, or its differences times `up`.
 #if COLUMN && VEC4
-vec4 pivot;
+#define OF_EACH vec4
 #else
-float pivot;
+#define OF_EACH float
+#endif
+OF_EACH pivot, down, up;
+float unscale;
+const float DOWN = 8.271806125530277e-25, UP = 4.951760157141521e27;  // 2^-80 and 2^92
+
+// Sets the factors of a row by its sum of squares. Returns whether it has to be read once more.
+bool rescale(float squares, inout float pivot, out float down, out float up) {
+    bool large = !(squares < PV_FLT_MAX), small = squares < DOWN;
+    down = large ? DOWN : 1.0;
+    up = small ? UP : 1.0;
+    pivot *= down;
+    return large || small;
+}
+
+// Whether any invocation says so of those that join their elements.
+#if ROW_PER_INVOCATION
+bool any_of_row(bool one) { return one; }
+#elif ROW_PER_SUBGROUP
+bool any_of_row(bool one) { return subgroupShuffle(uint(one), 0u) != 0u; }
+#else
+shared int any_flag;
+bool any_of_row(bool one) {
+    if (gl_LocalInvocationIndex == 0u) any_flag = 0;
+    barrier();
+    if (one) any_flag = 1;
+    barrier();
+    return any_flag != 0;
+}
 #endif
 // How many elements, their mean less the pivot, and the sum of their squared distances from the mean.
 struct State {
@@ -320,9 +350,9 @@ DEFINE_JOIN(States, join_all, each_joined)
 
 // An element as it is reduced; with COLUMN and VEC4, that of output `lane`.
 #if VARIANCE && COLUMN && VEC4
-#define ELEMENT(v, lane) (FROM_X(v) - pivot.lane)
+#define ELEMENT(v, lane) ((FROM_X(v) * down.lane - pivot.lane) * up.lane)
 #elif VARIANCE
-#define ELEMENT(v, lane) (FROM_X(v) - pivot)
+#define ELEMENT(v, lane) ((FROM_X(v) * down - pivot) * up)
 #else
 #define ELEMENT(v, lane) FROM_X(v)
 #endif
@@ -472,10 +502,11 @@ States scan(int base, int from, int to) {
 #else
 #define BLOCK_LOOPS (loop(ceil(OWN, BLOCK_LOADS), 1) + OWN + OWN * EACH_LOAD * functions)
 #endif
+#define PASSES (1 + VARIANCE)
 #if REDUCE_DIMS > 1 && ROW_PER_INVOCATION
-LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(size_r0, BLOCK_LOOPS) + JOIN_LOOPS))
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(PASSES, loop(size_r0, BLOCK_LOOPS) + JOIN_LOOPS)))
 #else
-LOOPS(loop(ceil(TASKS, workgroups * TEAM), BLOCK_LOOPS + JOIN_LOOPS))
+LOOPS(loop(ceil(TASKS, workgroups * TEAM), loop(PASSES, BLOCK_LOOPS + JOIN_LOOPS)))
 #endif
 
 void main() {
@@ -508,22 +539,47 @@ void main() {
 #else
         int base = outer_base(i), from = 0, to = length;
 #endif
-#if VARIANCE && VEC4 && COLUMN
+#if VARIANCE
+#if VEC4 && COLUMN
         X4 first = READ4_X(base);
         pivot = vec4(FROM_X(first.x), FROM_X(first.y), FROM_X(first.z), FROM_X(first.w));
-#elif VARIANCE && VEC4
+#elif VEC4
         pivot = FROM_X(READ4_X(base).x);
-#elif VARIANCE
+#else
         pivot = FROM_X(READ_X(base));
 #endif
+        down = up = OF_EACH(1.0);
+        States s;
+        ROLL for (int pass = 0; pass < 2; pass++) {
+            s = join_all(scan(base, from, to));
+            if (pass > 0) break;
+#if VEC4 && COLUMN
+            bool more = rescale(s.a.squares, pivot.x, down.x, up.x);
+            more = rescale(s.b.squares, pivot.y, down.y, up.y) || more;
+            more = rescale(s.c.squares, pivot.z, down.z, up.z) || more;
+            more = rescale(s.d.squares, pivot.w, down.w, up.w) || more;
+#else
+            bool more = rescale(s.squares, pivot, down, up);
+#endif
+            if (!any_of_row(more)) break;
+        }
+#define UNSCALE(down, up) unscale = 1.0 / (down * up);
+#else
         States s = join_all(scan(base, from, to));
+#define UNSCALE(down, up)
+#endif
         if (LANE == 0 && task < tasks) {
 #if COLUMN && VEC4
+            UNSCALE(down.x, up.x)
             store(s.a, i, n);
+            UNSCALE(down.y, up.y)
             store(s.b, i + 1, n);
+            UNSCALE(down.z, up.z)
             store(s.c, i + 2, n);
+            UNSCALE(down.w, up.w)
             store(s.d, i + 3, n);
 #else
+            UNSCALE(down, up)
             store(s, i, n);
 #endif
         }

@@ -99,6 +99,9 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     if how.variance or how.logarithm:
         joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
     last = {"FINISH(a, n)": how.finish}
+    if how.variance:  # of scaled numbers
+        factor = "unscale" if how.finish.startswith("sqrt(") else "unscale * unscale"
+        last = {"FINISH(a, n)": f"({how.finish} * {factor})"}
     macros: dict[str, str | int] = {**names, **joined, "LOAD(v)": how.load}
     outs = [out]
     if how.best:

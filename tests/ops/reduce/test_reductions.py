@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -486,4 +488,27 @@ def test_many_short_rows(dtype):
             Case(aten._log_softmax.default, (x, -1, False), **near),
         ]
     with kernels_of("gpu"):
+        check(cases)
+
+
+@pytest.mark.parametrize("device", ["gpu", "plain", "cpu"])
+def test_spreads_of_numbers_whose_squares_are_no_floats(device):
+    """Large and small numbers, constant rows, NaN and infinity, beside one another."""
+    pick, cases = random.Random(device), []
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        rows, columns = pick.choice([(3, 37), (6, 516), (600, 64)]), pick.randint(1, 9)
+        x = tensor(*rows, seed=columns).double()
+        scales = 10.0 ** torch.tensor([pick.uniform(-30, 37) for _ in range(rows[0])]).double()
+        scales[0], scales[1] = 1e37, 1e-30
+        x = (x * scales[:, None]).to(dtype)
+        x[2] = pick.choice([0.0, 1e12, 3e38])
+        for number, columns in ((math.nan, 3), (math.inf, 5)):
+            x[2, columns] = number if pick.random() < 0.5 else -number
+        near = {"rtol": 1e-2 if dtype is torch.bfloat16 else 3e-6, "atol": 0.0}
+        for dim in (0, 1):
+            cases += [Case(f, (x[:3], dim), **near) for f in (torch.var, torch.std)]
+            cases += [Case(f, (x, dim), **near) for f in (torch.var, torch.std)]
+            if rows[0] > 5:
+                cases.append(Case(torch.std, (x[3:].t().contiguous(), dim), **near))
+    with contextlib.nullcontext() if device == "cpu" else kernels_of(device):
         check(cases)
