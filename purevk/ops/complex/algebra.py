@@ -176,20 +176,28 @@ class Algebra:
         """Near the unit circle the logarithm of the length is that of 1 + (length^2 - 1)."""
         big = self.f("max(abs($0), abs($1))", x.re, x.im)
         small = self.f("min(abs($0), abs($1))", x.re, x.im)
-        length = self.abs(x)
+        length = self.abs(self._lowered(x, big))
         near = self.f("(0.5 * pv_log1p(($0 - 1.0) * ($0 + 1.0) + $1 * $1))", big, small)
-        real = self.f("($0 > 0.5 && $0 < 2.0 ? $1 : pv_log($2))", length, near, length)
+        far = self.f("($1 > 1e37 ? pv_log($0) + 1.3862943611198906 : pv_log($0))", length, big)
+        real = self.f("($0 > 0.5 && $0 < 2.0 ? $1 : $2)", length, near, far)
         return Z(real, self.angle(x))
+
+    def _lowered(self, x: Z, big: Term) -> Z:
+        """A quarter of x where its length may be infinite."""
+        return self.scaled(x, self.f("($0 > 1e37 ? 0.25 : 1.0)", big))
 
     def log1p(self, x: Z) -> Z:
         near = self.f("(0.5 * pv_log1p($0 * (2.0 + $0) + $1 * $1))", x.re, x.im)
-        far = self.log(self.add(x, self.number(1)))
+        far = self.log(Z(self.f("(1.0 + $0)", x.re), x.im))
         small = self.test("(max(abs($0), abs($1)) < 0.5)", x.re, x.im)
         return Z(self._choose(small, near, far.re), far.im)
 
     def sqrt(self, x: Z) -> Z:
-        root = self.f("sqrt(0.5 * (abs($0) + $1))", x.re, self.abs(x))
-        other = self.f("($1 == 0.0 ? abs($0) : 0.5 * abs($0) / $1)", x.im, root)
+        big = self.f("max(abs($0), abs($1))", x.re, x.im)
+        part = self._lowered(x, big)
+        root = self.f("sqrt(0.5 * (abs($0) + $1))", part.re, self.abs(part))
+        root = self.f("(pv_isinf($2) ? PV_INF : $1 > 1e37 ? 2.0 * $0 : $0)", root, big, x.im)
+        other = self.f("($1 == 0.0 || pv_isinf($0) ? abs($0) : 0.5 * abs($0) / $1)", x.im, root)
         right = self.test("($0 >= 0.0)", x.re)
         return Z(
             self._choose(right, root, other),
@@ -253,40 +261,66 @@ class Algebra:
 
     # The inverse functions follow Kahan, "Branch cuts for complex elementary functions".
     def _roots(self, x: Z) -> tuple[Z, Z]:
-        """The square roots of 1 - x and 1 + x."""
-        one = self.number(1)
-        return self.sqrt(self.sub(one, x)), self.sqrt(self.add(one, x))
+        """The square roots of 1 - x and 1 + x, whose imaginary parts keep the sign of zero."""
+        minus = Z(self.f("(1.0 - $0)", x.re), self.f("(-$0)", x.im))
+        return self.sqrt(minus), self.sqrt(Z(self.f("(1.0 + $0)", x.re), x.im))
 
     def asin(self, x: Z) -> Z:
         minus, plus = self._roots(x)
-        return Z(
+        far, length = self._far(x)
+        near = Z(
             self.f("pv_atan2($0, $1)", x.re, self.mul(minus, plus).re),
             self.f("pv_asinh($0)", self.mul(self.conj(minus), plus).im),
         )
+        beyond = Z(
+            self.f("pv_atan2($0, abs($1))", x.re, x.im),
+            self.f("pv_copysign($0, $1)", length, x.im),
+        )
+        return self.choose(far, beyond, near)
+
+    def _far(self, x: Z) -> tuple[Term, Term]:
+        """Whether 1 is nothing beside the square of x, which may be infinite, and log(2 |x|)."""
+        far = self.test("(max(abs($0), abs($1)) > 1e9)", x.re, x.im)
+        return far, self.f("($0 + 0.6931471805599453)", self.log(x).re)
 
     def acos(self, x: Z) -> Z:
         minus, plus = self._roots(x)
-        return Z(
-            self.f("(2.0 * pv_atan2($0, $1))", minus.re, plus.re),
-            self.f("pv_asinh($0)", self.mul(self.conj(plus), minus).im),
+        far, length = self._far(x)
+        im = self.f("pv_asinh($0)", self.mul(self.conj(plus), minus).im)
+        near = Z(self.f("(2.0 * pv_atan2($0, $1))", minus.re, plus.re), im)
+        beyond = Z(
+            self.f("pv_atan2(abs($1), $0)", x.re, x.im),
+            self.f("pv_copysign($0, -$1)", length, x.im),
         )
+        return self.choose(far, beyond, near)
 
     def atanh(self, x: Z) -> Z:
-        return Z(
+        far, length = self.test("(max(abs($0), abs($1)) > 1e18)", x.re, x.im), self.abs(x)
+        near = Z(
             self.f("(0.25 * pv_log1p(4.0 * $0 / ((1.0 - $0) * (1.0 - $0) + $1 * $1)))", x.re, x.im),
             self.f("(0.5 * pv_atan2(2.0 * $1, (1.0 - $0) * (1.0 + $0) - $1 * $1))", x.re, x.im),
         )
+        beyond = Z(
+            self.f(
+                "pv_copysign(abs($0) > 0.0 && !pv_isinf($1) ? abs($0) / $1 / $1 : 0.0, $0)",
+                x.re,
+                length,
+            ),
+            self.f("pv_copysign(1.5707963267948966, $0)", x.im),
+        )
+        return self.choose(far, beyond, near)
 
     def asinh(self, x: Z) -> Z:
         made = self.asin(Z(self.f("(-$0)", x.im), x.re))
         return Z(made.im, self.f("(-$0)", made.re))
 
     def acosh(self, x: Z) -> Z:
-        one = self.number(1)
-        minus, plus = self.sqrt(self.sub(x, one)), self.sqrt(self.add(x, one))
+        minus = self.sqrt(Z(self.f("($0 - 1.0)", x.re), x.im))
+        plus = self.sqrt(Z(self.f("($0 + 1.0)", x.re), x.im))
+        far, length = self._far(x)
         return Z(
-            self.f("pv_asinh($0)", self.mul(self.conj(minus), plus).re),
-            self.f("(2.0 * pv_atan2($0, $1))", minus.im, plus.re),
+            self._choose(far, length, self.f("pv_asinh($0)", self.mul(self.conj(minus), plus).re)),
+            self._choose(far, self.angle(x), self.f("(2.0 * pv_atan2($0, $1))", minus.im, plus.re)),
         )
 
     def atan(self, x: Z) -> Z:

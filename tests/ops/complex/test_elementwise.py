@@ -47,6 +47,27 @@ def test_functions_of_special_numbers(double):
     check([Case(getattr(aten, name).default, (x,), rtol=rtol, atol=rtol) for name in names])
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_logarithms_and_roots_of_all_sizes(dtype):
+    """Parts of all exponents, up to the largest, whose squares and sums are no floats; 0 and infinity."""
+    generator = torch.Generator().manual_seed(5)
+    largest = torch.finfo(dtype.to_real()).max
+    most = torch.tensor(largest, dtype=torch.float64).log()
+    parts = torch.rand(2, 400, generator=generator, dtype=torch.float64) * 2 - 1
+    parts[:, 200:] = parts[:, 200:].sign() * ((parts[:, 200:].abs() * 2 - 1) * most * 0.98).exp()
+    parts[:, :200] *= largest
+    parts[1, ::3] = parts[0, ::3]
+    ends = torch.tensor([0.0, -0.0, 1.0, -2.0, torch.inf, -torch.inf], dtype=torch.float64)
+    x = torch.cat([parts, torch.cartesian_prod(ends, ends).T], 1).to(dtype.to_real())
+    x = torch.complex(x[0], x[1])
+    rtol = 2e-5 if dtype is torch.complex64 else 1e-12
+    names = "abs log log1p sqrt acos asin atan asinh acosh atanh angle".split()
+    # The sign of -0.0 chooses a side of the cuts.
+    cases = [Case(getattr(aten, name).default, (x,), rtol=rtol, atol=1e-37) for name in names]
+    finite = x[x.isfinite() & (x != 0)]
+    check([*cases, *(Case(f, (finite,), rtol=rtol, atol=1e-37) for f in (torch.log2, torch.log10))])
+
+
 def test_infinities_and_nans():
     parts = [0.0, 1.0, float("inf"), float("-inf"), float("nan")]
     x = torch.tensor([complex(a, b) for a in parts for b in parts])

@@ -403,6 +403,21 @@ def test_no_step_is_simplified_for_finite_numbers_alone():
     check([Case(function, (SPECIAL_FLOATS,), name=str(n)) for n, function in enumerate(functions)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_signs_of_roots_within_a_chain(dtype):
+    """Compilers take roots for positive."""
+    x = torch.cat([SPECIAL_FLOATS, tensor(20)]).to(dtype)
+    chains = (
+        lambda x: 1 / x.rsqrt(),
+        lambda x: x.rsqrt().sign(),
+        lambda x: x.rsqrt() < 0,
+        lambda x: x.rsqrt().abs().copysign(x.sqrt()),
+        lambda x: 1 / x.sqrt(),
+        lambda x: x.rsqrt().clamp(max=5.0),
+    )
+    check([Case(chain, (x,), zeros=True, name=str(n)) for n, chain in enumerate(chains)])
+
+
 def test_trigonometry_of_any_number():
     """Up to the largest float32, in steps of its exponent, and random bits."""
     bits = torch.randint(
