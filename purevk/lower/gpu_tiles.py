@@ -1,5 +1,13 @@
 """Chooses the matmul kernel and its tiles for a GPU: the cheapest of a list, by the cost models of
-`gpu_kernels.py` and `matrix_core_kernels.py`."""
+`gpu_kernels.py` and `matrix_core_kernels.py`.
+
+One row or a few go through `matmul_vec.comp`, or, if B is dense along K, through `matmul_dot.comp`.
+Weights of linear layers stay dense along K, as torch stores them, where the device multiplies float16
+by matrices of a workgroup, which take both layouts (`prefers_columns`). Elsewhere loading transposes
+them. Larger matmuls have tiles in shared memory (`matmul_tiled.comp`), in float32 or by fragments on
+matrix cores. With `VK_NV_cooperative_matrix2`, float16 with 2048 terms or more, in sizes of at least a
+tile, runs by matrices of a whole workgroup (`matmul_coopmat2.comp`).
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,13 @@
 Inputs on the host are compared when a call brings them (`ranges_of_inputs`). All other indices are
 checked by a kernel of its own (`check_indices`), unless what they are made of shows that they are in
 range.
+
+The kernel writes a note only if an index is out of range. Notes are in a buffer that the host reads after
+it has waited for a segment, so there are no atomic operations and no copies. Assertions of the model on
+its data are the same node, with a text. Equal checks are made once.
+
+A check sets a flag too, in memory of the device: kernels that write states and are lowered after a check
+have one more binding (macro GUARD) with all flags, and do nothing if one is set. So no state is copied.
 """
 
 from __future__ import annotations

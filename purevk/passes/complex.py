@@ -1,4 +1,16 @@
-"""Complex numbers as real ones: each operator of complex tensors becomes operators of real tensors."""
+"""Complex numbers as real ones: each operator of complex tensors becomes operators of real tensors.
+
+- A complex tensor is a tensor of *pairs*: floats with a last dim of size 2, as `torch.view_as_real`
+  gives. Or it is its real and imaginary *parts*, which are views of pairs with stride 2.
+- A rule in `ops/complex/` says what an operator is for complex numbers. An operator without a rule runs
+  on the CPU, also if it is expressed by operators that have rules: what holds for real numbers may be
+  wrong for complex ones.
+- Most operators that move elements move the pairs. Pointwise operators compute both parts in one
+  program, so a chain is one kernel. A matmul is one real matmul: the pairs of the left matrix are
+  columns, and the right one has two rows and two columns per element.
+- Inputs, outputs, constants, states, and operands of CPU nodes keep their complex dtypes. They are
+  viewed as pairs, and nothing is copied.
+"""
 
 from __future__ import annotations
 

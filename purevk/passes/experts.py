@@ -1,4 +1,11 @@
-"""Matmuls with matrices that are selected by indices read them where they are."""
+"""Matmuls with matrices that are selected by indices read them where they are.
+
+In a mixture of experts, groups of rows are multiplied by different matrices. `purevk.grouped_matmul`
+runs the templates of matmuls with the macro ROW_GROUPS. A buffer says where groups end, and each
+workgroup counts the groups before its tile. The grid is that of the most tiles that there can be, and
+workgroups without a tile end at once. So the host never reads the groups, and the matrices of empty
+groups are not read. This pass lets a `bmm` read the matrices that indices select where they are.
+"""
 
 from __future__ import annotations
 

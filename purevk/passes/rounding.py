@@ -1,4 +1,8 @@
-"""Rounding after every operator, as eager torch does on the CPU: the option `round="eager"`."""
+"""Rounding after every operator, as eager torch does on the CPU: the option `round="eager"`.
+
+The pass puts `purevk.rounded` after each operator of the program before these are expanded. Passes that
+join operators do not run.
+"""
 
 from __future__ import annotations
 

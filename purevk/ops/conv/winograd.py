@@ -3,6 +3,10 @@ four outputs, where the window needs 36.
 
 It multiplies transformed blocks of 4 x 4 pixels by a transformed weight, a tensor [16, panels, in, 32]
 with panels of 32 output channels.
+
+Errors are about 1e-6 of the largest result. An infinite input makes NaN of all outputs of its blocks,
+also of those whose window does not contain it. The weight takes 16/9 of its memory. On lavapipe,
+ResNet-18 takes 21 % more processor time without it (bench/RESULTS.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
 """Recurrent layers, step by step: one linear layer for the inputs of all steps, then one for the
-state of each. On GPUs, all steps of a layer are one node (`recurrent_steps.py`)."""
+state of each. On GPUs, all steps of a layer are one node (`recurrent_steps.py`), by one kernel
+(`recurrent_layer`) where the weight fits into the registers of a workgroup, else by a kernel for each
+step (`recurrent_step`), so that the number of steps may be known only at a call.
+
+The projection of an LSTM is part of the weight of its state, and projects all outputs at once. Steps
+whose number is static are unrolled for larger batches, and for wider layers of software devices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""Which kernel multiplies by a quantized weight, with which tiles."""
+"""Which kernel multiplies by a quantized weight, with which tiles.
+
+- One row of activations: `qdot.comp`, where a workgroup takes 4 rows of the weight and stages nothing;
+  with many columns `qmatvec.comp`, where a subgroup takes them and shares activations. Without matrix
+  cores, up to 8 rows take the latter.
+- Few rows with matrix cores: `qdot_coopmat.comp` for one row of many columns, and for 2 to 4 rows of
+  float16 with weights of 4 bits in groups of a multiple of 32 values.
+- Other rows with matrix cores: `qmatmul_coopmat.comp`. Quantized values go from memory into fragments
+  as exact float16. A float32 activation becomes two float16 values, so the accuracy is that of float32.
+- From 256 rows of float16 on, `qdequantize.comp` makes the weight into float16 at each call, and a
+  matmul of float16 follows.
+- Many rows of int8: `qmatmul_int.comp`, convolutions `qconv2d.comp`. Their sums are integers, so they
+  are exact.
+"""
 
 from __future__ import annotations
 

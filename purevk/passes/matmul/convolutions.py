@@ -1,4 +1,15 @@
-"""Convolutions read constant weights in the order of the fragments of matrix cores."""
+"""Convolutions read constant weights in the order of the fragments of matrix cores.
+
+The pass takes convolutions of one group with a multiple of 32 input channels, up to 31 taps, and a
+multiple of 16 output channels (or fewer than 16, to which channels of zeros are added), if they are
+cheaper by the cost model. Its costs of starts and of code are fitted to times with the code of a kernel
+in the caches and without, since a network runs some kernels once and others in each of its blocks.
+
+The first layer of a ResNet has 3 channels. Windows of 5 to 8 columns with an even stride along x take
+part too (`join_pixels`): one dispatch writes the image as pixels of 4 channels, and a view makes 8
+neighbouring pixels the channels of one. What is read beyond the window is set to zero, since it may be
+infinite.
+"""
 
 from __future__ import annotations
 
