@@ -109,8 +109,8 @@ def edges(dtype: torch.dtype, name: str = "") -> torch.Tensor:
 def specials(name):
     """The special values that a function is looked at with. None where torch's results are
     accidents of its algorithm: a polynomial's degree is cast to an integer whatever it is,
-    zeta(nan, 0) is infinite, igamma(nan, inf) 1."""
-    if "polynomial" in name or name.startswith(("igamma", "special_gammainc", "special_zeta")):
+    igamma(nan, inf) is 1."""
+    if "polynomial" in name or name.startswith(("igamma", "special_gammainc")):
         return None
     return SPECIAL[~SPECIAL.isinf()] if name in NO_INFINITY else SPECIAL
 
