@@ -1,4 +1,4 @@
-"""Llama, and what has its layers: Mistral, SmolLM2."""
+"""Llama, and what has its layers: Mistral, SmolLM2, Qwen2, Qwen3."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from purevk.llm.gguf import GgufFile
 from purevk.llm.network import Network
 
 
+ROTATED_NEIGHBOURS = {"llama": True, "qwen2": False, "qwen3": False}
+"""Whether files of an architecture have heads whose neighbours are rotated with one another, by its
+name. Others rotate the first half of a head with the second."""
+
+
 @dataclass(frozen=True)
 class Llama:
     """The sizes of a model.
@@ -22,6 +27,7 @@ class Llama:
         eps: of norms.
         base, factor: of the rotation; positions are divided by the factor.
         trained: tokens of context that the model was trained with.
+        neighbours: neighbours are rotated with one another, not halves.
     """
 
     layers: int
@@ -35,6 +41,7 @@ class Llama:
     base: float
     factor: float
     trained: int
+    neighbours: bool
 
     @classmethod
     def read(cls, file: GgufFile) -> Llama:
@@ -45,14 +52,16 @@ class Llama:
             UnsupportedProgramError: the file has a variant of Llama that is not known.
         """
 
+        name = file.value("general.architecture", str)
+
         def integer(key: str, default: int | None = None) -> int:
-            number: int = file.value(f"llama.{key}", int, default)
+            number: int = file.value(f"{name}.{key}", int, default)
             if not 0 <= number < 1 << 24:
-                raise FileFormatError(f"llama.{key} is {number}", where=file.name)
+                raise FileFormatError(f"{name}.{key} is {number}", where=file.name)
             return number
 
         def number(key: str, default: float) -> float:
-            return float(file.value(f"llama.{key}", (int, float), default))
+            return float(file.value(f"{name}.{key}", (int, float), default))
 
         width, heads = integer("embedding_length"), integer("attention.head_count")
         kv_heads = integer("attention.head_count_kv", heads)
@@ -62,12 +71,14 @@ class Llama:
             "a rotation of parts of heads": integer("rope.dimension_count", head_width)
             != head_width,
             "values of another width": integer("attention.value_length", head_width) != head_width,
-            "rotation scaling other than linear": file.value("llama.rope.scaling.type", str, "none")
+            "rotation scaling other than linear": file.value(
+                f"{name}.rope.scaling.type", str, "none"
+            )
             not in ("none", "linear"),
         }
         if any(refused.values()):
             raise UnsupportedProgramError(
-                f"this Llama has {', '.join(name for name, there in refused.items() if there)}",
+                f"this model has {', '.join(name for name, there in refused.items() if there)}",
                 where=file.name,
                 next="load it with transformers, and compile it with purevk.compile",
             )
@@ -88,6 +99,7 @@ class Llama:
             number("rope.freq_base", 10000.0),
             number("rope.scaling.factor", 1.0),
             integer("context_length"),
+            ROTATED_NEIGHBOURS[name],
         )
 
     def logits(self, net: Network, tokens: Value, positions: Value, mask: Value) -> Value:
@@ -114,6 +126,9 @@ class Llama:
                     ("v", self.kv_heads, None),
                 )
             )
+            if net.has(f"{name}.attn_q_norm.weight"):
+                q = net.rms_norm(q, f"{name}.attn_q_norm", self.eps)
+                k = net.rms_norm(k, f"{name}.attn_k_norm", self.eps)
             q, k = net.rotate(q, angles), net.rotate(k, angles)
             attended = net.attend(layer, q, k, v, positions, mask)
             x = net.op("add.Tensor", x, net.linear(attended, f"{name}.attn_output", self.width), 1)
@@ -125,8 +140,10 @@ class Llama:
         head = "output" if net.has("output.weight") else "token_embd"
         return net.linear(last, head, self.vocab)
 
-    def _order(self, heads: int) -> np.ndarray:
-        """The rows of a file, which rotates neighbours, in the order that rotates halves."""
+    def _order(self, heads: int) -> np.ndarray | None:
+        """The rows of a file in the order that rotates halves; None: they are."""
+        if not self.neighbours:
+            return None
         rows = np.arange(heads * self.head_width).reshape(heads, self.head_width // 2, 2)
         order: np.ndarray = rows.swapaxes(1, 2).reshape(-1)
         return order

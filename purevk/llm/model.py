@@ -28,7 +28,7 @@ from purevk.llm.templates import Template
 from purevk.llm.tokenizer import Tokenizer
 from purevk.program.program import Program
 
-ARCHITECTURES = {"llama": Llama}
+ARCHITECTURES = {"llama": Llama, "qwen2": Llama, "qwen3": Llama}
 """How to build graphs, by the value of `general.architecture`."""
 DTYPES = {
     "float32": DType.float32,

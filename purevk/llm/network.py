@@ -61,8 +61,8 @@ class Network(GraphBuilder):
         """Whether the file has a tensor."""
         return name in self.file.tensors
 
-    def vector(self, name: str, size: int) -> Value:
-        """A weight of one dim."""
+    def vector(self, name: str, size: int, order: np.ndarray | None = None) -> Value:
+        """A weight of one dim; `order` as for `matrix`."""
         tensor = self._tensor(name, (size,))
         if tensor.type.name not in _FLOATS:
             raise UnsupportedProgramError(
@@ -70,7 +70,7 @@ class Network(GraphBuilder):
                 where=self.file.name,
                 why=f"vectors are {', '.join(_FLOATS)}",
             )
-        return self._borrowed(name, "", self.dtype, (size,), lambda: self._elements(tensor, None))
+        return self._borrowed(name, "", self.dtype, (size,), lambda: self._elements(tensor, order))
 
     def numbers(self, name: str, size: int) -> np.ndarray:
         """The elements of a weight of one dim, float32."""
@@ -153,9 +153,7 @@ class Network(GraphBuilder):
         matrix = self.matrix(f"{name}.weight", rows, int(x.type.dims[-1]), order)
         bias = None
         if self.has(f"{name}.bias"):
-            if order is not None:
-                raise UnsupportedProgramError(f"{name} has a bias", where=self.file.name)
-            bias = self.vector(f"{name}.bias", rows)
+            bias = self.vector(f"{name}.bias", rows, order)
         if matrix.form is None:
             return self.op("linear.default", x, matrix.values, bias)
         return self.emit(

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from purevk.llm.blocks import FORMS
 from purevk.llm.gguf import BLOCK_TYPES
@@ -23,6 +23,8 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -57,32 +59,38 @@ def write_llama(
     table: str = "",
     width: int = 64,
     vocabulary: bool = False,
-    seed: int = 0,
+    family: str = "Llama",
+    rotation_factors: bool = False,
     **writer_options: Any,
-) -> LlamaForCausalLM:
-    """Writes a random Llama, and returns it with the weights that the file has.
+) -> Any:
+    """Writes a random Llama, and returns it as transformers' module with the weights of the file.
 
     Args:
+        family: transformers' name: "Llama", "Qwen2" or "Qwen3".
+        rotation_factors: frequencies have factors, and projections biases.
         kind: of the matrices.
         table: of the embedding, which is the head too; "": the same, with a head of its own.
         vocabulary: the file has a tokenizer: bytes, some merges and control tokens.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     tokens = _vocabulary() if vocabulary else []
-    config = LlamaConfig(
+    architecture, head_width = family.lower(), 2 * width // 4 if family == "Qwen3" else width // 4
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=max(len(tokens), 96),
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_width,
         max_position_embeddings=4096,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         tie_word_embeddings=bool(table),
+        **({"attention_bias": True} if rotation_factors else {}),
     )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    writer = gguf.GGUFWriter(path, "llama", **writer_options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
+    writer = gguf.GGUFWriter(path, architecture, **writer_options)
     writer.add_context_length(4096)
     writer.add_embedding_length(width)
     writer.add_block_count(2)
@@ -90,7 +98,9 @@ def write_llama(
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(width // 4)
+    writer.add_rope_dimension_count(head_width)
+    writer.add_key_length(head_width)
+    writer.add_value_length(head_width)
     writer.add_rope_freq_base(10000.0)
     if tokens:
         _add_vocabulary(writer, tokens)
@@ -101,11 +111,17 @@ def write_llama(
         else:
             own = table if name.startswith("model.embed") and table else kind
             elements = _add_matrix(writer, _name_of(name), own, weight.shape, generator)
-            heads = {"q": 4, "k": 2}.get(name.split(".")[-2][0]) if "self_attn" in name else None
-            if heads:  # the file rotates neighbours
-                rows = elements.reshape(heads, -1, 2, elements.shape[1])
-                elements = rows.swapaxes(1, 2).reshape(elements.shape)
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
+        if heads and family == "Llama":  # the file rotates neighbours
+            rows = elements.reshape(heads, -1, 2, *elements.shape[1:])
+            elements = rows.swapaxes(1, 2).reshape(elements.shape)
         weight.copy_(torch.from_numpy(np.ascontiguousarray(elements)))
+    if rotation_factors:
+        factors = generator.uniform(1, 8, head_width // 2).astype(np.float32)
+        writer.add_tensor("rope_freqs.weight", factors)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(2.0)
+        model.model.rotary_emb.inv_freq.div_(2.0 * torch.from_numpy(factors))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,8 +137,9 @@ def _name_of(name: str) -> str:
     }
     if name in plain:
         return plain[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{NAMES[part]}.weight"
+    _, _, layer, part = name.split(".", 3)
+    part, _, kind = part.rpartition(".")
+    return f"blk.{layer}.{NAMES[part]}.{kind}"
 
 
 def _add_matrix(

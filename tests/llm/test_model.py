@@ -151,6 +151,24 @@ def test_options_are_checked(pair: tuple[purevk.llm.Model, Any], option: dict[st
         pair[0].generate(PROMPT, **option)
 
 
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("F16", {"family": "Qwen2"}),
+        ("Q8_0", {"family": "Qwen3"}),
+        ("F32", {"rotation_factors": True}),
+    ],
+    ids=str,
+)
+def test_architectures(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    reference = write_llama(tmp_path / "model.gguf", kind, **options)
+    with purevk.llm.load(tmp_path / "model.gguf", context=32, dtype="float32") as model:
+        want = expected_logits(reference, PROMPT)
+        have = prompt_logits(model, PROMPT)
+        assert np.abs(have - want).max() <= 1e-4 * np.abs(want).max()
+        assert model.generate(PROMPT, max_tokens=5).tokens() == greedy(reference, PROMPT, 5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *FORMS])
 def test_each_type(kind: str, tmp_path: Path) -> None:
