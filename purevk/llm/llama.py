@@ -11,7 +11,6 @@ from purevk.ir import Value
 from purevk.llm.gguf import GgufFile
 from purevk.llm.network import Network
 
-
 ROTATED_NEIGHBOURS = {"llama": True, "qwen2": False, "qwen3": False}
 """Whether files of an architecture have heads whose neighbours are rotated with one another, by its
 name. Others rotate the first half of a head with the second."""

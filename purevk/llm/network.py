@@ -156,31 +156,26 @@ class Network(GraphBuilder):
             bias = self.vector(f"{name}.bias", rows, order)
         if matrix.form is None:
             return self.op("linear.default", x, matrix.values, bias)
-        return self.emit(
-            "purevk.quantized_linear",
-            x,
-            matrix.values,
-            matrix.scales,
-            matrix.form.group,
-            bias,
-            matrix.form.bits,
-            matrix.minimums,
-        )
+        form = matrix.form
+        parts = (matrix.values, matrix.scales, form.group, None, form.bits, matrix.minimums)
+        made = self._narrow(self.emit("purevk.quantized_linear", self._wide(x), *parts))
+        return made if bias is None else self.op("add.Tensor", made, bias, 1)
+
+    def _wide(self, x: Value) -> Value:
+        """A value as kernels of quantized weights take it: not in bfloat16."""
+        is_bfloat16 = self.dtype is DType.bfloat16
+        return self.op("_to_copy.default", x, DType.float32) if is_bfloat16 else x
+
+    def _narrow(self, x: Value) -> Value:
+        return self.op("_to_copy.default", x, self.dtype) if x.type.dtype is not self.dtype else x
 
     def embedding(self, tokens: Value, name: str, rows: int, columns: int) -> Value:
         """Rows of a weight: [..., columns]."""
         matrix = self.matrix(f"{name}.weight", rows, columns)
         if matrix.form is None:
             return self.op("embedding.default", matrix.values, tokens, -1, False, False)
-        return self.emit(
-            "purevk.quantized_table",
-            matrix.values,
-            matrix.scales,
-            tokens,
-            self.dtype,
-            matrix.form.bits,
-            matrix.minimums,
-        )
+        parts = (matrix.scales, tokens, self.dtype, matrix.form.bits, matrix.minimums)
+        return self.emit("purevk.quantized_table", matrix.values, *parts)
 
     def rms_norm(self, x: Value, name: str, eps: float) -> Value:
         width = int(x.type.dims[-1])

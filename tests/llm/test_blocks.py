@@ -32,6 +32,9 @@ def test_packed_blocks_are_those_of_the_file(kind: str) -> None:
     have = dequantized(blocks, kind)
     assert have.shape == want.shape
     error = np.abs(have - want).max() / np.abs(want).max()
+    x = np.random.default_rng(1).normal(size=(50, want.size // 3)).astype(np.float32)
+    products = [x @ each.reshape(3, -1).T for each in (have, want)]
+    assert np.linalg.norm(products[0] - products[1]) <= 1e-3 * np.linalg.norm(products[1])
     stored = kind.startswith(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))
     assert error <= (1e-6 if stored else 1e-3), error
 

@@ -176,7 +176,8 @@ def test_each_type(kind: str, tmp_path: Path) -> None:
     with purevk.llm.load(tmp_path / "model.gguf", context=32, dtype="float32") as model:
         want = expected_logits(reference, PROMPT)
         error = np.abs(prompt_logits(model, PROMPT) - want).max() / np.abs(want).max()
-        assert error <= 1e-3, error
+        # Scales that float16 rounds: 1e-3 for a product (test_blocks.py), more after 14 of them.
+        assert error <= (5e-3 if kind.endswith(("_K", "_XS")) else 1e-4), error
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def supports(node: Node, traits: DeviceTraits) -> str | None:
     return refuse_dtypes(node, DType.float64, DType.int16)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, supports=supports)))
+register(Operator(NAME, _shape, Kernel(_lower, supports=supports, bfloat16=False)))
 
 
 def emit_embedding(

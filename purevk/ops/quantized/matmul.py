@@ -276,7 +276,7 @@ def _lower_in_halves(
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower, supports=supports, epilogue=True)))
+register(Operator(NAME, _shape, Kernel(_lower, supports=supports, epilogue=True, bfloat16=False)))
 
 
 def _align_shape(x: TensorType, multiple: int) -> TensorType:
