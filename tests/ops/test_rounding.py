@@ -164,6 +164,31 @@ def test_numbers_are_rounded_where_they_are_compared(dtype):
     check([Case(form, (x,), rtol=0, atol=0, name=f"form {n}") for n, form in enumerate(forms)])
 
 
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_integers_are_rounded_before_floats_read_them(dtype):
+    """torch converts both operands first."""
+    pick, (a, _) = random.Random(f"integers {dtype}"), numbers(dtype, 4)
+    a = a.nan_to_num(1, 2, 3)
+    forms: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+        lambda x, n: x + n,
+        lambda x, n: x * n,
+        lambda x, n: torch.xlogy(x, n),
+        lambda x, n: n / x,
+        lambda x, n: torch.minimum(x, n),
+        lambda x, n: torch.where(x > 0, x, n),
+        lambda x, n: n > x,
+    )
+    cases = []
+    for each in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        info = torch.iinfo(each)
+        n = torch.tensor(
+            [pick.randint(info.min, info.max) >> pick.randint(0, 40) for _ in range(a.numel())]
+        )
+        n = n.to(each).view(a.shape)
+        cases += [Case(form, (a, n), name=f"{each} {k}") for k, form in enumerate(forms)]
+    check(cases)
+
+
 # -- epilogues -----------------------------------------------------------------------------------
 EPILOGUES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: x.relu() - y,

@@ -250,7 +250,9 @@ def _is_bool_text(text: str) -> bool:
 
 def _converted(builder: ExpressionBuilder, term: Term, source: DType, target: DType) -> Term:
     text = convert("$0", source, target)
-    return term if text == "$0" else builder.step(text, [term], target)
+    made = term if text == "$0" else builder.step(text, [term], target)
+    # Integers of 8 bits are numbers of both.
+    return builder.rounded(made, target) if source.is_int and source.itemsize > 1 else made
 
 
 # -- functions of real numbers -------------------------------------------------------------------

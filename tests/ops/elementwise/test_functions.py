@@ -74,7 +74,22 @@ def test_two_operands():
             torch.special.zeta,
             torch.tensor([1.5, 2.0, 5.0, 60.0, 1.0, 0.5, -1.0, math.inf, math.nan])[:, None],
             torch.tensor(
-                [0.5, 1.0, 7.0, 1e-3, 1e10, 1e30, math.inf, math.nan, 0.0, -1.0, -0.5, -2.5, -1e6]
+                [
+                    0.5,
+                    1.0,
+                    7.0,
+                    1e-3,
+                    1e10,
+                    1e30,
+                    math.inf,
+                    math.nan,
+                    0.0,
+                    -1.0,
+                    -0.5,
+                    -2.5,
+                    -88.7,
+                    -1e6,
+                ]
             ),
             rtol=1e-5,
             atol=0.0,
