@@ -17,6 +17,7 @@ from purevk.frontends.files import ModelFile, open_file
 from purevk.frontends.saved import SavedProgram
 from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
+from purevk.ir import Graph, Value
 from purevk.program.specs import input_specs, output_specs
 from purevk.pte import program as P
 from purevk.report import lowered
@@ -150,6 +151,7 @@ def _method(
         "cpu_nodes": [lowered.host_data(node) for node in lowered.host_nodes(run)],
         "memory": report.memory_data(run, target.unified, limit),
         "kernels": report.kernels_data(run),
+        "constant": _constants(lowered_method.graph),
     }
     if args.node_table or args.etrecord is not None:
         data["node_table"] = rows = lowered.node_rows(run)
@@ -160,6 +162,13 @@ def _method(
 
         data["graph"] = to_text(lowered_method.graph)
     return data
+
+
+def _constants(graph: Graph) -> list[str] | None:
+    """The results of a method that computes nothing; None for other methods."""
+    if graph.inputs or graph.nodes or not graph.outputs:
+        return None
+    return [str(value.type) if isinstance(value, Value) else str(value) for value in graph.outputs]
 
 
 def _delegate(program: pte.Program, delegate: P.Delegate) -> dict[str, Any]:
@@ -212,6 +221,9 @@ def show(data: dict[str, Any], out: Output) -> None:
 
 
 def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> None:
+    if method.get("constant"):  # files of language models have a dozen of these
+        out.line(f"method {method['name']}: {', '.join(method['constant'])} (constant)")
+        return
     out.heading(f"method {method['name']}")
     if method["error"] is not None:
         error = method["error"]

@@ -16,6 +16,7 @@ from purevk.cli.output import Output, check_output, count, duration, error_data,
 from purevk.cli.stopwatch import Span, Stopwatch
 from purevk.errors import DeviceError, InputError
 from purevk.progress import Steps
+from purevk.report.lowered import label_source
 from purevk.report.timings import (
     CallTimings,
     Timing,
@@ -27,6 +28,7 @@ from purevk.report.timings import (
 )
 
 _WARM_CALLS = 3
+_SHOWN = 4  # operators of the user's program that a row names
 _HOST, _DEVICE, _CALLS, _QUEUE, _KERNELS = 1, 2, 1, 1, 2  # processes and threads of a trace
 
 
@@ -106,6 +108,9 @@ def measure(
     timings = timed.dispatches
     steps("measuring the limits of the device")
     limits = limits_for(context, timings, args.remeasure)
+    rows = table(timings, args.by, limits)
+    for row in rows if args.by == "dispatch" else ():
+        row["line"] = method.graph.lines_of(label_source(row["label"]))
     profile = {
         "error": None,
         "by": args.by,
@@ -114,7 +119,7 @@ def measure(
             "bytes_per_second": limits.bytes_per_second,
             "flops_per_second": limits.flops_per_second,
         },
-        "rows": table(timings, args.by, limits),
+        "rows": rows,
         "on_cpu": host_table(timed.on_cpu),
     }
     return profile, timed
@@ -244,6 +249,13 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line(f"ETDump: {data['etdump']} (executorch.devtools.Inspector(etdump_path=...))")
 
 
+def _named(row: dict[str, Any]) -> str:
+    """A row by the operators of the user's program, and the kernel in brackets."""
+    operators = row["operators"]
+    names = ", ".join(operators[:_SHOWN]) + (", ..." if len(operators) > _SHOWN else "")
+    return f"{names} ({row['label']})" if names else str(row["label"])
+
+
 def show_profile(profile: dict[str, Any], out: Output) -> None:
     """Prints what `measure` gives."""
     if profile["error"] is not None:
@@ -254,7 +266,7 @@ def show_profile(profile: dict[str, Any], out: Output) -> None:
     columns = [("time", "r"), ("share", "r"), ("GB/s", "r"), ("GFLOP/s", "r"), ("of limit", "r")]
     rows = [
         [
-            row["label"],
+            row["label"] if single else _named(row),
             row["calls"],
             duration(row["seconds"]),
             f"{100 * row['share']:.1f}%",
@@ -279,7 +291,10 @@ def show_profile(profile: dict[str, Any], out: Output) -> None:
         ]
     )
     if single:
-        rows = [[row[0], *row[2:]] for row in rows]
+        lines = [row["line"] or None for row in profile["rows"]]
+        rows = [[row[0], *row[2:], line] for row, line in zip(rows, (*lines, None), strict=True)]
+        columns += [("line", "w")] if any(lines) else []
+        rows = rows if any(lines) else [row[:-1] for row in rows]
     names = [(profile["by"], "c"), *([] if single else [("calls", "r")]), *columns]
     out.table(names, rows[:-1], title="profile, each dispatch alone", total=rows[-1])
     if profile["on_cpu"]:

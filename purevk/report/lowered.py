@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,6 +192,18 @@ def label_operator(label: str) -> str:
 def label_source(label: str) -> str:
     """Where in the file the operator of a dispatch's label is."""
     return label.partition(" @ ")[2]
+
+
+def user_operators(label: str) -> list[str]:
+    """The operators of the user's program that a dispatch computes, as its label names them: `roll` of
+    "purevk.map @ blocks.0.roll_1"."""
+    parts = [part.split(" ")[-1] for part in label_source(label).split(" + ")]
+    # "aten.add.Tensor" has the overload last, "blocks.0.add_1" the number of the node.
+    names = [
+        part.split(".")[1] if part.startswith("aten.") else part.rpartition(".")[2]
+        for part in parts
+    ]
+    return list(dict.fromkeys(name for part in names if (name := re.sub(r"_\d+$", "", part))))
 
 
 def host_nodes(plan: Plan) -> list[Node]:

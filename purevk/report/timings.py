@@ -17,7 +17,7 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.lower.lowering import Dispatch
 from purevk.progress import Progress
-from purevk.report.lowered import label_operator
+from purevk.report.lowered import label_operator, user_operators
 
 _MOST_RUNS, _MOST_ROUNDS = 4000, 20
 _CPU_CACHES, _GPU_CACHES = 32 << 20, 256 << 20  # bytes that caches hold, about
@@ -206,9 +206,10 @@ def table(timings: Sequence[Timing], by: str, limits: DeviceLimits) -> list[dict
         limits: of the device.
 
     Returns:
-        For each: "label", "calls", "seconds", "share" (of all), "bytes_per_second",
-        "flops_per_second" (None where unknown), "limit_share": the least time that the limits allow
-        over the time taken, and "bound": "memory" or "arithmetic", whichever asks for more of it.
+        For each: "label", "operators" (those of the user's program), "calls", "seconds", "share" (of
+        all), "bytes_per_second", "flops_per_second" (None where unknown), "limit_share": the least
+        time that the limits allow over the time taken, and "bound": "memory" or "arithmetic",
+        whichever asks for more of it.
     """
     keys: Callable[[int, Timing], Any] = {
         "operator": lambda at, t: label_operator(t.label),
@@ -233,8 +234,10 @@ def _row(label: str, group: Sequence[Timing], total: float, limits: DeviceLimits
     memory, arithmetic = nbytes / limits.bytes_per_second, flops / limits.flops_per_second
     # Each dispatch is either memory-bound or compute-bound.
     least = sum(_least(timing, limits) for timing in group)
+    operators = dict.fromkeys(name for timing in group for name in user_operators(timing.label))
     return {
         "label": label,
+        "operators": list(operators),
         "calls": sum(timing.runs for timing in group),
         "seconds": seconds,
         "share": seconds / total if total else 0.0,

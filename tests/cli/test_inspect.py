@@ -8,9 +8,12 @@ import pytest
 
 import purevk
 from purevk import api, pte
+from purevk.cli import inspect
+from purevk.cli.output import Output
 from purevk.dtypes import DType
 from purevk.errors import DeviceError
 from purevk.graph.context import Context
+from purevk.ir import Graph, TensorType, Value
 
 
 def test_a_node_without_a_kernel_is_on_the_cpu(cli, data: Path, unregister_topk) -> None:
@@ -172,3 +175,11 @@ def test_the_graph_alone(cli, data: Path) -> None:
     assert found["name"] == "step" and found["segments"]
     wrapped = cli("inspect", data / "topk.pte", "--no-device", "--format", "mermaid", "--json").json
     assert wrapped["method"] == "forward" and wrapped["drawing"].startswith("flowchart")
+
+
+def test_a_method_that_computes_nothing_takes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    constants = inspect._constants(Graph("get_max_seq_len", (), (), (128, True)))
+    inspect._show_method({"name": "get_max_seq_len", "constant": constants}, Output(), True)
+    assert capsys.readouterr().out == "method get_max_seq_len: 128, True (constant)\n"
+    value = Value("x", TensorType(DType.float32, (3,)))
+    assert inspect._constants(Graph("forward", (value,), (), (value,))) is None

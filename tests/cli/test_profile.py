@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import purevk
 from purevk.cli import main
 from purevk.cli.profile import next_steps, trace
 from purevk.cli.stopwatch import Span
+from purevk.report.lowered import user_operators
 from purevk.report.timings import Timing
 
 DATA = Path(__file__).parents[1] / "data" / "pte"
@@ -198,3 +200,40 @@ def test_a_trace_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["profile", str(DATA / "linear_relu.pte"), "--trace", str(path)]) == 1
     shown = capsys.readouterr().err
     assert "the trace cannot be written" in shown and "trace.json" in shown
+
+
+@pytest.mark.parametrize(
+    ("label", "operators"),
+    [
+        ("purevk.map @ blocks.0.roll_1", ["roll"]),
+        ("purevk.pointwise @ gelu + sigmoid_2 + sigmoid_3", ["gelu", "sigmoid"]),
+        (
+            "purevk.matmul @ delegate 0#7 aten.linear.default + delegate 0#8 aten.relu.default",
+            ["linear", "relu"],
+        ),
+        ("purevk.copy", []),
+    ],
+)
+def test_operators_of_the_user_in_a_label(label: str, operators: list[str]) -> None:
+    assert user_operators(label) == operators
+
+
+@pytest.mark.device
+def test_a_profile_names_operators_and_lines_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Rolled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.flip(torch.roll(x, 1, 0).cumsum(1), [0])
+
+    path = str(tmp_path / "rolled.pvk")
+    with purevk.compile(Rolled(), (torch.rand(3, 5),)) as program:
+        program.save(path)
+    assert main(["profile", path]) == 0
+    shown = capsys.readouterr().out
+    assert "cumsum (purevk.scan)" in shown and "(purevk.map)" in shown and "roll" in shown
+    assert main(["profile", path, "--by", "dispatch", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["profile"]["rows"]
+    assert all("test_profile.py:" in row["line"] for row in rows)
