@@ -37,8 +37,6 @@ DTYPES = {
 }
 DEFAULT_CONTEXT = 4096
 MOST_ROWS = 512  # tokens of a prompt in one submission
-_FIRST_ROWS = 64
-_LONG, _SHORT = 0.5, 0.15  # seconds of a submission
 
 
 def load(
@@ -142,6 +140,34 @@ def _step_graph(file: GgufFile, model: Llama, rows: int, dtype: DType, name: str
     return net.finish(chosen)
 
 
+class ChunkSize:
+    """How many tokens of a prompt are computed in one submission. Drivers of desktops end what takes
+    two seconds, so a submission that takes long has the next ones be smaller.
+
+    Args:
+        most: tokens.
+        adapts: the device has such a driver; else it is always `most`.
+
+    Attributes:
+        rows: tokens of the next submission.
+    """
+
+    LONG, SHORT = 0.5, 0.15  # seconds
+
+    def __init__(self, most: int, adapts: bool) -> None:
+        self._most, self._adapts = most, adapts
+        self.rows = min(64, most) if adapts else most
+
+    def took(self, seconds: float, rows: int) -> None:
+        """Notes how long a submission of so many tokens took."""
+        if not self._adapts:
+            return
+        if seconds > self.LONG:
+            self.rows = max(rows // 2, 1)
+        elif seconds < self.SHORT and rows == self.rows:
+            self.rows = min(2 * rows, self._most)
+
+
 class Model:
     """A language model. `purevk.llm.load` makes it. One generation runs at a time.
 
@@ -166,7 +192,8 @@ class Model:
         self.program = Program(os.path.basename(file.name), sources, device, closing=file.close)
         self.program.in_flight = 4  # two steps, of two calls each
         self._tokens: list[int] = []  # whose keys and values are in the cache
-        self._rows = _FIRST_ROWS
+        is_gpu = device.traits.profile.has_fast_shared_memory
+        self._chunk = ChunkSize(min(MOST_ROWS, self.context), is_gpu)
         self._running: object = None
 
     # -- the cache --------------------------------------------------------------------------------
@@ -409,21 +436,14 @@ class Model:
         method = self.program.method("prompt")
         while True:
             at = len(self._tokens)
-            part = prompt[at : at + self._rows]
+            part = prompt[at : at + self._chunk.rows]
             start = time.perf_counter()
             future = method.submit(np.array([part]), np.array([at]))
             future.result()
-            self._adapt(time.perf_counter() - start, len(part))
+            self._chunk.took(time.perf_counter() - start, len(part))
             self._tokens += part
             if len(self._tokens) == len(prompt):
                 return future if sampling.greedy else self._sample(sampling)
-
-    def _adapt(self, seconds: float, rows: int) -> None:
-        """Has submissions of prompts take less time than drivers of desktops let them."""
-        if seconds > _LONG:
-            self._rows = max(rows // 2, 1)
-        elif seconds < _SHORT and rows == self._rows:
-            self._rows = min(2 * rows, MOST_ROWS, self.context)
 
     def _sample(self, sampling: Sampling) -> Future[Any]:
         """Has a token be chosen by the logits of the last call. The method is lowered at its first

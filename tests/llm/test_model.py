@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.blocks import FORMS  # noqa: E402
+from purevk.llm.model import ChunkSize  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -188,6 +189,26 @@ def test_narrow_dtypes(dtype: str, tolerance: float, tmp_path: Path) -> None:
         want = expected_logits(reference, PROMPT)
         error = np.abs(prompt_logits(model, PROMPT) - want).max() / np.abs(want).max()
         assert error <= tolerance, error
+
+
+def test_a_prompt_in_chunks(pair: tuple[purevk.llm.Model, Any]) -> None:
+    model, reference = pair
+    model.position = 0
+    model._chunk.rows = 3
+    assert model.generate(PROMPT, max_tokens=4).tokens() == greedy(reference, PROMPT, 4)
+    model._chunk.rows = 32
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.004, 0.02, 0.4])
+def test_chunks_stay_below_what_drivers_let_run(seconds: float) -> None:
+    """On a simulated device that takes so many seconds for a token."""
+    chunk, times = ChunkSize(512, True), []
+    for _ in range(20):
+        times.append(chunk.rows * seconds)
+        chunk.took(times[-1], chunk.rows)
+    assert max(times[8:]) <= 0.5 and chunk.rows == min(512, chunk.rows)
+    assert chunk.rows == 512 or 2 * chunk.rows * seconds > 0.15
+    assert ChunkSize(512, False).rows == 512
 
 
 def test_a_plan_needs_no_device(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def eager() -> Any:
     }
     for layer in range(30):
         for theirs, ours in NAMES.items():
-            weight = tensors[f"blk.{layer}.{ours}.weight"]
+            weight = tensors.get(f"blk.{layer}.{ours}.weight")
+            if weight is None:
+                continue
             if ours in ("attn_q", "attn_k"):  # the file rotates neighbours
                 heads = 9 if ours == "attn_q" else 3
                 weight = weight.reshape(heads, 32, 2, 576).transpose(1, 2).reshape(-1, 576)
