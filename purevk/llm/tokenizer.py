@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
 from purevk.llm.gguf import GgufFile
 
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -74,7 +74,12 @@ class Tokenizer:
                 raise self._damaged(f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
         self._special = {number for number, each in enumerate(types) if each in (_CONTROL, _USER)}
         self._hidden = {number for number, each in enumerate(types) if each == _CONTROL}
-        self._tokenizer = self._make(pre, ids, merges)
+        try:
+            self._tokenizer = self._make(pre, ids, merges)
+        except PurevkError:
+            raise
+        except Exception as error:  # whatever the package raises
+            raise self._damaged(str(error)) from None
         self._bytes = {chr(code): byte for byte, code in _byte_codes().items()}
         self.bos, self.eos = (
             self._text_of(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")
