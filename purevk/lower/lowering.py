@@ -6,7 +6,7 @@ that it reads and writes and the grid; sizes in it may be expressions over symbo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError, UnsupportedOperatorError
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.declared import EpilogueMacros, Form, Tensor, fill
+from purevk.lower.declared import Operand as Operand
 from purevk.lower.loops import check_declared, iterations
 from purevk.shaders.code_size import loops_of_functions
 from purevk.shaders.interface import KernelInterface, TemplateInterface
@@ -25,12 +27,6 @@ MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
 NOTE_WORDS = 64  # from one note of an index to the next: 256 bytes, as bindings are aligned
 TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui", "r16ui", "rgba16ui")
 _TEXELS = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui", DType.bfloat16: "16ui"}
-
-
-def texel_form(kind: str) -> int:
-    """TEXEL_* of a kernel that reads bfloat16 from texel buffers, by what `Lowering.texel` gave: 0 for
-    a storage buffer, 1 for floats, 2 for the bits of bfloat16."""
-    return 0 if not kind else 2 if kind.endswith("16ui") else 1
 
 
 @dataclass(frozen=True)
@@ -50,39 +46,6 @@ class KernelSpec:
     constants: tuple[tuple[int, int], ...]
     bindings: tuple[str, ...]
     subgroup_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor as a kernel sees it: dims, and their layout in the bytes of `storage`."""
-
-    storage: Value
-    layout: Layout
-    type: TensorType
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def dims(self) -> tuple[Size, ...]:
-        return self.type.dims
-
-    @property
-    def strides(self) -> tuple[Size, ...]:
-        return self.layout.strides
-
-    @property
-    def offset(self) -> Size:
-        return self.layout.offset
-
-    def aligned(self, count: int = 4) -> bool:
-        """Whether the offset and all strides but that of the last dim are multiples of `count`
-        elements, and the last dim is dense."""
-        if not self.dims or (self.strides[-1] != 1 and self.dims[-1] != 1):
-            return False
-        outer = [stride for size, stride in zip(self.dims[:-1], self.strides[:-1]) if size != 1]
-        return all(_dims.gcd_of(number) % count == 0 for number in (self.offset, *outer))
 
 
 @dataclass(frozen=True)
@@ -280,13 +243,18 @@ class Lowering:
     def dispatch(
         self,
         template: str,
-        buffers: Mapping[str, tuple[Operand | Value, str]],
-        *,
-        macros: Mapping[str, str | int] | None = None,
-        helpers: Mapping[str, str | int] | None = None,
+        tensors: Mapping[str, Tensor],
         params: Mapping[str, Size] | None = None,
+        macros: Mapping[str, str | int] | None = None,
+        *,
+        form: Form | None = None,
+        epilogue: EpilogueMacros | None = None,
+        helpers: Mapping[str, str | int] | None = None,
         constants: Mapping[str, int] | None = None,
-        specialize: Iterable[str] = (),
+        local: int | None = None,
+        specialize: Iterable[str] | bool = False,
+        always: Iterable[str] = (),
+        never: Collection[str] = (),
         grid: tuple[Size, Size, Size],
         subgroup_size: int | None = None,
         flops: Size = 0,
@@ -295,35 +263,53 @@ class Lowering:
         external: bool = False,
         repeat: Size = 1,
     ) -> None:
-        """Appends a dispatch.
+        """Appends a dispatch. What the template declares of its tensors need not be passed:
+        `declared.fill` says what.
 
         Args:
-            buffers: (operand, mode) of all buffers that the template declares for these macros, by
-                name; mode is "r", "w" or "rw". For a uniform texel buffer it ends in ":" and a
-                texel format.
+            tensors: operands of all buffers that the template declares for these macros, by name;
+                None for one that is left out. (operand, mode) says how it is used, with nothing
+                filled in: "r", "w" or "rw", and ":" with a texel format for a uniform texel buffer.
+            params: the other parameters that the template declares for these macros, by name.
             macros: those that the template declares, or some of them.
+            form: the tile, whose macros and subgroup size are added.
+            epilogue: its macros and buffers are added.
             helpers: further macros, which only the texts of `macros` name.
-            params: all parameters that the template declares for these macros, by name. They are
-                push constants, but for those in `specialize` that are known.
             constants: all other specialization constants that it declares, by name.
+            local: the constant `local_size_x`.
+            specialize: names of parameters that become specialization constants where they are
+                known; the others are push constants. True: all. False: all if the profile specializes
+                sizes (it saves a tenth to a quarter of the time of small kernels), else `always`.
+            never: names of those that stay push constants in any case.
             external: see `Dispatch`.
             repeat: how often it runs. If it is not 1, the parameter `iteration`, which has the highest
                 number, counts from 0.
-            specialize: names of parameters that become specialization constants where they are
-                known.
 
         Raises:
             KernelInterfaceError: a name is unknown, missing or declared twice, or a mode is not as
                 declared.
             UnsupportedOperatorError: the loops are longer than the device runs.
         """
+        params, constants = dict(params or {}), dict(constants or {})
         text = {name: str(value) for name, value in (macros or {}).items()}
+        if form is not None:
+            text |= {name: str(value) for name, value in form.macros().items()}
+            subgroup_size = form.subgroup
+        if epilogue is not None:
+            text |= epilogue.macros
+            tensors = {**tensors, **epilogue.buffers}
+        if local is not None:
+            constants["local_size_x"] = local
         further = {name: str(value) for name, value in (helpers or {}).items()}
-        params, constants, specialize = params or {}, constants or {}, set(specialize)
         interface = template_interface(template)
         interface.check_macros(text, further)
         text |= further
-        interface.kernel(text).check(
+        buffers, takes = fill(self.texel, interface, tensors, text, params)
+        if isinstance(specialize, bool):
+            every = specialize or self.traits.profile.specialize_sizes
+            specialize = params.keys() - takes.push_only if every else always
+        specialize = set(specialize).difference(never)
+        takes.check(
             params, constants, specialize, {name: mode for name, (_, mode) in buffers.items()}
         )
         double = any("double" in each for each in text.values())
@@ -338,7 +324,7 @@ class Lowering:
                 if "(" in each
             ),
         }
-        takes = self._without_large_code(interface, text, values)
+        takes = self._without_large_code(interface, takes, text, values)
         if find_template(template) is None:
             check_declared(template, text.values())
         self._check_loops(takes, values)
@@ -360,13 +346,15 @@ class Lowering:
         bindings = []
         for slot in takes.buffers:
             operand, mode = buffers[slot]
-            access, _, form = mode.partition(":")
+            access, _, texel = mode.partition(":")
             storage = (
                 operand.storage
                 if isinstance(operand, Operand)
                 else self.storages.get(operand, operand)
             )
-            bindings.append(Binding(storage, "w" in access, f"texel:{form}" if form else "storage"))
+            bindings.append(
+                Binding(storage, "w" in access, f"texel:{texel}" if texel else "storage")
+            )
         # Parameters that follow a value (a position) rather than a size must not make a new
         # recording of each call.
         writes = [self._whole(binding.storage) for binding in bindings if binding.write]
@@ -427,13 +415,13 @@ class Lowering:
     def _without_large_code(
         self,
         interface: TemplateInterface,
+        takes: KernelInterface,
         text: dict[str, str],
         values: Mapping[str, Size],
     ) -> KernelInterface:
         """What a kernel takes. If compilers would take seconds for what it unrolls, loops stay loops
         (macro ROLLED, added to `text`), or else the optimizer for SPIR-V leaves it as it is."""
         for level in range(3):
-            takes = interface.kernel(text)
             if not takes.unrolled:
                 return takes
             known = {name: _dims.upper(size) for name, size in values.items()}
@@ -444,6 +432,7 @@ class Lowering:
                 text[UNOPTIMIZED] = "1"
                 return takes
             text["ROLLED"] = str(level + 1)
+            takes = interface.kernel(text)
         return takes
 
     def _check_loops(self, takes: KernelInterface, values: Mapping[str, Size]) -> int:

@@ -364,6 +364,7 @@ class _Writer:
             grid=grid,
             label=label,
             flops=count * spec.flops,
+            specialize=(),
         )
 
     def _varies(self, name: str) -> bool:

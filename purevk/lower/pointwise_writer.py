@@ -162,6 +162,7 @@ class Writer:
             grid=grid,
             label=label,
             flops=_dims.product(self.loop) * len(self.expression.steps),
+            specialize=(),
         )
 
     def can_store_vectors(self) -> bool:

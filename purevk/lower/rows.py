@@ -9,7 +9,6 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
-from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import power_of_two
 from purevk.tuning import DeviceTraits
 
@@ -153,15 +152,6 @@ def _cached(macros: dict[str, int], each: int, cache: bool, limit: int = 8) -> d
     if cache and 0 < each <= limit:
         macros["CACHE"] = power_of_two(each)
     return macros
-
-
-def bind_x(
-    lowering: Lowering, x: Operand, vector: bool
-) -> tuple[dict[str, int], tuple[Operand, str]]:
-    """Macro TEXEL_X of `rows.glslh`, and the binding of x; `vector`: it is read 4 elements at a
-    time."""
-    texel = lowering.texel(x, vector) if x.dtype.is_float else ""
-    return {"TEXEL_X": int(bool(texel))}, (x, "r" + texel)
 
 
 def by_dim(

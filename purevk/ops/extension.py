@@ -338,7 +338,7 @@ class _Template:
             macros={name: text for name, text in given.items() if macro_name(name) in known},
             helpers={name: text for name, text in given.items() if macro_name(name) not in known},
             params=params,
-            constants={"local_size_x": self.local_size},
+            local=self.local_size,
             specialize=fixed,
             grid=self.groups(**typed)
             if self.groups

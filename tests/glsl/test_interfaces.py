@@ -39,8 +39,9 @@ def spec_ids(code: bytes) -> set[int]:
     return found
 
 
-def lower(template: str, **given) -> None:
-    Lowering(DeviceTraits(frozenset()), {}, {}).dispatch(template, grid=(1, 1, 1), **given)
+def lower(template: str, buffers, specialize=(), **given) -> None:
+    lowering = Lowering(DeviceTraits(frozenset()), {}, {})
+    lowering.dispatch(template, buffers, specialize=specialize, grid=(1, 1, 1), **given)
 
 
 VALUE = Value("v", TensorType(DType.float32, (4,)))

@@ -8,7 +8,8 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.lowering import Lowering, Operand, texel_form
+from purevk.lower.declared import texel_form
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import choose

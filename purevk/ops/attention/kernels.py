@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
@@ -39,6 +38,10 @@ class Attention:
     queries: Size
     width: int
     flops: Size
+
+    @property
+    def sinks(self) -> Operand | None:
+        return self.buffers["sinks"][0] if "sinks" in self.buffers else None
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -77,6 +80,7 @@ class Simple:
             grid=(groups, call.heads, call.batches),
             subgroup_size=self.subgroup_size if self.subgroup_size > 1 else None,
             flops=call.flops,
+            specialize=(),
         )
 
 
@@ -99,7 +103,6 @@ class Tiled:
             call.buffers,
             macros={**call.macros, **self.macros()},
             params=call.params,
-            specialize=lowering.fixed(_known(call.params)),
             grid=(_dims.ceil_div(call.queries, self.queries), call.heads, call.batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
@@ -148,7 +151,6 @@ class Coopmat:
                 "MASK_WORDS": self.mask_words(call),
             },
             params=call.params,
-            specialize=lowering.fixed(_known(call.params)),
             grid=(groups, call.heads, call.batches),
             subgroup_size=32,
             flops=call.flops,
@@ -276,7 +278,6 @@ class Decode:
                 call.buffers,
                 macros=macros,
                 params={**call.params, "splits": 1},
-                specialize=lowering.fixed((*_known(call.params), "splits")),
                 grid=(*taken, batches),
                 subgroup_size=self.subgroup,
                 flops=call.flops,
@@ -293,41 +294,21 @@ class Decode:
             {**kept, "out": (shares, "w")},
             macros={**macros, "SPLIT": 1, "T_OUT": "float", "SINKS": 0, "T_SINKS": "float"},
             params=split_params,
-            specialize=lowering.fixed(_known(split_params)),
             grid=(taken[0] * self.splits, taken[1], batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
         )
-        join_params: dict[str, Size] = {
-            "S": queries,
-            "DV": call.width,
-            "splits": self.splits,
-            **{name: call.params[name] for name in ("o_batch", "o_head", "o_row")},
-            "offset_shares": 0,
-            "offset_o": call.out.offset,
-        }
-        sinks: dict[str, tuple[Operand, str]] = {}
-        join_macros: dict[str, str | int] = {"T_OUT": call.out.dtype.glsl}
-        if "sinks" in call.buffers:
-            sinks["sinks"] = call.buffers["sinks"]
-            join_macros |= {name: call.macros[name] for name in ("SINKS", "T_SINKS")}
-            join_params |= {name: size for name, size in call.params.items() if "sinks" in name}
+        sinks = {name: size for name, size in call.params.items() if name.startswith("sinks_")}
+        outs = {name: call.params[name] for name in ("o_batch", "o_head", "o_row")}
         lowering.dispatch(
             "attention/attention_join.comp",
-            {"shares": (shares, "r"), **sinks, "out": (call.out, "w")},
-            macros=join_macros,
-            params=join_params,
-            specialize=lowering.fixed(join_params),
+            {"shares": shares, "sinks": call.sinks, "out": call.out},
+            {"S": queries, "DV": call.width, "splits": self.splits, **outs, **sinks},
             grid=(queries, heads, batches),
         )
 
 
 Choice = Simple | Tiled | Coopmat | Decode
-
-
-def _known(params: Mapping[str, Size]) -> list[str]:
-    """Parameters that are known. What functions of scores declare can be no constants."""
-    return [name for name, size in params.items() if isinstance(size, int)]
 
 
 def _padded(*widths: int) -> int:

@@ -30,7 +30,6 @@ from purevk.ops.image_layout import NHWC, LayoutQuery, is_nchw_operand, keeps_nc
 from purevk.ops.matmul.choice import (
     Batches,
     add_parts,
-    bind,
     both_half,
     emit,
     matrix_macros,
@@ -40,6 +39,7 @@ from purevk.ops.matmul.choice import (
     reads_wide,
     split_size,
     stored_vectors,
+    vector_macros,
 )
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
@@ -173,11 +173,11 @@ class _Nhwc:
             "pixel_o": columns,
             "ldb": self.conv.window.taps * group_in if self.transposed else columns,
             **self.conv.window.params,
-            "offset_a": self.x.offset,
-            "offset_b": self.weight.offset,
-            "offset_o": self.out.offset,
-            "offset_bias": self.bias.offset if self.bias is not None else 0,
         }
+
+    @property
+    def tensors(self) -> dict[str, Operand | None]:
+        return {"a": self.x, "b": self.weight, "bias": self.bias, "out": self.out}
 
     def epilogue(self, lowering: Lowering, columns: str, ahead: bool = False) -> Epilogue:
         """The epilogue, for a kernel whose results have rows of `columns` elements; `ahead` as for
@@ -251,16 +251,13 @@ def _lower_depthwise(lowering: Lowering, images: _Nhwc) -> None:
         lowering.traits, channels, width, batches * height, window.dilation[1]
     )
     made = images.epilogue(lowering, "pixel_o")
-    macros, buffers = bind(
-        lowering, images.x, images.weight, images.bias, images.out, images.vectors
-    )
-    params = {**images.params, "C": channels}
     lowering.dispatch(
         "conv/conv2d_dw.comp",
-        {**buffers, **made.buffers},
-        macros={**macros, **made.macros, **choice.macros()},
-        params=params,
-        specialize=lowering.fixed(params, window.params),
+        images.tensors,
+        {**images.params, "C": channels},
+        {**vector_macros(images.weight, *images.vectors), **choice.macros()},
+        epilogue=made,
+        always=window.params,
         grid=choice.grid(batches, channels, height, width),
         flops=images.flops,
     )
@@ -293,45 +290,36 @@ def _lower_window(lowering: Lowering, images: _Nhwc) -> None:
     made = images.epilogue(
         lowering, "N" if choice.splits > 1 else "pixel_o", reads_extras_ahead(choice)
     )
-    if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
-        _lower_in_parts(lowering, choice, images, made)
-        return
-    macros, buffers = bind(
-        lowering,
-        images.x,
-        images.weight,
-        images.bias,
-        images.out,
-        images.vectors,
-        reads_wide(choice),
-    )
+    macros = vector_macros(images.weight, *images.vectors, reads_wide(choice))
+    params: dict[str, Size] = {**images.params, "IC": group_in, "OC": group_out}
     if images.transposed:
         macros["B_TRANSPOSED"] = 1
-    params = {**images.params, "IC": group_in, "OC": group_out}
+    if isinstance(choice, (Tiled, Coopmat)) and choice.splits > 1:
+        _lower_in_parts(lowering, choice, images, made, params, macros)
+        return
     registers = choice.template == "matmul/matmul.comp"
     if registers and is_short(group_in):
         macros["TERMS"] = _dims.specialize(group_in)
     lowering.dispatch(
         "conv/conv2d.comp" if registers else "conv/conv2d_tiled.comp",
-        {**buffers, **made.buffers},
-        macros={
-            **macros,
-            **made.macros,
-            **choice.macros(),
-            **matrix_macros(choice, images.x, images.out),
-        },
-        params=params,
-        specialize=lowering.fixed(
-            params, ("IC", *window.params) if is_short(group_in) else window.params
-        ),
+        images.tensors,
+        params,
+        {**macros, **matrix_macros(choice, images.x, images.out)},
+        form=choice,
+        epilogue=made,
+        always=("IC", *window.params) if is_short(group_in) else window.params,
         grid=choice.grid(images.rows, group_out, groups),
-        subgroup_size=choice.subgroup,
         flops=images.flops,
     )
 
 
 def _lower_in_parts(
-    lowering: Lowering, choice: Tiled | Coopmat, images: _Nhwc, epilogue: Epilogue
+    lowering: Lowering,
+    choice: Tiled | Coopmat,
+    images: _Nhwc,
+    epilogue: Epilogue,
+    params: dict[str, Size],
+    macros: dict[str, str | int],
 ) -> None:
     """A convolution of one group with the depth split among workgroups, and a second dispatch that
     adds the parts up."""
@@ -339,35 +327,16 @@ def _lower_in_parts(
     rows, vectors = images.rows, images.vectors
     depth = images.conv.window.taps * (channels if vectors[0] else _dims.ceil_div(channels, 4) * 4)
     parts = parts_of(lowering, choice.splits, 1, rows, columns)
-    macros, buffers = bind(
-        lowering, images.x, images.weight, None, parts, vectors, reads_wide(choice)
-    )
-    if images.transposed:
-        macros["B_TRANSPOSED"] = 1
-    params = {
-        **images.params,
-        "IC": channels,
-        "OC": columns,
-        "offset_o": 0,
-        "offset_bias": 0,
-        "splits": choice.splits,
-        "split_size": split_size(depth, choice),
-    }
     lowering.dispatch(
         "conv/conv2d_tiled.comp",
-        buffers,
-        macros={
-            **macros,
-            "SPLIT_K": 1,
-            **choice.macros(),
-            **matrix_macros(choice, images.x, parts),
-        },
-        params=params,
-        specialize=lowering.fixed(params),
+        {**images.tensors, "bias": None, "out": parts},
+        {**params, "splits": choice.splits, "split_size": split_size(depth, choice)},
+        {**macros, "SPLIT_K": 1, **matrix_macros(choice, images.x, parts)},
+        form=choice,
         grid=choice.grid(rows, columns, 1),
-        subgroup_size=choice.subgroup,
         flops=images.flops,
     )
+    sizes, stored = (rows, columns, columns), vectors[2]
     add_parts(
         lowering,
         parts,
@@ -375,9 +344,9 @@ def _lower_in_parts(
         images.out,
         epilogue,
         choice.splits,
-        (rows, columns, columns),
+        sizes,
         Batches(),
-        vectors[2],
+        stored,
     )
 
 

@@ -215,24 +215,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         True,
         ahead=True,
     )
-    macros: dict[str, str | int] = {
-        "T_A": x.dtype.glsl,
-        "T_B": weight.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
-        "WINDOW": int(not one),
-        "BIAS": int(bias is not None),
-        "CHANNELS": node.int("used"),
-        "BFLOAT16": int(x.dtype is DType.bfloat16),
-        **tile.macros(),
-        "TURN": tile.turn(_dims.specialize(terms)),
-        "EXTRAS_EARLY": int(tile.reads_extras_early(_dims.specialize(terms))),
-        **made.macros,
-    }
-    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
     params: dict[str, Size] = {
         "batches": batches,
         "H": height,
@@ -245,19 +227,23 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "pixel_o": columns,
         "row_a": row,
         **window.params,
-        "offset_a": x.offset,
-        "offset_b": weight.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0 if bias is None else bias.offset,
     }
     lowering.dispatch(
         tile.template,
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params, ("IC", *window.params)),
+        {"a": x, "b": weight, "bias": bias, "out": out},
+        params,
+        {
+            **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
+            "WINDOW": int(not one),
+            "CHANNELS": node.int("used"),
+            "BFLOAT16": int(x.dtype is DType.bfloat16),
+            "TURN": tile.turn(_dims.specialize(terms)),
+            "EXTRAS_EARLY": int(tile.reads_extras_early(_dims.specialize(terms))),
+        },
+        form=tile,
+        epilogue=made,
+        always=("IC", *window.params),
         grid=tile.grid(rows, columns, 1),
-        subgroup_size=tile.subgroup,
         flops=2 * rows * columns * terms,
     )
 

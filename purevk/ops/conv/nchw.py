@@ -225,29 +225,16 @@ def lower_groups(
         (1, "n"),
         vector,
     )
-    macros: dict[str, str | int] = {
-        "T_A": x.dtype.glsl,
-        "T_B": weight.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "BIAS": int(bias is not None),
+    macros = {
         "OUTPUTS": outputs,
         "ALONG_X": int(along_x),
         "EACH": each,
         "VEC4_B": int(gcd4(each, group_out, weight.offset)),
         "NHWC": int(nhwc),
         "VEC4_OUT": int(vector),
-        **made.macros,
     }
-    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
     _, _, out_height, out_width = out.dims
     params: dict[str, Size] = {
-        "offset_a": x.offset,
-        "offset_b": weight.offset,
-        "offset_o": out.offset,
-        **({"offset_bias": bias.offset} if bias is not None else {}),
         "batches": batches,
         "IC": group_in,
         "OC": group_out,
@@ -263,11 +250,13 @@ def lower_groups(
     work = batches * (channels // each) * lines * _dims.ceil_div(line, outputs)
     lowering.dispatch(
         "conv/conv2d_nchw.comp",
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=params,
-        constants={"local_size_x": local, **window.params},
+        {"a": x, "b": weight, "bias": bias, "out": out},
+        params,
+        macros,
+        epilogue=made,
+        specialize=True,
+        constants=window.params,
+        local=local,
         grid=lowering.linear_grid(work, local),
         flops=2 * out.type.numel * window.taps * group_in,
     )

@@ -283,11 +283,7 @@ def lower_tiles(
         vector,
         (1, "n"),
     )
-    macros: dict[str, str | int] = {
-        "T_A": x.dtype.glsl,
-        "T_B": weight.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "BIAS": int(bias is not None),
+    macros = {
         "VEC4_A": int(gcd4(width, x.offset, *x.strides[:3])),
         "VEC4_OUT": int(vector),
         "PAIRS": int(pairs),
@@ -295,18 +291,9 @@ def lower_tiles(
         "SPREAD_Y": spread[0],
         "SPREAD_X": spread[1],
         **tiles.macros(),
-        **made.macros,
     }
-    buffers = {"a": (x, "r"), "b": (weight, "r"), "out": (out, "w"), **made.buffers}
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
     tiles_x, tiles_y = _dims.ceil_div(out_x, tiles.width), _dims.ceil_div(out_y, tiles.height)
     params: dict[str, Size] = {
-        "offset_a": x.offset,
-        "offset_b": weight.offset,
-        "offset_o": out.offset,
-        **({"offset_bias": bias.offset} if bias is not None else {}),
         "IC": group_in,
         "columns": columns // groups,
         "all_columns": columns,
@@ -319,10 +306,11 @@ def lower_tiles(
     }
     lowering.dispatch(
         "conv/conv2d_nchw_tiled.comp",
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=params,
+        {"a": x, "b": weight, "bias": bias, "out": out},
+        params,
+        macros,
+        epilogue=made,
+        specialize=True,
         constants=conv.window.params,
         grid=(
             tiles_x * tiles_y,

@@ -117,13 +117,11 @@ def _lower_weight(lowering: Lowering, node: Node) -> None:
     if not gcd4(weight.offset):
         weight = dense(lowering, weight)
     texel = lowering.texel(weight, True)
-    params = {"IC": weight.dims[2], "OC": weight.dims[3], "offset_b": weight.offset}
     lowering.dispatch(
         "conv/conv2d_winograd_weight.comp",
-        {"b": (weight, "r" + texel), "out": (out, "w")},
-        macros={"TEXEL_B": int(bool(texel)), "LX": _WORKGROUP},
-        params=params,
-        specialize=lowering.fixed(params),
+        {"b": (weight, "r" + texel), "out": out},
+        {"IC": weight.dims[2], "OC": weight.dims[3], "offset_b": weight.offset},
+        {"TEXEL_B": int(bool(texel)), "LX": _WORKGROUP},
         grid=(_dims.ceil_div(out.type.numel, 4 * PRODUCTS * _WORKGROUP), 1, 1),
         flops=42 * weight.dims[2] * weight.dims[3],
     )
@@ -175,22 +173,15 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     image = lowering.temporary(blocks_type)
     texel = lowering.texel(x, True)
-    params: dict[str, Size] = {
-        **counts,
-        "H": height,
-        "W": width,
-        "C": channels,
-        "pixel_a": pixel,
-        "pad_y": padding[0],
-        "pad_x": padding[1],
-        "offset_a": x.offset,
-    }
     lowering.dispatch(
         "conv/conv2d_winograd_input.comp",
-        {"a": (x, "r" + texel), "out": (image, "w")},
-        macros={"TEXEL_A": int(bool(texel)), "LX": _WORKGROUP},
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": (x, "r" + texel), "out": image},
+        {
+            **counts,
+            **{"H": height, "W": width, "C": channels, "pixel_a": pixel},
+            **{"pad_y": padding[0], "pad_x": padding[1], "offset_a": x.offset},
+        },
+        {"TEXEL_A": int(bool(texel)), "LX": _WORKGROUP},
         grid=(_dims.ceil_div(blocks * channels, 4 * _WORKGROUP), 1, 1),
         flops=8 * blocks * channels * _BLOCK * _BLOCK,
     )
@@ -205,42 +196,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
         True,
     )
     choice = _choose(lowering.traits, *map(_dims.upper, (blocks, columns, channels)))
-    texel_a, texel_b = (lowering.texel(each, True) for each in (image, weight))
-    macros: dict[str, str | int] = {
-        "TEXEL_A": int(bool(texel_a)),
-        "TEXEL_B": int(bool(texel_b)),
-        "BIAS": int(bias is not None),
-        **choice.macros(),
-        **made.macros,
-    }
-    buffers = {
-        "a": (image, "r" + texel_a),
-        "b": (weight, "r" + texel_b),
-        "out": (out, "w"),
-        **made.buffers,
-    }
-    if bias is not None:
-        texel = lowering.texel(bias, True) if gcd4(bias.offset) else ""
-        macros |= {"T_BIAS": bias.dtype.glsl, "TEXEL_BIAS": int(bool(texel))}
-        buffers["bias"] = (bias, "r" + texel)
-    params = {
-        **counts,
-        "IC": channels,
-        "OH": out_height,
-        "OW": out_width,
-        "OC": columns,
-        "offset_b": weight.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0 if bias is None else bias.offset,
-    }
     lowering.dispatch(
         "conv/conv2d_winograd.comp",
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": image, "b": weight, "bias": bias, "out": out},
+        {**counts, "IC": channels, "OH": out_height, "OW": out_width, "OC": columns},
+        dict.fromkeys(("VEC4_A", "VEC4_B", "VEC4_OUT"), 1),
+        form=choice,
+        epilogue=made,
         grid=choice.grid(blocks, columns, 1),
-        subgroup_size=choice.subgroup,
         flops=2 * PRODUCTS * blocks * columns * channels,
     )
 

@@ -103,8 +103,9 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
             **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
         },
         params={"work": count},
-        constants={"local_size_x": local},
+        local=local,
         grid=lowering.linear_grid(count, local),
+        specialize=(),
     )
 
 

@@ -150,9 +150,6 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "BACKWARD": 1,
         "BITS": 4,
         "GROUPED": 1,
-        "T_A": gradient.dtype.glsl,
-        "T_SCALE": scales.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
         "VEC4_A": int(gcd4(n, gradient.strides[0], gradient.offset)),
         "VEC4_OUT": int(gcd4(k, out.offset)),
         "TILE_M": 32,
@@ -175,17 +172,16 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
         "out_inverse": bits_of(1.0),
         "out_zero": 0,
         "out_low": 0,
-        "offset_a": gradient.offset,
         "offset_w": weight.offset // 4,
-        "offset_o": out.offset,
     }
     lowering.dispatch(
         "quantized/qmatmul.comp",
-        {"a": (gradient, "r"), "w": (weight, "r"), "scale": (scales, "r"), "out": (out, "w")},
-        macros=macros,
-        params=params,
+        {"a": gradient, "w": weight, "scale": scales, "bias": None, "out": out},
+        params,
+        macros,
         grid=(_dims.ceil_div(k, 32), _dims.ceil_div(m, 32), 1),
         flops=2 * m * n * k,
+        specialize=(),
     )
 
 

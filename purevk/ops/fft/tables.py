@@ -35,11 +35,12 @@ def _lower(lowering: Lowering, node: Node) -> None:
     macros = reals(dtype)
     lowering.dispatch(
         "fft/roots.comp",
-        {"out": (out, "w")},
-        macros={**macros, "T_OUT": macros["COMPLEX"], "KIND": _KINDS[node.str("kind")]},
-        params={"count": count, "whole": node.int("whole")},
+        {"out": out},
+        {"count": count, "whole": node.int("whole")},
+        {**macros, "T_OUT": macros["COMPLEX"], "KIND": _KINDS[node.str("kind")]},
         grid=lowering.linear_grid(count, 64),
         flops=30 * count,
+        specialize=(),
     )
 
 

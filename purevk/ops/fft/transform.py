@@ -127,11 +127,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "matrices": matrices,
         "rows": rows,
         "row_groups": groups,
-        "x_offset": x.offset,
         "x_matrix": x_matrix,
         "x_row": x_row,
         "x_element": x_element,
-        "out_offset": out.offset,
         "out_matrix": out_matrix,
         "out_row": out_row,
         "out_element": out_element,
@@ -140,12 +138,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     }
     if how.scale != 1.0:
         params |= _scale(how.scale, parts)
+    twiddles = lowering.operand(roots) if roots is not None and len(work.radices) > 1 else None
     points = matrices * rows * how.length
     lowering.dispatch(
         "fft/fft.comp",
-        {"x": (x, "r"), "out": (out, "w")}
-        | ({} if len(work.radices) == 1 or roots is None else {"twiddles": (roots, "r")}),
-        macros=_macros(work, how, parts)
+        {"x": x, "out": out, "twiddles": twiddles},
+        params,
+        _macros(work, how, parts)
         | {
             "T_X": _VECTORS[x.dtype] if x_pairs else x.dtype.glsl,
             "T_OUT": _VECTORS[out.dtype] if out_pairs else out.dtype.glsl,
@@ -153,7 +152,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "COLUMNS_IN": int(columns_in),
             "COLUMNS_OUT": int(columns_out),
         },
-        params=params,
         specialize=("whole",),
         grid=lowering.linear_grid(matrices * groups, 1),
         flops=5 * points * max(how.length.bit_length() - 1, 1),

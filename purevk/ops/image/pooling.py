@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.declared import AUTO
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import bind_x
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.conv.nchw import runs_in_nchw
@@ -129,19 +129,12 @@ def _pool_lower(lowering: Lowering, node: Node) -> None:
         _lower_strided(lowering, pool, x, out, second)
 
 
-def _results(out: Operand, indices: Operand | None) -> dict[str, tuple[Operand, str]]:
-    """The buffers of the results."""
-    return {"out": (out, "w"), **({"index": (indices, "w")} if indices is not None else {})}
-
-
 def _lower_nchw(
     lowering: Lowering, pool: Pool, x: Operand, out: Operand, indices: Operand | None, rows: int
 ) -> None:
     """One invocation makes `rows` outputs of a column."""
     batches, channels, _, _ = x.dims
     params = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "channels": batches * channels,
         **_params(pool, x, indices),
         "x_n": x.strides[0],
@@ -152,11 +145,12 @@ def _lower_nchw(
     work = batches * channels * _dims.ceil_div(pool.sizes[0], rows) * pool.sizes[1]
     lowering.dispatch(
         "image/pool_nchw.comp",
-        {"x": (x, "r"), **_results(out, indices)},
-        macros={**_macros(pool, x, out), "ROWS": rows},
-        params=params,
-        constants={**pool.params, "local_size_x": local},
-        specialize=params,
+        {"x": x, "out": out, "index": indices},
+        params,
+        {**_macros(pool, x, out), "ROWS": rows},
+        constants=pool.params,
+        local=local,
+        specialize=True,
         grid=lowering.linear_grid(work, local),
         flops=out.type.numel * pool.window.taps,
     )
@@ -180,12 +174,9 @@ def _lower_strided(
     )
     profile = lowering.traits.profile
     unrolled = profile.overlaps_loads and pool.window.taps <= profile.max_unrolled_window
-    texel, bound = bind_x(lowering, x, vector)
     count, local = out.type.numel, 64
     axes = {"n": 0, "h": 2, "w": 3, "c": 1}
     params = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "outputs": count,
         **_params(pool, x, indices),
         **pool.params,
@@ -194,18 +185,18 @@ def _lower_strided(
     }
     lowering.dispatch(
         "image/pool.comp",
-        {"x": bound, **_results(out, indices)},
-        macros={
+        {"x": x, "out": out, "index": indices},
+        params,
+        {
             **_macros(pool, x, out),
             "NHWC": int(nhwc),
             "VEC4": int(vector),
+            "TEXEL_X": AUTO,
             "UNROLLED": int(unrolled),
             **(_TO_BFLOAT16_4 if x.dtype is DType.bfloat16 else {}),
-            **texel,
         },
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params, pool.params),
+        local=local,
+        always=pool.params,
         grid=lowering.linear_grid(_dims.ceil_div(count, 4) if vector else count, local),
         flops=count * pool.window.taps,
     )

@@ -45,7 +45,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
     count = _dims.product(loop)
     given = node.bool("given")
     note = lowering.note(IndexCheck(node.str("op"), node.str("source"), node.str("message")))
-    flag = {"flag": (note, "w")} if lowering.states else {}
     params: dict[str, Size] = {
         "count": count,
         "lowest": node.size("lowest"),
@@ -59,22 +58,22 @@ def _lower(lowering: Lowering, node: Node) -> None:
     local = min(64, lowering.traits.max_invocations)
     lowering.dispatch(
         "index/check.comp",
-        {"index": (index, "r"), "note": (note, "w"), **flag},
-        macros={
+        {"index": index, "note": note, "flag": note if lowering.states else None},
+        params,
+        {
             "DIMS": len(loop),
             "T_INDEX": "int" if words > 1 else index.dtype.glsl,
             "INDEX_WORDS": words,
             **({"HAS_INT64": 1} if wide and words == 1 else {}),
-            "FLAG": len(flag),
             "ITEMS": _ITEMS,
         },
-        params=params,
-        constants={"local_size_x": local},
+        local=local,
         grid=lowering.linear_grid(count, local * _ITEMS),
         nbytes=count * index.dtype.itemsize,
         external=given,
+        specialize=(),
     )
-    if flag:
+    if lowering.states:
         made = lowering.dispatches[-1]
         bindings = (*made.bindings[:2], Binding(note.storage, True, "flag"))
         lowering.dispatches[-1] = replace(made, bindings=bindings)

@@ -75,8 +75,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         and gcd4(loop[0], x.offset, out.offset, *mine[1:], *(x.strides[d] for d in dims.selected))
     )
     params: dict[str, Size] = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "outputs": out.type.numel,
         **{f"size_{d}": size for d, size in enumerate(loop[:-1])},
         **{f"x_stride_{d}": stride for d, stride in enumerate(mine)},
@@ -98,16 +96,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     words = 2 if profile.prefers_word_access and indices[0].dtype is DType.int64 else 1
     lowering.dispatch(
         "index/gather.comp",
+        {"x": x, **{f"index_{k}": index for k, index in enumerate(indices)}, "out": out},
+        params,
         {
-            "x": (x, "r"),
-            **{f"index_{k}": (index, "r") for k, index in enumerate(indices)},
-            "out": (out, "w"),
-        },
-        macros={
             "DIMS": max(len(loop), 1),
             "INDICES": len(indices),
-            "T_X": x.dtype.glsl,
-            "T_OUT": out.dtype.glsl,
             "T_INDEX": "int" if words > 1 else indices[0].dtype.glsl,
             "VEC4": int(vector),
             "ITEMS": items,
@@ -115,10 +108,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "PARTS": parts,
             "PART": (profile.cached_bytes // x.dtype.itemsize).bit_length() - 1,
         },
-        params=params,
-        constants={"local_size_x": local},
+        local=local,
         # Push constants have too few words for the parameters of the fourth index.
-        specialize=lowering.fixed(params, [name for name in params if "_i3" in name]),
+        always=[name for name in params if "_i3" in name],
         grid=lowering.linear_grid(work, local * items),
         nbytes=2 * count * x.dtype.itemsize
         + sum((i.type.numel * i.dtype.itemsize for i in indices), 0),
@@ -171,25 +163,20 @@ def _gather_rows(
         "rows": loop[0],
         "columns": length,
         "outputs": loop[1],
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "x_stride": mine[0],
-        "index_offset": index.offset,
         "index_row": theirs[0],
         "index_column": theirs[1],
     }
     lowering.dispatch(
         "index/gather_rows.comp",
-        {"x": (x, "r"), "index": (index, "r"), "out": (out, "w")},
-        macros={
+        {"x": x, "index": index, "out": out},
+        params,
+        {
             "VEC4": int(vector),
-            "T_INDEX": index.dtype.glsl,
             "COLUMNS": padded,
             **({"HAS_INT64": "1"} if index.dtype is DType.int64 else {}),
         },
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
+        local=local,
         grid=lowering.linear_grid(loop[0], 1),
         nbytes=(loop[0] * length + out.type.numel) * 4 + index.type.numel * index.dtype.itemsize,
     )

@@ -51,27 +51,18 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "WORDS": int(words),
         "VEC4": int(vector),
     }
-    params = {
-        "elements": count,
-        "mask_offset": mask.offset,
-        "x_offset": x.offset,
-        "source_offset": source.offset,
-        "out_offset": out.offset,
-        "source_length": source.dims[0],
-    }
     grid = lowering.linear_grid(blocks, 1)
-    for counting, buffers in (
-        (1, {"counts": (counts, "w")}),
-        (0, {"x": (x, "r"), "source": (source, "r"), "counts": (counts, "r"), "out": (out, "w")}),
-    ):
+    offsets = {"x_offset": x.offset, "source_offset": source.offset, "out_offset": out.offset}
+    for counting, tensors in ((1, {}), (0, {"x": x, "source": source, "out": out})):
         lowering.dispatch(
             "index/masked.comp",
-            {"mask": (mask, "r"), **buffers},
-            macros={**macros, "COUNT": counting},
-            params=params,
-            constants={"local_size_x": local},
+            {"mask": mask, "counts": counts, **tensors},
+            {**offsets, "elements": count, "source_length": source.dims[0]},
+            {**macros, "COUNT": counting},
+            local=local,
             grid=grid,
             flops=count,
+            specialize=(),
         )
 
 

@@ -200,12 +200,12 @@ def emit_tiles(
         "blocks": blocks,
     }
     groups = outer * parts * blocks
-    given = {"source": (source, "r")} if source is not None else {}
     moved = 2 * out.type.nbytes + entries * index.dtype.itemsize * (1 if shared else outer * inner)
     lowering.dispatch(
         "index/scatter.comp",
-        {"x": (x, "r"), "index": (index, "r"), **given, "out": (out, "rw")},
-        macros={
+        {"x": x, "index": index, "source": source, "out": out},
+        params,
+        {
             **names,
             "INDEX_WORDS": index.dtype.itemsize // 4,
             "SPAN": _SPAN,
@@ -217,12 +217,9 @@ def emit_tiles(
             "ADD": int(mode == "add"),
             "REACH": reach,
             "VEC4": int(vector and rows),
-            "SOURCE": int(source is not None),
             **({} if source is not None else {"VALUE": value}),
         },
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
+        local=local,
         grid=lowering.linear_grid(groups, 1),
         flops=outer * inner * entries,
         nbytes=moved + (outer * inner * entries * dtype.itemsize if source is not None else 0),
@@ -266,8 +263,9 @@ def _emit_columns(
     count = outer * loops.entries * inner
     lowering.dispatch(
         "index/scatter_columns.comp",
-        {"x": (x, "r"), "index": (index, "r"), "source": (source, "r"), "out": (out, "rw")},
-        macros={
+        {"x": x, "index": index, "source": source, "out": out},
+        params,
+        {
             "LOCAL": local,
             "EACH": each,
             "INDEX_WORDS": index.dtype.itemsize // 4,
@@ -275,9 +273,7 @@ def _emit_columns(
             "IDENTITY": _IDENTITY[mode][out.dtype],
             **({"INTEGERS": 1} if out.dtype is DType.int32 else {}),
         },
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
+        local=local,
         grid=lowering.linear_grid(outer * parts * blocks, 1),
         flops=count,
         nbytes=2 * out.type.nbytes + count * (index.dtype.itemsize + out.dtype.itemsize),

@@ -81,31 +81,26 @@ def _lower_orthogonal(lowering: Lowering, node: Node) -> None:
         "width": width,
         "sweeps": sweeps,
         "matrices": matrices,
-        "out_offset": out.offset,
     }
     lowering.dispatch(
         "linalg/jacobi.comp",
-        {"x": (x, "r"), "out": (out, "w"), "rotating": (rotating, "w")},
-        macros={**macros, "START": 1},
-        params={**params, "x_offset": x.offset},
+        {"x": x, "out": out, "rotating": rotating},
+        params,
+        {**macros, "START": 1},
         grid=lowering.linear_grid(matrices, 1),
+        specialize=(),
     )
     pairs = blocks // 2
     for sweep in range(sweeps):
         for meeting in range(blocks - 1):
             lowering.dispatch(
                 "linalg/jacobi.comp",
-                {"out": (out, "rw"), "rotating": (rotating, "rw")},
-                macros={**macros, "PAIRS": together},
-                params={
-                    **params,
-                    "blocks": blocks,
-                    "block": block,
-                    "sweep": sweep,
-                    "meeting": meeting,
-                },
+                {"out": out, "rotating": rotating},
+                {**params, "blocks": blocks, "block": block, "sweep": sweep, "meeting": meeting},
+                {**macros, "PAIRS": together},
                 grid=lowering.linear_grid(matrices * pairs, 1),
                 flops=matrices * pairs * block * (2 * block - 1) * (6 * rows + 6 * width),
+                specialize=(),
             )
 
 
@@ -146,19 +141,12 @@ def _lower_basis(lowering: Lowering, node: Node) -> None:
     matrices, given, size = x.dims
     lowering.dispatch(
         "linalg/basis.comp",
-        {"x": (x, "r"), "lengths": (lengths, "r"), "out": (out, "rw")},
-        macros={**_macros(out.dtype), "LOCAL": _local(_dims.upper(size))},
-        params={
-            "size": size,
-            "given": given,
-            "count": out.dims[1],
-            "matrices": matrices,
-            "x_offset": x.offset,
-            "lengths_offset": lengths.offset,
-            "out_offset": out.offset,
-        },
+        {"x": x, "lengths": lengths, "out": out},
+        {"size": size, "given": given, "count": out.dims[1], "matrices": matrices},
+        {**_macros(out.dtype), "LOCAL": _local(_dims.upper(size))},
         grid=lowering.linear_grid(matrices, 1),
         flops=out.type.numel,
+        specialize=(),
     )
 
 

@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.epilogue import Epilogue
 from purevk.lower.gpu_kernels import Dot, Problem, TileBounds, Tiled, Vector
 from purevk.lower.gpu_tiles import choose_gpu
-from purevk.lower.lowering import Lowering, Operand, texel_form
+from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import Coopmat, WorkgroupCoopmat
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import RatedTile, tiles_by_cost
@@ -97,6 +97,12 @@ class Batches:
     outer_b: Size = 0
     outer_o: Size = 0
 
+    @property
+    def params(self) -> dict[str, Size]:
+        """The parameters of the templates."""
+        named = {name: size for name, size in vars(self).items() if "_" in name}
+        return {"inner_batches": self.inner, **named}
+
 
 def choose(
     traits: DeviceTraits,
@@ -171,43 +177,15 @@ def choose_registers(
     return traits.choices.take("registers", problem, lambda: (default, *made), default)
 
 
-def bind(
-    lowering: Lowering,
-    a: Operand,
-    b: Operand,
-    bias: Operand | None,
-    out: Operand,
-    vectors: tuple[bool, bool, bool],
-    wide: bool = False,
-) -> tuple[dict[str, str | int], dict[str, tuple[Operand, str]]]:
-    """The macros of `matmul_io.glslh` but for the epilogue's, and the buffers but for the epilogue's.
-
-    Args:
-        vectors: whether A, B and the output are read and written as vectors of 4.
-        wide: whether A and B are read 16 bytes at a time.
-    """
-    texel_a, texel_b = (
-        lowering.texel(each, vector, bits=True) for each, vector in zip((a, b), vectors)
-    )
-    macros: dict[str, str | int] = {
-        "T_A": a.dtype.glsl,
-        "T_B": b.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "VEC4_A": int(vectors[0]),
-        "VEC4_B": int(vectors[1]),
-        "VEC4_OUT": int(vectors[2]),
-        "BIAS": int(bias is not None),
-        "TEXEL_A": texel_form(texel_a),
-        "TEXEL_B": texel_form(texel_b),
-    }
+def vector_macros(
+    b: Operand, vector_a: bool, vector_b: bool, vector_out: bool, wide: bool = False
+) -> dict[str, str | int]:
+    """The macros of `matmul_io.glslh` that say what is read and written as vectors of 4; `wide`: A
+    and B are read 16 bytes at a time."""
+    macros: dict[str, str | int] = {"VEC4_A": int(vector_a), "VEC4_B": int(vector_b)}
     if wide and b.dtype.itemsize == 2:
-        macros |= {"VEC4_A": 0, "VEC4_B": 0, "VEC8_A": 1, "VEC8_B": 1}
-    buffers = {"a": (a, "r" + texel_a), "b": (b, "r" + texel_b), "out": (out, "w")}
-    if bias is not None:
-        texel = lowering.texel(bias, vectors[2]) if not vectors[2] or gcd4(bias.offset) else ""
-        macros |= {"T_BIAS": bias.dtype.glsl, "TEXEL_BIAS": int(bool(texel))}
-        buffers["bias"] = (bias, "r" + texel)
-    return macros, buffers
+        macros = {"VEC4_A": 0, "VEC4_B": 0, "VEC8_A": 1, "VEC8_B": 1}
+    return {**macros, "VEC4_OUT": int(vector_out)}
 
 
 def emit(
@@ -240,73 +218,33 @@ def emit(
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     flops = 2 * m * n * k * batches.count if flops is None else flops
-    params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": lda,
-        "ldb": ldb,
-        "ldo": ldo,
-        "batch_a": batches.batch_a,
-        "batch_b": batches.batch_b,
-        "batch_o": batches.batch_o,
-        "inner_batches": batches.inner,
-        "outer_a": batches.outer_a,
-        "outer_b": batches.outer_b,
-        "outer_o": batches.outer_o,
-        "offset_a": a.offset,
-        "offset_b": b.offset,
-    }
-    read = vectors[:2] if choice.takes_vectors else (False, False)
-    if isinstance(choice, (Tiled, Coopmat, WorkgroupCoopmat)) and choice.splits > 1:
-        parts = parts_of(lowering, choice.splits, batches.count, m, n)
-        macros, buffers = bind(
-            lowering,
-            a,
-            b,
-            None,
-            parts,
-            (*read, choice.takes_vectors and gcd4(n)),
-            reads_wide(choice),
-        )
-        macros |= {"B_TRANSPOSED": int(transposed), "SPLIT_K": 1, **choice.macros()}
-        macros |= matrix_macros(choice, a, parts)
-        params |= {
-            "offset_o": 0,
-            "offset_bias": 0,
-            "splits": choice.splits,
-            "split_size": split_size(k, choice),
-        }
-        lowering.dispatch(
-            choice.template,
-            buffers,
-            macros=macros,
-            params=params,
-            specialize=lowering.fixed(params),
-            grid=choice.grid(m, n, batches.count),
-            subgroup_size=choice.subgroup,
-            flops=flops,
-        )
-        add_parts(
-            lowering, parts, bias, out, epilogue, choice.splits, (m, n, ldo), batches, vectors[2]
-        )
-        return
-    macros, buffers = bind(lowering, a, b, bias, out, (*read, vectors[2]), reads_wide(choice))
-    macros |= {**choice.macros(), **epilogue.macros, **matrix_macros(choice, a, out)}
+    params: dict[str, Size] = {"M": m, "N": n, "K": k, "lda": lda, "ldb": ldb, "ldo": ldo}
+    params |= batches.params
+    read, stored, target = vectors[:2] if choice.takes_vectors else (False, False), vectors[2], out
+    splits = choice.splits > 1
+    if isinstance(choice, (Tiled, Coopmat, WorkgroupCoopmat)) and splits:
+        target = parts_of(lowering, choice.splits, batches.count, m, n)
+        stored = choice.takes_vectors and gcd4(n)
+        params |= {"splits": choice.splits, "split_size": split_size(k, choice)}
+    macros = vector_macros(b, *read, stored, reads_wide(choice))
+    macros |= matrix_macros(choice, a, target)
     if not isinstance(choice, Dot):
         macros["B_TRANSPOSED"] = int(transposed)
-    buffers |= epilogue.buffers
-    params |= {"offset_o": out.offset, "offset_bias": bias.offset if bias is not None else 0}
+    if splits:
+        macros["SPLIT_K"] = 1
     lowering.dispatch(
         choice.template,
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": a, "b": b, "bias": None if splits else bias, "out": target},
+        params,
+        macros,
+        form=choice,
+        epilogue=None if splits else epilogue,
         grid=choice.grid(m, n, batches.count),
-        subgroup_size=choice.subgroup,
         flops=flops,
     )
+    if splits:
+        sizes = (m, n, ldo)
+        add_parts(lowering, target, bias, out, epilogue, choice.splits, sizes, batches, vectors[2])
 
 
 def both_half(a: DType, b: DType) -> bool:
@@ -371,34 +309,15 @@ def add_parts(
     """The second dispatch of a matmul whose K was split: `sizes` are m, n and the stride of the
     result's rows."""
     m, n, ldo = sizes
-    macros: dict[str, str | int] = {
-        "VEC4_A": int(gcd4(n)),
-        "VEC4_OUT": int(vector),
-        "T_OUT": out.dtype.glsl,
-        "BIAS": int(bias is not None),
-        **epilogue.macros,
-    }
-    buffers = {"a": (parts, "r"), "out": (out, "w"), **epilogue.buffers}
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
     params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "splits": splits,
-        "ldo": ldo,
-        "batch_o": batches.batch_o,
-        "inner_batches": batches.inner,
-        "outer_o": batches.outer_o,
-        "offset_a": 0,
-        "offset_o": out.offset,
-        "offset_bias": bias.offset if bias is not None else 0,
+        **{name: size for name, size in batches.params.items() if not name.endswith(("_a", "_b"))},
+        **{"M": m, "N": n, "splits": splits, "ldo": ldo},
     }
     lowering.dispatch(
         "matmul/matmul_reduce.comp",
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": parts, "bias": bias, "out": out},
+        params,
+        {"VEC4_A": int(gcd4(n)), "VEC4_OUT": int(vector)},
+        epilogue=epilogue,
         grid=(_dims.ceil_div(m * _dims.ceil_div(n, 4), 64), 1, batches.count),
     )

@@ -18,12 +18,12 @@ from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.declarations import buffer
 from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import ROUND, Expression
-from purevk.lower.gpu_kernels import Dot, Problem, Vector
+from purevk.lower.gpu_kernels import Dot, DotBlocks, Problem, Vector
 from purevk.lower.gpu_tiles import choose_dot_blocks, prefers_few_rows
 from purevk.lower.gpu_tiles import choose_few_rows as choose
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
-from purevk.ops.matmul.choice import bind, both_half
+from purevk.ops.matmul.choice import Batches, both_half, vector_macros
 from purevk.ops.matmul.fragments import emit as emit_fragments
 from purevk.ops.matmul.fragments import matrix_of
 from purevk.ops.matmul.matmul import matmul_type
@@ -133,141 +133,62 @@ def _emit(
 ) -> None:
     """Appends the dispatch of a node with the parameters `a`, `b`, `bias`, `scale` and `eps`."""
     a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
-    if len(b.dims) == 3:
-        _emit_blocks(lowering, node, out, pair, epilogue, vector)
-        return
     bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
-    (m, k), n = a.dims, b.dims[1]
-    transposed = b.strides[0] == 1 and b.strides[1] != 1  # one column is dense along both dims
-    if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
-        b = dense(lowering, b)
-    ldb = b.strides[1] if transposed else b.strides[0]
-    # How many dispatches it saves has been weighed by the pass.
-    choice = choose_few_rows(
-        lowering.traits, a.type, b.type, bool(pair), transposed, saved=MOST_SAVED
-    )
-    dot = isinstance(choice, Dot)
-    whole = gcd8 if dot and a.dtype.itemsize == 2 else gcd4
-    if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):
-        a = dense(lowering, a)
     if scale is not None and not gcd4(scale.offset):
         scale = dense(lowering, scale)
-    if choice is None or (dot and not whole(ldb, b.offset)):
-        # Sizes and layout are those that the pass has seen.
-        raise ShapeError(f"{node.op} of {a.type} and {b.type}")
-    vectors = (
-        gcd4(k, a.strides[0], a.offset),
-        gcd4(k if transposed else n, ldb, b.offset),
-        vector,
-    )
-    macros, buffers = bind(lowering, a, b, bias, out, vectors, dot)
-    macros |= {"PAIRED": int(pair > 0), "NORM": int(scale is not None)}
-    macros |= {**choice.macros(), **epilogue.macros}
-    if not dot:
-        macros["B_TRANSPOSED"] = 0
-    buffers |= epilogue.buffers
-    params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": a.strides[0],
-        "ldb": ldb,
-        "ldo": out.strides[0],
-        "batch_a": 0,
-        "batch_b": 0,
-        "batch_o": 0,
-        "inner_batches": 1,
-        "outer_a": 0,
-        "outer_b": 0,
-        "outer_o": 0,
-        "offset_a": a.offset,
-        "offset_b": b.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0 if bias is None else bias.offset,
-    }
-    if pair:
-        params["pair"] = pair
-    if scale is not None:
-        macros["T_SCALE"] = scale.dtype.glsl
-        buffers["scale"] = (scale, "r")
-        params |= {"offset_scale": scale.offset, "eps_bits": bits_of(node.float("eps"))}
-    lowering.dispatch(
-        choice.template,
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
-        grid=choice.grid(m, n // 2 if pair else n, 1),
-        subgroup_size=choice.subgroup,
-        flops=2 * m * n * k,
-    )
-
-
-def _emit_blocks(
-    lowering: Lowering, node: Node, out: Operand, pair: int, epilogue: Epilogue, vector: bool
-) -> None:
-    """The same for `b` in the order of fragments."""
-    a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
-    bias, scale = (packed(lowering, node.optional_tensor(name)) for name in ("bias", "scale"))
-    if a.strides[1] != 1 or not gcd4(a.strides[0], a.offset):
-        a = dense(lowering, a)
-    if not b.layout.is_contiguous(b.dims) or not gcd8(b.offset):
-        b = dense(lowering, b)
-    if scale is not None and not gcd4(scale.offset):
-        scale = dense(lowering, scale)
-    (m, k), n = a.dims, matrix_of(b.type).dims[1]
+    blocks = len(b.dims) == 3
+    m, (k, n) = a.dims[0], (matrix_of(b.type) if blocks else b.type).dims
     columns = n // 2 if pair else n
-    problem = Problem(
-        _dims.upper(m),
-        _dims.upper(columns),
-        _dims.upper(k),
-        half=True,
-        transposed=True,
-        wide=True,
-        bfloat16=a.dtype is DType.bfloat16,
-    )
-    choice = choose_dot_blocks(lowering.traits, problem, pair)
-    macros: dict[str, str | int] = {
-        "T_A": a.dtype.glsl,
-        "T_B": b.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "VEC4_A": 1,
-        "VEC8_B": 1,
-        "VEC4_OUT": int(vector),
-        "BIAS": int(bias is not None),
-        "PAIRED": int(pair > 0),
-        "NORM": int(scale is not None),
-        **choice.macros(),
-        **epilogue.macros,
-    }
-    buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **epilogue.buffers}
-    params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": a.strides[0],
-        "ldo": out.strides[0],
-        "offset_a": a.offset,
-        "offset_b": b.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0 if bias is None else bias.offset,
-    }
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
-    if pair:
-        params["pair"] = pair
+    params: dict[str, Size] = {"pair": pair} if pair else {}
+    macros: dict[str, str | int] = {"VEC4_A": 1, "VEC8_B": 1}
+    form: Vector | Dot | DotBlocks | None
+    if blocks:
+        if a.strides[1] != 1 or not gcd4(a.strides[0], a.offset):
+            a = dense(lowering, a)
+        if not b.layout.is_contiguous(b.dims) or not gcd8(b.offset):
+            b = dense(lowering, b)
+        sizes = (_dims.upper(m), _dims.upper(columns), _dims.upper(k))
+        bfloat16 = a.dtype is DType.bfloat16
+        problem = Problem(*sizes, half=True, transposed=True, wide=True, bfloat16=bfloat16)
+        form = choose_dot_blocks(lowering.traits, problem, pair)
+    else:
+        transposed = b.strides[0] == 1 and b.strides[1] != 1  # one column is dense along both dims
+        if not transposed and (b.strides[1] != 1 or not isinstance(b.offset, int)):
+            b = dense(lowering, b)
+        ldb = b.strides[1] if transposed else b.strides[0]
+        # How many dispatches it saves has been weighed by the pass.
+        form = choose_few_rows(
+            lowering.traits, a.type, b.type, bool(pair), transposed, saved=MOST_SAVED
+        )
+        dot = isinstance(form, Dot)
+        whole = gcd8 if dot and a.dtype.itemsize == 2 else gcd4
+        if a.strides[1] != 1 or not isinstance(a.offset, int) or not whole(a.strides[0], a.offset):
+            a = dense(lowering, a)
+        if form is None or (dot and not whole(ldb, b.offset)):
+            # Sizes and layout are those that the pass has seen.
+            raise ShapeError(f"{node.op} of {a.type} and {b.type}")
+        vectors = gcd4(k, a.strides[0], a.offset), gcd4(k if transposed else n, ldb, b.offset)
+        macros = vector_macros(b, *vectors, vector, wide=dot)
+        if not dot:
+            macros["B_TRANSPOSED"] = 0
+        params |= {"ldb": ldb, **Batches().params}
+    tensors = {"a": a, "b": b, "bias": bias, "out": out}
     if scale is not None:
-        macros["T_SCALE"] = scale.dtype.glsl
-        buffers["scale"] = (scale, "r")
-        params |= {"offset_scale": scale.offset, "eps_bits": bits_of(node.float("eps"))}
+        tensors["scale"] = scale
+        params["eps_bits"] = bits_of(node.float("eps"))
     lowering.dispatch(
-        choice.template,
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
-        grid=choice.grid(m, columns, 1),
+        form.template,
+        tensors,
+        {"M": m, "N": n, "K": k, "lda": a.strides[0], "ldo": out.strides[0], **params},
+        {
+            **macros,
+            "VEC4_OUT": int(vector),
+            "PAIRED": int(pair > 0),
+            "NORM": int(scale is not None),
+        },
+        form=form,
+        epilogue=epilogue,
+        grid=form.grid(m, columns, 1),
         flops=2 * m * n * k,
     )
 

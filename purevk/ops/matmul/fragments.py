@@ -145,43 +145,21 @@ def emit(
     if tile is None:  # the pass has seen one
         raise ShapeError(f"{node.op} of {a.type} and {b.type}")
     turn, rest = tile.turn(_dims.specialize(k))
-    macros: dict[str, str | int] = {
-        "T_A": a.dtype.glsl,
-        "T_B": b.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
-        "BLOCKS_OUT": int(blocks),
-        "PAIRED": int(pair > 0),
-        "BIAS": int(bias is not None),
-        "BFLOAT16": int(a.dtype is DType.bfloat16),
-        **tile.macros(),
-        "TURN": turn,
-        "REST": rest,
-        **epilogue.macros,
-    }
-    buffers = {"a": (a, "r"), "b": (b, "r"), "out": (out, "w"), **epilogue.buffers}
-    if bias is not None:
-        macros["T_BIAS"] = bias.dtype.glsl
-        buffers["bias"] = (bias, "r")
-    params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "ldo": ldo,
-        "offset_a": a.offset,
-        "offset_b": b.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0 if bias is None else bias.offset,
-        **({"pair": pair} if pair else {}),
-    }
     lowering.dispatch(
         tile.template,
-        buffers,
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": a, "b": b, "bias": bias, "out": out},
+        {"M": m, "N": n, "K": k, "ldo": ldo, **({"pair": pair} if pair else {})},
+        {
+            **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
+            "BLOCKS_OUT": int(blocks),
+            "PAIRED": int(pair > 0),
+            "BFLOAT16": int(a.dtype is DType.bfloat16),
+            "TURN": turn,
+            "REST": rest,
+        },
+        form=tile,
+        epilogue=epilogue,
         grid=tile.grid(m, n, 1),
-        subgroup_size=tile.subgroup,
         flops=2 * m * n * k,
     )
 
@@ -213,15 +191,13 @@ def _copy(
 ) -> None:
     """Appends the dispatch of a copy into the order of fragments, whose invocations make `each`
     elements. `sizes`: the parameters of the template but for offsets."""
-    params = {**sizes, "offset_in": x.offset, "offset_out": out.offset}
     local = lowering.traits.profile.workgroup_size
     lowering.dispatch(
         template,
-        {"in": (x, "r"), "out": (out, "w")},
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
+        {"in": x, "out": out},
+        sizes,
+        macros,
+        local=local,
         grid=lowering.linear_grid(out.type.numel // each, local),
     )
 

@@ -22,12 +22,13 @@ from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import (
+    Batches,
     Choice,
-    bind,
     both_half,
     choose_registers,
     matrix_macros,
     reads_wide,
+    vector_macros,
 )
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.promotion import promote_types
@@ -126,7 +127,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         # Few rows get a workgroup each, of which only the first of a tile works.
         form = 2 if _dims.upper(m) <= _dims.upper(m) // rows + _dims.upper(count) + 1 else 1
         tiles = m if form == 2 else m // rows + count + 1
-    macros, buffers = bind(lowering, a, b, None, out, vectors, reads_wide(choice))
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
@@ -138,45 +138,21 @@ def _lower(lowering: Lowering, node: Node) -> None:
         vectors[2],
         (0, "m"),
     )
+    macros = vector_macros(b, *vectors, reads_wide(choice)) | matrix_macros(choice, a, out)
     macros |= {"B_TRANSPOSED": int(transposed), "ROW_GROUPS": form}
-    macros |= {**choice.macros(), **epilogue.macros, **matrix_macros(choice, a, out)}
-    buffers |= {"groups": (groups, "r"), **epilogue.buffers}
-    params: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": a.strides[0],
-        "ldb": ldb,
-        "ldo": out.strides[0],
-        "batch_a": 0,
-        "batch_b": b.strides[0],
-        "batch_o": 0,
-        "inner_batches": 1,
-        "outer_a": 0,
-        "outer_b": 0,
-        "outer_o": 0,
-        "offset_a": a.offset,
-        "offset_o": out.offset,
-        "offset_bias": 0,
-        "groups": count,
-        "offset_groups": groups.offset,
-    }
+    params: dict[str, Size] = {"M": m, "N": n, "K": k, "lda": a.strides[0], "ldb": ldb}
+    params |= {"ldo": out.strides[0], "groups": count, **Batches(batch_b=b.strides[0]).params}
     columns = choice.grid(m, n, 1)[0]
     for first, part in _parts(lowering, b):
-        params |= {
-            "offset_b": part.offset,
-            "first_matrix": first,
-            "matrices": part.dims[0],
-        }
         whole = part is b
         lowering.dispatch(
             choice.template,
-            {**buffers, "b": (part, buffers["b"][1])},
-            macros=macros,
-            params=params,
-            specialize=lowering.fixed(params),
+            {"a": a, "b": part, "bias": None, "groups": groups, "out": out},
+            {**params, "first_matrix": first, "matrices": part.dims[0]},
+            macros,
+            form=choice,
+            epilogue=epilogue,
             grid=(columns, tiles, 1),
-            subgroup_size=choice.subgroup,
             flops=2 * m * n * k if whole or first == 0 else 0,
             nbytes=_traffic(node) if whole or first == 0 else 0,
         )

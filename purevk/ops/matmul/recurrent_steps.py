@@ -205,44 +205,30 @@ class _Layer:
         self.cell = cells[0] if cells else None
         self.steps = self.out.dims[0]
         self.directions, self.batches, self.hidden = self.state.dims
-        self.macros: dict[str, str | int] = {
-            "T": self.out.dtype.glsl,
-            "KIND": _KINDS[self.kind],
-            "BIAS": int(self.bias is not None),
-            "LENGTHS": int(node.optional_tensor("lengths") is not None),
-        }
-        self.buffers: dict[str, tuple[Operand, str]] = {
-            "gates": (self.gates, "r"),
-            "weight": (self.weight, "r"),
-            "state": (self.state, "r"),
-            "out": (self.out, "w"),
+        lengths = packed(lowering, node.optional_tensor("lengths"))
+        self.macros: dict[str, str | int] = {"T": self.out.dtype.glsl, "KIND": _KINDS[self.kind]}
+        self.tensors = {
+            "gates": self.gates,
+            "weight": self.weight,
+            "state": self.state,
+            "bias": self.bias,
+            "lengths": lengths,
+            "out": self.out,
         }
         self.params: dict[str, Size] = {
             "steps": self.steps,
             "batches": self.batches,
-            "offset_gates": self.gates.offset,
             "gates_step": self.gates.strides[0],
             "gates_row": self.gates.strides[1],
-            "offset_weight": self.weight.offset,
             "weight_row": self.weight.strides[0],
-            "offset_state": self.state.offset,
             "state_direction": self.state.strides[0],
             "state_row": self.state.strides[1],
-            "offset_out": self.out.offset,
             "out_step": self.out.strides[0],
             "out_row": self.out.strides[1],
         }
-        if self.bias is not None:
-            self.buffers["bias"] = (self.bias, "r")
-            self.params["offset_bias"] = self.bias.offset
-        lengths = packed(lowering, node.optional_tensor("lengths"))
-        if lengths is not None:
-            self.buffers["lengths"] = (lengths, "r")
-            self.params["offset_lengths"] = lengths.offset
         if self.before is not None and self.cell is not None:
-            for name, operand, use in (("before", self.before, "r"), ("cell", self.cell, "rw")):
-                self.buffers[name] = (operand, use)
-                self.params[f"offset_{name}"] = operand.offset
+            self.tensors |= {"before": self.before, "cell": self.cell}
+            for name, operand in (("before", self.before), ("cell", self.cell)):
                 self.params[f"{name}_direction"], self.params[f"{name}_row"] = operand.strides[:2]
 
     @property
@@ -257,11 +243,11 @@ class _Layer:
         limit = lowering.traits.max_iterations // 2
         whole = _dims.upper(self.steps) <= limit
         most = self.steps if whole else limit
-        params = {**self.params, "most": most, "iteration": 0}
         lowering.dispatch(
             "matmul/recurrent_layer.comp",
-            {**self.buffers, "out": (self.out, "rw")},
-            macros={
+            self.tensors,
+            {**self.params, "most": most, "iteration": 0},
+            {
                 **self.macros,
                 "H": _dims.specialize(self.hidden),
                 "LANES": form.lanes,
@@ -269,8 +255,7 @@ class _Layer:
                 "ROWS": form.rows,
                 "VEC4": int(gcd4(self.hidden, weight.offset, weight.strides[0])),
             },
-            params=params,
-            specialize=lowering.fixed(params if whole else self.params),
+            never=() if whole else ("most", "iteration"),
             grid=(_dims.ceil_div(self.batches, form.rows), self.directions, 1),
             subgroup_size=lowering.traits.subgroup_size,
             flops=self.flops * self.steps,
@@ -294,16 +279,16 @@ class _Layer:
         )
         lowering.dispatch(
             "matmul/recurrent_step.comp",
-            {**self.buffers, "made": (out, "r")},
-            macros={
+            {**self.tensors, "made": out},
+            {**self.params, "H": hidden, "iteration": 0},
+            {
                 **self.macros,
                 "LOCAL": local,
                 "LANES": lanes,
                 "ROWS": rows,
                 "VEC4": int(vector),
             },
-            params={**self.params, "H": hidden, "iteration": 0},
-            specialize=lowering.fixed((*self.params, "H")),
+            never=("iteration",),
             grid=(
                 _dims.ceil_div(hidden * lanes, local),
                 _dims.ceil_div(self.batches, rows),

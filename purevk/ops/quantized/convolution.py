@@ -30,6 +30,7 @@ from purevk.ops.quantized.operands import (
     output_params,
     supports,
     whole,
+    whole_or_none,
 )
 from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
 from purevk.ops.shapes import is_empty
@@ -191,7 +192,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         return
     x, pixel = pixels(lowering, lowering.operand(node.tensor("x")))
     weight = _weight(lowering, node.tensor("weight"))
-    bias = node.optional_tensor("bias")
     window = node.attribute("window", GroupedWindow)
     requantized = node.optional_attribute("out", OutputQuantization)
     batches, channels, height, width = x.dims
@@ -200,28 +200,21 @@ def _lower(lowering: Lowering, node: Node) -> None:
     group_in, group_out = channels // window.groups, out_channels // window.groups
     vector = gcd4(out_channels if depthwise else group_out, out.offset)
     macros: dict[str, int | str] = {
-        "T_OUT": out.dtype.glsl,
         "VEC4_OUT": int(vector),
         "REQUANT": int(requantized is not None),
-        "BIAS": int(bias is not None),
         "TRANSPOSED": int(window.transposed),
         "DOT": int(lowering.traits.has("integer_dot_product")),
     }
     if not vector:
         macros |= byte_features(out.dtype)
-    scales = whole(lowering, node.tensor("scales"))
-    macros["T_SCALE"] = scales.dtype.glsl
-    buffers: dict[str, tuple[Operand, str]] = {
-        "a": (x, "r"),
-        "w": (weight, "r"),
-        "scale": (scales, "r"),
-        "sum": (whole(lowering, node.tensor("sums")), "r"),
-        "out": (out, "w"),
+    tensors = {
+        "a": x,
+        "w": weight,
+        "scale": whole(lowering, node.tensor("scales")),
+        "sum": whole(lowering, node.tensor("sums")),
+        "bias": whole_or_none(lowering, node.optional_tensor("bias")),
+        "out": out,
     }
-    if bias is not None:
-        operand = whole(lowering, bias)
-        macros["T_BIAS"] = operand.dtype.glsl
-        buffers["bias"] = (operand, "r")
     params: dict[str, Size] = {
         "batches": batches,
         "H": height,
@@ -237,9 +230,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "x_scale": bits_of(node.float("x_scale")),
         "x_zero": node.int("x_zero"),
         **output_params(requantized),
-        "offset_a": x.offset,
         "offset_w": weight.offset // 4,
-        "offset_o": out.offset,
     }
     rows = batches * out_height * out_width
     grid: tuple[Size, Size, Size]
@@ -280,9 +271,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
             )
     lowering.dispatch(
         template,
-        buffers,
-        macros=macros,
-        params=params,
+        tensors,
+        params,
+        macros,
         specialize=window.params,
         grid=grid,
         subgroup_size=subgroup,

@@ -101,27 +101,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "BITS": bits,
         "HIGH_FIRST": int(node.bool("high_first")),
         "QUADS": int(quads),
-        "T_SCALE": scales.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
         "ZEROS": int(zeros is not None),
         "MINIMUM": int("minimum" in parameters),
         "VEC4": int(vector),
+        **byte_features(*(each.dtype for each in parameters.values())),
     }
-    if zeros is not None:
-        macros["T_ZERO"] = parameters["zero"].dtype.glsl
-    macros |= byte_features(*(each.dtype for each in parameters.values()))
-    params: dict[str, Size] = {
-        "count": count,
-        "D": width,
-        "rows": rows,
-        "groups": groups,
-        "group": group,
-        "row_bytes": pitch,
-        "index_step": 1,
-        "offset_table": weight.offset,
-        "offset_index": index.offset,
-        "offset_out": out.offset,
-    }
+    params: dict[str, Size] = {"count": count, "D": width, "rows": rows, "groups": groups}
+    params |= {"group": group, "row_bytes": pitch, "index_step": 1}
     read = (
         weight.dims[1]
         + groups * sum(each.dtype.itemsize for each in parameters.values())
@@ -130,15 +116,14 @@ def _lower(lowering: Lowering, node: Node) -> None:
     lowering.dispatch(
         "quantized/qembedding.comp",
         {
-            "table": (weight, "r"),
-            **{name: (each, "r") for name, each in parameters.items()},
-            "index": (index, "r"),
-            "out": (out, "w"),
+            "table": weight,
+            **parameters,
+            "index": index,
+            "out": out,
         },
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
+        params,
+        macros,
+        local=local,
         grid=lowering.linear_grid(work, local * items),
         nbytes=count * (read + width * out.dtype.itemsize),
     )

@@ -21,8 +21,8 @@ from purevk.ops.quantized.choice import (
     choose,
     vectors_of_rows,
 )
-from purevk.ops.quantized.matmul import check_groups, check_rows
-from purevk.ops.quantized.operands import dense_rows, output_params, whole
+from purevk.ops.quantized.matmul import check_groups, check_rows, emit_form
+from purevk.ops.quantized.operands import dense_rows, whole, whole_or_none
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.tuning import DeviceTraits
 
@@ -137,72 +137,20 @@ def _emit(
     form = matmul and choose_few_rows(lowering.traits, matmul, pair > 0)
     if not form:  # the sizes are those that the pass has seen
         raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
-    (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
-    factors = node.optional_tensor("factors")
-    macros: dict[str, int | str] = {
-        "BITS": bits,
-        "HIGH_FIRST": int(node.bool("high_first")),
-        "ACT": 0,
-        "GROUPED": int(minimums is not None or not (isinstance(groups, int) and groups == 1)),
-        "MINIMUM": int(minimums is not None),
-        "T_A": x.dtype.glsl,
-        "T_SCALE": scales.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "BIAS": int(bias is not None),
-        **vectors_of_rows(form, x),
-        "VEC4_OUT": int(vector),
-        "REQUANT": 0,
-        "NORM": int(factors is not None),
-        "PAIRED": int(pair > 0),
-        **form.macros,
-        **epilogue.macros,
-    }
-    buffers: dict[str, tuple[Operand, str]] = {
-        "a": (x, "r"),
-        "w": (weight, "r"),
-        "scale": (scales, "r"),
-        "out": (out, "w"),
-        **epilogue.buffers,
-    }
-    sizes: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": x.strides[0],
-        "ldw": weight.strides[0] // 4,
-        "ldo": out.strides[0],
-        "groups": groups,
-        "group": group or k,
-        "offset_a": x.offset,
-        "offset_w": 0,
-        "offset_o": out.offset,
-    }
-    others = {"x_scale": bits_of(1.0), "x_zero": 0, **output_params(None)}
-    if minimums is not None:
-        buffers["minimum"] = (whole(lowering, minimums), "r")
-    if bias is not None:
-        operand = whole(lowering, bias)
-        macros["T_BIAS"] = operand.dtype.glsl
-        buffers["bias"] = (operand, "r")
+    tensors: dict[str, Operand | None] = {"a": x, "w": weight, "scale": scales, "out": out}
+    tensors["minimum"] = whole_or_none(lowering, minimums)
+    tensors["bias"] = whole_or_none(lowering, bias)
+    params: dict[str, Size] = {"ldo": out.strides[0], "x_scale": bits_of(1.0), "x_zero": 0}
     if pair:
-        sizes["pair"] = pair
+        params["pair"] = pair
+    factors = node.optional_tensor("factors")
     if factors is not None:
         operand = dense_operand(lowering, factors)
-        operand = operand if gcd4(operand.offset) else dense(lowering, operand)
-        macros["T_FACTORS"] = operand.dtype.glsl
-        buffers["factors"] = (operand, "r")
-        sizes["offset_factors"] = operand.offset
-        others["eps_bits"] = bits_of(node.float("eps"))
-    lowering.dispatch(
-        form.template,
-        buffers,
-        macros=macros,
-        params={**sizes, **others},
-        specialize=sizes if lowering.traits.profile.specialize_sizes else (),
-        grid=form.grid,
-        subgroup_size=form.subgroup_size,
-        flops=2 * m * n * k,
-    )
+        tensors["factors"] = operand if gcd4(operand.offset) else dense(lowering, operand)
+        params["eps_bits"] = bits_of(node.float("eps"))
+    macros = {"NORM": int(factors is not None), "PAIRED": int(pair > 0), "ACT": 0}
+    macros |= vectors_of_rows(form, x)
+    emit_form(lowering, node, form, tensors, params, macros, vector, epilogue)
 
 
 register(Operator(NAME, _shape, Kernel(_lower, epilogue=True, bfloat16=False)))

@@ -31,27 +31,15 @@ def emit_halves(
         blocks: the result is in the order of fragments.
     """
     (n, k), (bits, high_first, group) = sizes, form
-    params: dict[str, Size] = {
-        "N": n,
-        "K": k,
-        "ldw": weight.strides[0] // 4,
-        "groups": scales.dims[1],
-        "group": group or k,
-        "offset_w": weight.offset // 4,
-    }
+    params: dict[str, Size] = {"N": n, "K": k, "ldw": weight.strides[0] // 4}
+    params |= {"groups": scales.dims[1], "group": group or k, "offset_w": weight.offset // 4}
     local = lowering.traits.profile.workgroup_size
     lowering.dispatch(
         "quantized/qdequantize.comp",
-        {"w": (weight, "r"), "scale": (scales, "r"), "out": (out, "w")},
-        macros={
-            "BITS": bits,
-            "HIGH_FIRST": int(high_first),
-            "T_SCALE": scales.dtype.glsl,
-            "BLOCKS": int(blocks),
-        },
-        params=params,
-        specialize=lowering.fixed(params),
-        constants={"local_size_x": local},
+        {"w": weight, "scale": scales, "out": out},
+        params,
+        {"BITS": bits, "HIGH_FIRST": int(high_first), "BLOCKS": int(blocks)},
+        local=local,
         grid=lowering.linear_grid(n * (k // (16 if blocks else 8)), local),
     )
 

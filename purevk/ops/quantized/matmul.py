@@ -8,12 +8,14 @@ when the program is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy, packed
 from purevk.lower.declarations import byte_features
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.epilogue import Epilogue, make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8, gcd16
@@ -22,7 +24,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
-from purevk.ops.quantized.choice import QuantizedMatmul, choose, takes_halves, vectors_of_rows
+from purevk.ops.quantized.choice import Form, QuantizedMatmul, choose, takes_halves, vectors_of_rows
 from purevk.ops.quantized.halves import emit_halves
 from purevk.ops.quantized.operands import (
     OutputQuantization,
@@ -31,11 +33,13 @@ from purevk.ops.quantized.operands import (
     split_rows,
     supports,
     whole,
+    whole_or_none,
 )
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 
 NAME = "purevk.quantized_matmul"
 ALIGN_ROWS = "purevk.align_rows"
+_WITH_KNOWN_SIZES = ("quantized/qdot", "quantized/qmatvec", "quantized/qmatmul_coopmat")
 
 
 def _shape(
@@ -140,43 +144,22 @@ def _lower(lowering: Lowering, node: Node) -> None:
         _lower_in_halves(lowering, node, matmul, x, weight, scales, out)
         return
     form = choose(lowering.traits, matmul)
-    vector_out = gcd4(n, out.offset)
-    macros: dict[str, int | str] = {
-        "BITS": bits,
-        "HIGH_FIRST": int(node.bool("high_first")),
-        "ACT": int(integers),
-        "GROUPED": int(grouped),
-        "T_SCALE": scales.dtype.glsl,
-        "T_OUT": out.dtype.glsl,
-        "BIAS": int(bias is not None),
-        "VEC4_OUT": int(vector_out),
-        "REQUANT": int(requantized is not None),
-    }
-    buffers: dict[str, tuple[Operand, str]] = {
-        "a": (x, "r"),
-        "w": (weight, "r"),
-        "scale": (scales, "r"),
-        "out": (out, "w"),
-    }
-    if minimums is not None:
-        macros["MINIMUM"] = 1
-        buffers["minimum"] = (whole(lowering, minimums), "r")
+    vector = gcd4(n, out.offset)
+    macros: dict[str, int | str] = {"ACT": int(integers)}
+    tensors: dict[str, Operand | None] = {"minimum": whole_or_none(lowering, minimums)}
     if sums is not None:
-        buffers["sum"] = (whole(lowering, sums), "r")
+        tensors["sum"] = whole(lowering, sums)
         row_scales = node.optional_tensor("row_scales")
         row_zeros = node.optional_tensor("row_zeros")
         if row_scales is not None and row_zeros is not None:
             zeros = whole(lowering, row_zeros)
             macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
             macros |= byte_features(zeros.dtype)
-            buffers |= {"row_scale": (whole(lowering, row_scales), "r"), "row_zero": (zeros, "r")}
+            tensors |= {"row_scale": whole(lowering, row_scales), "row_zero": zeros}
         macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
     else:
-        macros |= {"T_A": x.dtype.glsl, **vectors_of_rows(form, x)}
-    if bias is not None:
-        operand = whole(lowering, bias)
-        macros["T_BIAS"] = operand.dtype.glsl
-        buffers["bias"] = (operand, "r")
+        macros |= vectors_of_rows(form, x)
+    tensors["bias"] = whole_or_none(lowering, bias)
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
@@ -185,46 +168,62 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "b, m, n",
         "m * N + n",
         (1, "n"),
-        vector_out,
+        vector,
         (0, "m"),
     )
-    macros |= epilogue.macros
-    if not vector_out:
+    if not vector:
         macros |= byte_features(out.dtype)
-    buffers |= epilogue.buffers
-    sizes: dict[str, Size] = {
-        "M": m,
-        "N": n,
-        "K": k,
-        "lda": x.strides[0],
-        "ldw": words,
-        "ldo": n,
-        "groups": groups,
-        "group": group or k,
-        "offset_a": x.offset,
-        "offset_w": first_word,
-        "offset_o": out.offset,
-    }
-    # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
-    # each shape.
-    constant = (
-        form.template.startswith(
-            ("quantized/qdot", "quantized/qmatvec", "quantized/qmatmul_coopmat")
-        )
-        and lowering.traits.profile.specialize_sizes
-    )
+    tensors |= {"a": x, "w": weight, "scale": scales, "out": out}
+    params = {"x_scale": bits_of(node.float("x_scale")), "x_zero": node.int("x_zero"), "ldo": n}
+    emit_form(lowering, node, form, tensors, params, macros, vector, epilogue, requantized)
+
+
+def emit_form(
+    lowering: Lowering,
+    node: Node,
+    form: Form,
+    tensors: Mapping[str, Operand | None],
+    params: Mapping[str, Size],
+    macros: Mapping[str, int | str],
+    vector: bool,
+    epilogue: Epilogue,
+    requantized: OutputQuantization | None = None,
+) -> None:
+    """Appends the dispatch of a matmul with a quantized weight, a node with the parameters `bits`,
+    `high_first` and `group`.
+
+    Args:
+        tensors: at least a, w, scale and out.
+        params, macros: those that do not follow from the tensors and the node.
+        vector: the result is stored as vectors of 4.
+        requantized: how the result is quantized, if it is.
+    """
+    x, weight, scales = (tensors[name] for name in ("a", "w", "scale"))
+    assert x is not None and weight is not None and scales is not None
+    (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
+    sizes = {"M": m, "N": n, "K": k, "lda": x.strides[0], "ldw": weight.strides[0] // 4}
+    sizes |= {"groups": groups, "group": node.int("group") or k, "offset_w": weight.offset // 4}
     lowering.dispatch(
         form.template,
-        buffers,
-        macros={**macros, **form.macros},
-        params={
-            **sizes,
-            "x_scale": bits_of(node.float("x_scale")),
-            "x_zero": node.int("x_zero"),
-            **output_params(requantized),
+        tensors,
+        {**sizes, **output_params(requantized), **params},
+        {
+            "BITS": node.int("bits"),
+            "HIGH_FIRST": int(node.bool("high_first")),
+            "GROUPED": int(
+                tensors.get("minimum") is not None or not (isinstance(groups, int) and groups == 1)
+            ),
+            "VEC4_OUT": int(vector),
+            "REQUANT": int(requantized is not None),
+            **macros,
+            **form.macros,
         },
+        epilogue=epilogue,
+        # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
+        # each shape.
+        specialize=False if form.template.startswith(_WITH_KNOWN_SIZES) else (),
+        never=("x_scale", "x_zero", "eps_bits", *output_params(None)),
         grid=form.grid,
-        specialize=sizes if constant else (),
         subgroup_size=form.subgroup_size,
         flops=2 * m * n * k,
     )

@@ -82,6 +82,11 @@ def whole(lowering: Lowering, value: Value) -> Operand:
     return dense(lowering, operand)
 
 
+def whole_or_none(lowering: Lowering, value: Value | None) -> Operand | None:
+    """`whole` of an optional tensor."""
+    return None if value is None else whole(lowering, value)
+
+
 def has_dense_rows(operand: Operand) -> bool:
     """Whether the elements of a row of a matrix follow one another."""
     stride = operand.strides[1]

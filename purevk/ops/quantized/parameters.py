@@ -105,9 +105,6 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     each = _dims.upper(columns) // (wide * (4 if vector else 1))
     macros: dict[str, int | str] = {
         "AHEAD": min(4, 1 << max(each, 1).bit_length() - 1) if profile.overlaps_loads else 1,
-        "T_A": x.dtype.glsl,
-        "T_SCALE": scale.dtype.glsl,
-        "T_ZERO": zero.dtype.glsl,
         "SCALE": rule.scale,
         "ZERO": rule.zero,
         "VEC4_A": int(vector),
@@ -129,10 +126,9 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     }
     lowering.dispatch(
         "quantized/qparams.comp",
-        {"a": (x, "r"), "scale": (scale, "w"), "zero": (zero, "w")},
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"a": x, "scale": scale, "zero": zero},
+        params,
+        macros,
         grid=lowering.linear_grid(rows, 1),
         subgroup_size=lanes if subgroups else None,
     )

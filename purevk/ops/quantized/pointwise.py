@@ -208,6 +208,7 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
         constants={"height": height, "eights": eights, "local_size_x": local},
         grid=lowering.linear_grid(work, local),
         flops=10 * x.type.numel,
+        specialize=(),
     )
 
 

@@ -127,7 +127,6 @@ def lower_slices(
     images = x.dims[0]
     moments = lowering.temporary(TensorType(DType.float32, (images * groups * form.slices, 2)))
     macros: dict[str, str | int] = {
-        "T_X": x.dtype.glsl,
         "NHWC": int(form.nhwc),
         "VEC4": int(form.vector),
         "LOCAL": form.local,
@@ -135,7 +134,6 @@ def lower_slices(
         "LANES": form.lanes,
     }
     params: dict[str, Size] = {
-        "x_offset": x.offset,
         "groups": groups,
         "inner": inner,
         "area": area,
@@ -145,10 +143,9 @@ def lower_slices(
     grid: tuple[Size, Size, Size] = (form.slices, groups // form.groups, images)
     lowering.dispatch(
         "reduce/group_moments.comp",
-        {"x": (x, "r"), "moments": (moments, "w")},
-        macros=macros,
-        params=params,
-        specialize=lowering.fixed(params),
+        {"x": x, "moments": moments},
+        params,
+        macros,
         grid=grid,
         flops=4 * x.type.numel,
     )
@@ -164,25 +161,17 @@ def lower_slices(
         row=None if form.nhwc else (1, "row % (groups * inner)"),
     )
     made.macros.pop("HAS_8BIT", None)
-    params |= {"out_offset": out.offset, "eps_bits": bits_of(node.float("eps"))}
-    buffers = {"x": (x, "r"), "moments": (moments, "r"), "out": (out, "w"), **made.buffers}
-    for name, operand in (("weight", weight), ("bias", bias)):
-        if operand is not None:
-            buffers[name] = (operand, "r")
-            params[f"{name}_offset"] = operand.offset
     lowering.dispatch(
         "reduce/group_apply.comp",
-        buffers,
-        macros={
+        {"x": x, "moments": moments, "out": out, "weight": weight, "bias": bias},
+        {**params, "eps_bits": bits_of(node.float("eps"))},
+        {
             **macros,
-            "T_OUT": out.dtype.glsl,
             "T_W": (weight or bias or x).dtype.glsl,
             "HAS_WEIGHT": int(weight is not None),
             "HAS_BIAS": int(bias is not None),
-            **made.macros,
         },
-        params=params,
-        specialize=lowering.fixed(params),
+        epilogue=made,
         grid=grid,
         flops=4 * x.type.numel,
     )

@@ -10,11 +10,12 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
+from purevk.lower.declared import AUTO
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
-from purevk.lower.rows import RowWork, bind_x, collapse, only_floats, spread
+from purevk.lower.rows import RowWork, collapse, only_floats, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
@@ -212,23 +213,19 @@ def emit_norm(
         row=index.row,
     )
     made.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
-    texel, bound = bind_x(lowering, x, vector)
     wide = vector and macros.get("GROUP") != 1
     forms = {name: lowering.texel(operand, wide) for name, operand in scales.items()}
     texels = bool(forms) and all(forms.values())
-    buffers = {
-        "x": bound,
+    tensors = {
+        "x": x,
         **{
             name: (operand, f"r{forms[name]}" if texels else "r")
             for name, operand in scales.items()
         },
-        **({"out": (out, "w")} if plain else {}),
-        **({} if blocks is None else {"blocks": (blocks, "w")}),
+        "out": out if plain else None,
         **({} if turn is None else turn.buffers),
-        **made.buffers,
     }
     params: dict[str, Size] = {
-        "x_offset": x.offset,
         "out_offset": out.offset,
         "rows": rows,
         "columns": columns,
@@ -236,7 +233,7 @@ def emit_norm(
         **group,
     }
     if blocks is not None:
-        params["blocks_offset"] = blocks.offset
+        tensors["blocks"] = blocks
     if macros.get("GROUP") != 2:
         params |= {"x_row": columns if steps is None else steps.row, "out_row": columns}
     if steps is not None and steps.inner != 1:
@@ -249,25 +246,24 @@ def emit_norm(
         params["bias_offset"] = bias.offset
     lowering.dispatch(
         "reduce/norm.comp",
-        buffers,
-        macros={
-            "T_X": x.dtype.glsl,
+        tensors,
+        params,
+        {
             "T_OUT": out.dtype.glsl,
             "T_W": (weight or bias or x).dtype.glsl,
             "HAS_WEIGHT": int(weight is not None),
             "HAS_BIAS": int(bias is not None),
             "VEC4": int(vector),
+            "TEXEL_X": AUTO,
             "TEXEL_W": int(texels),
             **({} if blocks is None else {"BLOCKS": 1 if plain else 2}),
             **({} if turn is None else turn.macros),
             **macros,
-            **texel,
             **work.macros,
-            **made.macros,
         },
-        params=params,
-        constants={"local_size_x": work.local},
-        specialize=lowering.fixed(params, group),
+        epilogue=made,
+        local=work.local,
+        always=group,
         grid=work.grid(items),
         flops=8 * x.type.numel,
     )

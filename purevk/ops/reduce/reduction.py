@@ -10,11 +10,12 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declared import AUTO
 from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import MOST_JOINS, bind_x, by_dim, collapse, spread
+from purevk.lower.rows import MOST_JOINS, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
@@ -274,10 +275,7 @@ def _emit(
     macros["AHEAD"] = next(
         n for n in (8, 4, 2, 1) if n <= loads and (n <= _dims.upper(each) or n == 1)
     )
-    texel, bound = bind_x(lowering, x, vector)
     params: dict[str, Size] = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "outputs": outputs,
         "size_r1": inner[1],
         **by_dim("stride", outer_steps),
@@ -288,15 +286,12 @@ def _emit(
         params |= {"size_r0": inner[0], "stride_r0": inner_steps[0]}
     if column or not vector:
         params["stride_r1"] = inner_steps[1]
-    if len(outs) > 1:
-        params["index_offset"] = outs[1].offset
     lowering.dispatch(
         "reduce/reduce.comp",
-        {"x": bound, **{name: (each, "w") for name, each in zip(("out", "index"), outs)}},
-        macros={**macros, **texel},
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
+        {"x": x, **dict(zip(("out", "index"), outs))},
+        params,
+        {**macros, "TEXEL_X": AUTO},
+        local=local,
         grid=grid,
         flops=_dims.product(outer) * inner[0] * inner[1],
     )

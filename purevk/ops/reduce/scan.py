@@ -170,21 +170,14 @@ def emit_scan(
         "COMBINE(a, b)": how.combine,
         "VEC4": int(vector),
     }
-    buffers = {
-        "x": (x, "r"),
-        **{name: (each, "w") for name, each in zip(("out", "index"), outs)},
-    }
     if how.beats:
-        macros.update({"ARG": 1, "BEATS(b, a)": how.beats, "T_INDEX": outs[1].dtype.glsl})
+        macros.update({"ARG": 1, "BEATS(b, a)": how.beats})
         macros["INDEX_PAIRS"] = int(vector and outs[1].dtype is DType.int64)
     macros["LOGARITHM"] = int(how.logarithm)
     if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     parts = _dims.ceil_div(length, part) if cut else 1
     totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts))) if cut else None
-    if totals is not None:
-        buffers["totals"] = (totals, "w")
-        macros["TOTALS"] = 1
     local, width = min(profile.workgroup_size, traits.max_invocations), 1
     if alone:
         macros["ROW_PER_INVOCATION"] = 1
@@ -205,8 +198,6 @@ def emit_scan(
         macros["ITEMS"] = 16
     macros["LOCAL"] = local
     params: dict[str, Size] = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "rows": rows,
         "row_length": length,
         "x_step": step,
@@ -217,16 +208,13 @@ def emit_scan(
     }
     if cut:
         params |= {"part": part, "parts": parts}
-    if how.beats:
-        params["index_offset"] = outs[1].offset
     tasks = _dims.ceil_div(rows, 4) if columns and vector else rows * parts
     lowering.dispatch(
         "reduce/scan.comp",
-        buffers,
-        macros=macros,
-        params=params,
-        constants={"local_size_x": local},
-        specialize=lowering.fixed(params),
+        {"x": x, **dict(zip(("out", "index"), outs)), "totals": totals},
+        params,
+        macros,
+        local=local,
         grid=lowering.linear_grid(tasks, width),
         flops=rows * length,
     )

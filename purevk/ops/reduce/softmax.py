@@ -6,10 +6,10 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
+from purevk.lower.declared import AUTO
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import (
-    bind_x,
     by_dim,
     collapse,
     reads_alone,
@@ -66,8 +66,6 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         vector = contiguous and gcd4(columns, x.offset, out.offset, *x_strides, *out_strides)
         work = spread(lowering.traits, rows, columns, vector, cache=True, passes=PASSES, short=True)
     params: dict[str, Size] = {
-        "x_offset": x.offset,
-        "out_offset": out.offset,
         "rows": rows,
         "columns": columns,
         **by_dim("x_stride", x_strides),
@@ -76,7 +74,6 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     }
     if "COLUMN" in work.macros or not vector:
         params |= {"x_column": step, "out_column": out_step}
-    texel, bound = bind_x(lowering, x, vector)
     # Float16 has neither the digits nor the range that GLSL's own exponential loses, bfloat16 has the
     # range. A GPU would take up to a third more time for digits that x - max has lost before.
     exponential = "exp" if out.dtype is DType.float16 else "pv_exp_half"
@@ -84,21 +81,18 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         exponential = "pv_exp"
     lowering.dispatch(
         "reduce/softmax.comp",
-        {"x": bound, "out": (out, "w")},
-        macros={
-            "T_X": x.dtype.glsl,
-            "T_OUT": out.dtype.glsl,
+        {"x": x, "out": out},
+        params,
+        {
             "OUTER_DIMS": max(len(sizes), 1),
             "LOG": int(node.bool("log")),
             "ZERO_ROWS": int(node.bool("zero_rows")),
             "EXP": exponential,
             "VEC4": int(vector),
+            "TEXEL_X": AUTO,
             **work.macros,
-            **texel,
         },
-        params=params,
-        constants={"local_size_x": work.local},
-        specialize=lowering.fixed(params),
+        local=work.local,
         grid=work.grid(_dims.ceil_div(rows, 4) if "COLUMN" in work.macros and vector else rows),
         flops=5 * x.type.numel,
     )

@@ -163,7 +163,6 @@ class _Sorter:
         local = min(256, self.traits.max_invocations)
         sizes, strides = self._outer(x, *to)
         params: dict[str, Size] = {
-            "x_offset": x.offset,
             "row_length": self.length,
             "step": x.strides[self.dim],
             **by_dim("stride", strides[0], 4),
@@ -173,8 +172,9 @@ class _Sorter:
         params |= self._places(to, strides[1:])
         lowering.dispatch(
             "sort/rank.comp",
-            {"x": (x, "r"), "keys": (to.values, "w"), "indices": (to.indices, "w")},
-            macros={
+            {"x": x, "keys": to.values, "indices": to.indices},
+            params,
+            {
                 **element_macros(x.dtype, to.indices.dtype),
                 "WIDE": int(self.acc == "int64_t"),
                 "ROOM": power_of_two(_dims.upper(self.length)),
@@ -182,9 +182,7 @@ class _Sorter:
                 "LOCAL": local,
                 "DESCENDING": int(self.descending),
             },
-            params=params,
-            constants={"local_size_x": local},
-            specialize=lowering.fixed(params),
+            local=local,
             grid=(_dims.ceil_div(self.length * _COUNTERS, local), self.rows, 1),
             flops=self.rows * self.length * self.length,
         )
@@ -204,7 +202,6 @@ class _Sorter:
         blocks = _dims.ceil_div(self.length, block)
         local, _ = self._shared_work(block)
         params: dict[str, Size] = {
-            "x_offset": x.offset,
             "rows": self.rows,
             "row_length": self.length,
             "step": x.strides[self.dim],
@@ -216,8 +213,9 @@ class _Sorter:
         params |= self._places(to, strides[1:])
         lowering.dispatch(
             "sort/sort_rows.comp",
-            {"x": (x, "r"), "keys": (to.values, "w"), "indices": (to.indices, "w")},
-            macros={
+            {"x": x, "keys": to.values, "indices": to.indices},
+            params,
+            {
                 **key_macros(x.dtype, to.indices.dtype),
                 "LEVELS": self._levels(block),
                 "LOCAL": local,
@@ -228,9 +226,7 @@ class _Sorter:
                     and local % traits.subgroup_size == 0
                 ),
             },
-            params=params,
-            constants={"local_size_x": local},
-            specialize=lowering.fixed(params),
+            local=local,
             grid=lowering.linear_grid(self.rows * blocks, 1),
             flops=self.rows * blocks * block,
         )
@@ -254,13 +250,11 @@ class _Sorter:
     ) -> None:
         """Sorts blocks of rows of x, or of `source`, and stores `keep` elements of each."""
         x, dtype = self.x, self.x.dtype
-        buffers: dict[str, tuple[Operand, str]] = {"x": (x, "r")}
         if source is None:
             sizes, (strides,) = self._outer(x)
             step = x.strides[self.dim]
         else:
             x, sizes, strides, step = source.values, [self.rows], [length], 1
-            buffers = {"x": (x, "r"), "from": (source.indices, "r")}
         names = conversions(dtype, dtype, self.acc)
         names["T_KEY"] = names.pop("T_OUT")
         if "TO_OUT(v)" in names:
@@ -268,7 +262,6 @@ class _Sorter:
         local = min(self.traits.profile.max_sort_workgroup, self.traits.max_invocations, block // 2)
         blocks = _dims.ceil_div(length, block)
         params: dict[str, Size] = {
-            "x_offset": x.offset,
             "rows": self.rows,
             "row_length": length,
             "step": step,
@@ -282,17 +275,23 @@ class _Sorter:
         groups = self.rows * blocks
         self.lowering.dispatch(
             "sort/sort.comp",
-            {**buffers, "keys": (made.values, "rw"), "indices": (made.indices, "rw")},
-            macros={
+            {
+                "x": x,
+                "from": source.indices if source is not None else None,
+                "keys": made.values,
+                "indices": made.indices,
+            },
+            params,
+            {
                 **names,
                 "BLOCK": block,
                 "DESCENDING": int(self.descending),
                 "INDEXED": int(source is not None),
             },
-            params=params,
-            constants={"local_size_x": local},
+            local=local,
             grid=self.lowering.linear_grid(groups, 1),
             flops=groups * block,
+            specialize=(),
         )
 
     # -- runs ------------------------------------------------------------------------------------
@@ -323,7 +322,6 @@ class _Sorter:
         tiles = _dims.ceil_div(self.length, tile)
         sizes, strides = self._outer(*to)
         params: dict[str, Size] = {
-            "x_offset": source.values.offset,
             "rows": self.rows,
             "row_length": self.length,
             "tiles": tiles,
@@ -334,22 +332,17 @@ class _Sorter:
         params |= self._places(to, strides)
         lowering.dispatch(
             "sort/merge.comp",
+            {"x": source.values, "from": source.indices, "keys": to.values, "indices": to.indices},
+            params,
             {
-                "x": (source.values, "r"),
-                "from": (source.indices, "r"),
-                "keys": (to.values, "w"),
-                "indices": (to.indices, "w"),
-            },
-            macros={
                 **element_macros(dtype, to.indices.dtype),
                 "LOCAL": local,
                 "EACH": tile // local,
                 "DESCENDING": int(self.descending),
             },
-            params=params,
-            constants={"local_size_x": local},
+            local=local,
             # All merges but the last are of one kernel.
-            specialize=[name for name in lowering.fixed(params) if name != "run"],
+            never=("run",),
             grid=lowering.linear_grid(self.rows * tiles, 1),
             flops=self.rows * self.length,
         )

@@ -6,11 +6,12 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, emit_copy
+from purevk.lower.declared import AUTO
 from purevk.lower.elements import conversions
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
-from purevk.lower.rows import bind_x, by_dim, collapse
+from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, register
 from purevk.ops.shapes import is_empty
@@ -205,10 +206,8 @@ def _emit(
     # loops over a row have no length that the compiler knows.
     subgroup = work.subgroup and (rank == "first" or isinstance(part, int))
     full = isinstance(part, int) and part % (work.local * work.per) == 0 and length == part * parts
-    texel, bound = bind_x(lowering, x, vector)
     names = key_macros(dtype, indices.dtype)
     params: dict[str, Size] = {
-        "x_offset": x.offset,
         "rows": rows,
         "whole_length": length,
         "step": step,
@@ -220,7 +219,6 @@ def _emit(
     }
     for name, each, theirs in (("values", values, strides[1]), ("indices", indices, strides[2])):
         params |= {
-            f"{name}_offset": each.offset,
             f"{name}_step": each.strides[dim],
             **by_dim(f"{name}_stride", reversed(theirs), 4),
             f"{name}_part": count * each.strides[dim],
@@ -232,15 +230,11 @@ def _emit(
         groups = _dims.minimum(groups, per_core * traits.processors)
     lowering.dispatch(
         "sort/select.comp",
+        {"x": x, "from": source_indices, "keys": values, "indices": indices},
+        {**params, "values_offset": values.offset},
         {
-            "x": bound,
-            **({"from": (source_indices, "r")} if source_indices else {}),
-            "keys": (values, "w"),
-            "indices": (indices, "w"),
-        },
-        macros={
             **names,
-            **texel,
+            "TEXEL_X": AUTO,
             "VEC4": int(vector),
             "LOCAL": work.local,
             "BINS": work.bins,
@@ -257,9 +251,7 @@ def _emit(
             "WIDE_KEY": int(wide),
             "GROUPS": work.groups,
         },
-        params=params,
-        constants={"local_size_x": work.local},
-        specialize=lowering.fixed(params),
+        local=work.local,
         grid=lowering.linear_grid(groups, 1),
         flops=rows * length * 8,
     )
