@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from purevk.dtypes import DType
-from purevk.ir import Value
+from purevk.ir import Node, Value
 from purevk.lower.copies import emit_copy
 from purevk.lower.declarations import buffer, element_features
 from purevk.lower.expression import ROUND, Expression
@@ -27,7 +27,7 @@ class Epilogue:
     """Macros, and the buffers extra0, extra1, ... that come after the kernel's own."""
 
     macros: dict[str, str] = field(default_factory=dict)
-    buffers: dict[str, tuple[Operand, str]] = field(default_factory=dict)
+    buffers: dict[str, Operand] = field(default_factory=dict)
     flops: int = 0
 
 
@@ -111,7 +111,7 @@ def make_epilogue(
         loads4.append(f"{_LANES[acc]} x{number} = {lanes}({read});")
         kinds.append(_LANES[acc])
         names.append(f"x{number}")
-        made.buffers[name] = (operand, "r")
+        made.buffers[name] = operand
     body, (result,) = expression.glsl(names, (), prefix="t")
     # What the kernel computes has the digits of float32; without the epilogue, memory rounds it.
     for name, dtype in zip(names[: 1 + bool(second)], expression.inputs):
@@ -149,10 +149,37 @@ def make_epilogue(
     if not vector:
         made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
     made.macros["EXTRA_BUFFERS"] = text
-    dtypes = {operand.dtype for operand, _ in made.buffers.values()} | set(expression.dtypes)
+    dtypes = {operand.dtype for operand in made.buffers.values()} | set(expression.dtypes)
     needed = element_features(dtypes)
     made.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
     return made
+
+
+def matrix_epilogue(
+    lowering: Lowering,
+    node: Node,
+    out: Operand,
+    vector: bool,
+    full: str = "m * N + n",
+    row: tuple[int, str] | None = (0, "m"),
+    paired: bool = False,
+    ahead: bool = False,
+) -> Epilogue:
+    """`make_epilogue` for a node with the parameters `epilogue` and `extras`, and a template with the
+    coordinates b, m (row) and n (column). `paired`: a column is made of two of the N columns."""
+    return make_epilogue(
+        lowering,
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
+        out,
+        "b, m, n",
+        full.replace("N", "(N / 2)") if paired else full,
+        (1, "n"),
+        vector,
+        row,
+        second="pv_second" if paired else "",
+        ahead=ahead,
+    )
 
 
 def _two_steps(

@@ -12,7 +12,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.epilogue import matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_convolution_tile
@@ -204,17 +204,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     tile = tile_of(lowering.traits, x.dtype, rows, columns, terms, not one)
     if tile is None:  # the pass has seen one
         raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
-    made = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        "m * pixel_o + n",
-        (1, "n"),
-        True,
-        ahead=True,
-    )
+    made = matrix_epilogue(lowering, node, out, True, "m * pixel_o + n", None, ahead=True)
     params: dict[str, Size] = {
         "batches": batches,
         "H": height,

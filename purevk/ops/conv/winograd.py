@@ -17,7 +17,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.epilogue import matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
@@ -185,16 +185,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         grid=(_dims.ceil_div(blocks * channels, 4 * _WORKGROUP), 1, 1),
         flops=8 * blocks * channels * _BLOCK * _BLOCK,
     )
-    made = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        "m * OC + n",
-        (1, "n"),
-        True,
-    )
+    made = matrix_epilogue(lowering, node, out, True, "m * OC + n", None)
     choice = _choose(lowering.traits, *map(_dims.upper, (blocks, columns, channels)))
     lowering.dispatch(
         "conv/conv2d_winograd.comp",

@@ -8,15 +8,13 @@ order of fragments. With more rows, other templates are faster, and passes leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
-from purevk.lower.declarations import buffer
-from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.epilogue import Epilogue, matrix_epilogue
 from purevk.lower.expression import ROUND, Expression
 from purevk.lower.gpu_kernels import Dot, DotBlocks, Problem, Vector
 from purevk.lower.gpu_tiles import choose_dot_blocks, prefers_few_rows
@@ -28,7 +26,6 @@ from purevk.ops.matmul.fragments import emit as emit_fragments
 from purevk.ops.matmul.fragments import matrix_of
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
-from purevk.shaders.interface import EXTRA_BINDING
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_few_rows"
@@ -37,8 +34,7 @@ FRAGMENTS_TO_CACHE = "purevk.fragments_to_cache"
 MOST_SAVED = (
     2  # dispatches that such a matmul takes over: a norm before it, and what reads its columns
 )
-# Four neighbours in a buffer: QUAD_OF of elements.glslh.
-_VECTOR = {DType.float32: "vec4", DType.float16: "f16vec4", DType.bfloat16: "uvec2"}
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
 def choose_few_rows(
@@ -113,18 +109,7 @@ def epilogue_of(lowering: Lowering, node: Node) -> tuple[Operand, int, Epilogue,
     columns of a pair, or 0; the epilogue; and whether vectors of 4 are stored."""
     pair, out = node.int("pair"), lowering.operand(node.result)
     vector = gcd4(out.dims[1], out.offset)
-    epilogue = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        f"m * ({'N / 2' if pair else 'N'}) + n",
-        (1, "n"),
-        vector,
-        (0, "m"),
-        second="pv_second" if pair else "",
-    )
+    epilogue = matrix_epilogue(lowering, node, out, vector, paired=pair > 0)
     return out, pair, epilogue, vector
 
 
@@ -225,38 +210,6 @@ def queries_of(result: TensorType, keys: TensorType, values: TensorType, dim: in
     return result.with_dims((1, result.dims[0], queries, width))
 
 
-# The first of two vec4s half a head apart, at column n of q, k and v together.
-_STORE = """
-void pv_store_pair(vec4 v, vec4 w, int m, int n) {{
-    int head = n / {width}, low = n % {width}, high = low + {half};
-    int position = {position};
-    position = clamp(position < 0 ? position + {rows} : position, 0, {rows} - 1);
-    if (head < {rotated}) {{
-        {round}
-        int row = (m + {start}) * {width};
-        vec4 first = v * {cos_low} - w * {sin_low};
-        w = w * {cos_high} + v * {sin_high};
-        v = first;
-    }}
-    if (head < {queries}) {{
-        int at = (m * {queries} + head) * {width};
-        buf_out[(at + low) >> 2] = QUAD_FROM({out}, v);
-        buf_out[(at + high) >> 2] = QUAD_FROM({out}, w);
-        return;
-    }}
-    bool is_key = head < {rotated};
-    int at = position * {row_stride} + (head - (is_key ? {queries} : {rotated})) * {head_stride};
-    if (is_key) {{
-        buf_keys[(at + low) >> 2] = QUAD_FROM({cache}, v);
-        buf_keys[(at + high) >> 2] = QUAD_FROM({cache}, w);
-    }} else {{
-        buf_values[(at + low) >> 2] = QUAD_FROM({cache}, v);
-        buf_values[(at + high) >> 2] = QUAD_FROM({cache}, w);
-    }}
-}}
-"""
-
-
 def _to_cache_lower(lowering: Lowering, node: Node) -> None:
     out, store, pair = store_to_cache(lowering, node)
     _emit(lowering, node, out, pair, store, True)
@@ -264,56 +217,30 @@ def _to_cache_lower(lowering: Lowering, node: Node) -> None:
 
 def store_to_cache(lowering: Lowering, node: Node) -> tuple[Operand, Epilogue, int]:
     """The result of a node with the parameters `cos` to `index` of `purevk.matmul_to_cache`, as rows;
-    what its template stores as STORE_PAIR; and the distance of two columns of a pair."""
+    how pairs are stored; and the distance of two columns of a pair."""
     out = lowering.operand(node.result)
     cos, sin, index = (_aligned(lowering, node.tensor(name)) for name in ("cos", "sin", "index"))
     keys, values = (lowering.operand(node.tensor(name)) for name in ("keys", "values"))
     width, dim = _dims.specialize(out.dims[3]), node.int("dim")
     heads = _dims.specialize(keys.dims[3 - dim])
     queries = _dims.specialize(out.dims[2])
-
-    def angle(name: str, operand: Operand, column: str) -> str:
-        at = f"(row + {column} + {operand.offset}) >> 2"
-        return f"FLOATS_OF({operand.dtype.glsl}, buf_{name}[{at}])"
-
-    wide_index = index.dtype is DType.int64
-    around = ROUND.get(out.dtype, "$0")
-    text = _STORE.format(
-        round=" ".join(f"{name} = {around.replace('$0', name)};" for name in "vw"),
-        width=width,
-        half=width // 2,
-        queries=queries,
-        rotated=queries + heads,
-        rows=keys.dims[dim],
-        start=node.int("start"),
-        # The low word says it all: a cache has fewer rows than 2^31.
-        position=f"buf_positions[m + {index.offset}]{'.x' if wide_index else ''}",
-        cos_low=angle("cos", cos, "low"),
-        cos_high=angle("cos", cos, "high"),
-        sin_low=angle("sin", sin, "low"),
-        sin_high=angle("sin", sin, "high"),
-        row_stride=keys.strides[dim],
-        head_stride=keys.strides[3 - dim],
-        out=out.dtype.glsl,
-        cache=keys.dtype.glsl,
-    )
-    extra: Mapping[str, tuple[Operand, str, str]] = {
-        "cos": (cos, "r", _VECTOR[cos.dtype]),
-        "sin": (sin, "r", _VECTOR[sin.dtype]),
-        "positions": (index, "r", "ivec2" if wide_index else "int"),
-        "keys": (keys, "w", _VECTOR[keys.dtype]),
-        "values": (values, "w", _VECTOR[values.dtype]),
-    }
-    declared = [
-        buffer(f"{EXTRA_BINDING} + {number}", name, element, access)
-        for number, (name, (_, access, element)) in enumerate(extra.items())
-    ]
     store = Epilogue(
         {
-            "STORE_PAIR(v, w, m, n)": "pv_store_pair(v, w, m, n)",
-            "EXTRA_BUFFERS": " ".join((*declared, *text.split())),
+            "TO_CACHE": "1",
+            "HEAD_WIDTH": str(width),
+            "QUERIES": str(queries),
+            "KEY_HEADS": str(heads),
+            "CACHE_ROWS": str(keys.dims[dim]),
+            "CACHE_ROW": str(keys.strides[dim]),
+            "CACHE_HEAD": str(keys.strides[3 - dim]),
+            "FIRST_ANGLE": str(node.int("start")),
+            "COS_OFFSET": str(cos.offset),
+            "SIN_OFFSET": str(sin.offset),
+            "POSITIONS_OFFSET": str(index.offset),
+            "POSITION_WORDS": str(index.dtype.itemsize // 4),
+            "ROUND_OUT(v)": ROUND.get(out.dtype, "$0").replace("$0", "v"),
         },
-        {name: (operand, access) for name, (operand, access, _) in extra.items()},
+        {"cos": cos, "sin": sin, "positions": index, "keys": keys, "values": values},
     )
     flat = Operand(
         out.storage,
@@ -377,6 +304,6 @@ def takes_caches(q: Value, cos: Value, sin: Value, start: Size, keys: Value, val
         and isinstance(width, int)
         and width % 8 == 0
         and all(each.type.is_static for each in (keys, values))
-        and all(each.type.dtype in _VECTOR for each in (q, cos, sin, keys, values))
+        and all(each.type.dtype in _FLOATS for each in (q, cos, sin, keys, values))
         and keys.type.dtype is values.type.dtype
     )

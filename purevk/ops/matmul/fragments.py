@@ -13,7 +13,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.epilogue import Epilogue, matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_fragment_tile
@@ -104,19 +104,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     columns = n // 2 if pair else n
     sizes = (m, columns)
     rows = Operand(out.storage, Layout.dense(sizes), TensorType(out.dtype, sizes))
-    made = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        rows,
-        "b, m, n",
-        f"m * ({'N / 2' if pair else 'N'}) + n",
-        (1, "n"),
-        True,
-        (0, "m"),
-        second="pv_second" if pair else "",
-        ahead=not pair,
-    )
+    made = matrix_epilogue(lowering, node, rows, True, paired=pair > 0, ahead=not pair)
     ldo = columns if blocks else out.strides[0]
     emit(lowering, node, out, made, pair, ldo, blocks)
 

@@ -13,7 +13,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand
-from purevk.lower.epilogue import make_epilogue
+from purevk.lower.epilogue import matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_rows
@@ -127,17 +127,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         # Few rows get a workgroup each, of which only the first of a tile works.
         form = 2 if _dims.upper(m) <= _dims.upper(m) // rows + _dims.upper(count) + 1 else 1
         tiles = m if form == 2 else m // rows + count + 1
-    epilogue = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        "m * N + n",
-        (1, "n"),
-        vectors[2],
-        (0, "m"),
-    )
+    epilogue = matrix_epilogue(lowering, node, out, vectors[2])
     macros = vector_macros(b, *vectors, reads_wide(choice)) | matrix_macros(choice, a, out)
     macros |= {"B_TRANSPOSED": int(transposed), "ROW_GROUPS": form}
     params: dict[str, Size] = {"M": m, "N": n, "K": k, "lda": a.strides[0], "ldb": ldb}

@@ -15,7 +15,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy, packed
 from purevk.lower.declarations import byte_features
-from purevk.lower.epilogue import Epilogue, make_epilogue
+from purevk.lower.epilogue import Epilogue, matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8, gcd16
@@ -160,17 +160,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     else:
         macros |= vectors_of_rows(form, x)
     tensors["bias"] = whole_or_none(lowering, bias)
-    epilogue = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        node.tensors("extras"),
-        out,
-        "b, m, n",
-        "m * N + n",
-        (1, "n"),
-        vector,
-        (0, "m"),
-    )
+    epilogue = matrix_epilogue(lowering, node, out, vector)
     if not vector:
         macros |= byte_features(out.dtype)
     tensors |= {"a": x, "w": weight, "scale": scales, "out": out}
@@ -248,17 +238,7 @@ def _lower_in_halves(
     aligned = gcd8(pitch, x.offset, n, out.offset) and may_overlap(lowering, out, extras)
     choice = choose_matmul(lowering.traits, m, n, k, 1, True, True, vectors, aligned)
     vector_out = stored_vectors(choice, gcd4(n, out.offset))
-    epilogue = make_epilogue(
-        lowering,
-        node.optional_attribute("epilogue", Expression),
-        extras,
-        out,
-        "b, m, n",
-        "m * N + n",
-        (1, "n"),
-        vector_out,
-        (0, "m"),
-    )
+    epilogue = matrix_epilogue(lowering, node, out, vector_out)
     emit(
         choice,
         lowering,
