@@ -45,7 +45,7 @@ class MapSpec:
     precision.
 
     Attributes:
-        body: statements.
+        body: statements; "" if the template has its own, which compute in REAL.
         inputs: names of the inputs, in capitals.
         numbers: names of further integers.
         order: the input whose order of dims in memory the results have; None: row-major.
@@ -316,7 +316,10 @@ class _Writer:
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
         wide = any(operand.dtype is DType.float64 for operand in self.operands)
-        macros["BODY"] = in_double(self._body()) if wide else self._body()
+        if spec.body:
+            macros["BODY"] = in_double(self._body()) if wide else self._body()
+        else:
+            macros["REAL"] = "double" if wide else "float"
         macros["T_R"] = self._type(len(self.inputs))
         declared: list[str] = []
         words: dict[str, Size] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
@@ -162,11 +163,12 @@ def mapped_over_all(
     over: Sequence[Size],
     *results: TensorType,
     numbers: Mapping[str, Size] | None = None,
+    **options: Any,
 ) -> tuple[Value, ...]:
     """Emits `purevk.map_over`: the statements `body` run once for each index of a space of sizes
     `over`. They write elements of the results with `R_PUT`; elements that no statement writes are
-    undefined."""
-    spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False)
+    undefined. `options`: further attributes of the `MapSpec`."""
+    spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False, **options)
     return builder.emit_all(
         OVER,
         spec,

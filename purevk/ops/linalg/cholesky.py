@@ -8,40 +8,18 @@ from purevk.ops.linalg.small import (
     INT,
     eye,
     factorization,
-    lead,
+    matrix_kernel,
     matrix_transpose,
-    over_matrices,
     with_info,
 )
 from purevk.ops.linalg.triangular import solve_triangle, triangle_shape
-from purevk.ops.map import mapped_over_all
 
 
 def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
     a = matrix_transpose(builder, a) if upper else a
-    at = lead(a.type)
-    batch = at.rstrip(", ") or "0"
-    body = (
-        f"LOOPS(loop(rows, 2 * loop(rows) + loop(rows, loop(rows))))"
-        f" int info = 0; for (int j = 0; j < rows; j++) {{ float d = A({at}j, j); for (int k = 0; k"
-        f" < j; k++) d -= R({at}j, k) * R({at}j, k);"
-        f" if (!(d > 0.0) && info == 0) info = j + 1; d = sqrt(d); R_PUT({at}j, j, d);"
-        f" for (int i = 0; i < j; i++) R_PUT({at}i, j, 0.0); for (int i = j + 1; i < rows; i++) {{"
-        f" float sum = A({at}i, j);"
-        f" for (int k = 0; k < j; k++) sum -= R({at}i, k) * R({at}j, k); R_PUT({at}i, j, sum / d);"
-        f" }} }} R1_PUT({batch}, info);"
-    )
     info_type = TensorType(INT, a.type.dims[:-2])
-    wide = info_type if info_type.rank else info_type.with_dims((1,))
-    made, info = mapped_over_all(
-        builder,
-        body,
-        {"A": a},
-        over_matrices(a.type),
-        a.type,
-        wide,
-        numbers={"rows": a.type.dims[-1]},
-    )
+    numbers = {"rows": a.type.dims[-1]}
+    made, info = matrix_kernel(builder, "cholesky", {"A": a}, numbers, a.type, info_type)
     return matrix_transpose(builder, made) if upper else made, builder.emit(
         "aten.view.default", info, info_type.dims
     )

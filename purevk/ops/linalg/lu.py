@@ -12,14 +12,14 @@ from purevk.ops.linalg.small import (
     eye,
     factorization,
     lead,
+    matrix_kernel,
     matrix_transpose,
-    over_matrices,
     require_square,
     triangle,
     with_info,
 )
 from purevk.ops.linalg.triangular import solve_triangle
-from purevk.ops.map import mapped, mapped_all, mapped_over_all
+from purevk.ops.map import mapped, mapped_all
 from purevk.ops.promotion import real_dtype
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import broadcast
@@ -35,27 +35,9 @@ def _lu_types(a: TensorType) -> tuple[TensorType, TensorType, TensorType]:
 def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
     """Both factors in one matrix, the row (from 1 on) that each row is swapped with, and the first
     column without a pivot, or 0."""
-    at = lead(a.type)
-    batch = at.rstrip(", ") or "0"
-    search = f"for (int i = k + 1; i < rows; i++) if (abs(R({at}i, k)) > abs(R({at}p, k))) p = i;"
-    body = (
-        "LOOPS(loop(rows, loop(columns)))"
-        " LOOPS(loop(columns, loop(rows) + loop(columns) + loop(rows, loop(columns)))) "
-        f"for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_PUT({at}i, j, A({at}i, j)); int info = 0;"
-        f" for (int k = 0; k < min(rows, columns); k++) {{ int p = k; {search} R1_PUT({at}k, p + 1);"
-        f" if (p != k) for (int j = 0; j < columns; j++) {{ float t = R({at}k, j); R_PUT({at}k, j,"
-        f" R({at}p, j)); R_PUT({at}p, j, t); }}"
-        f" float d = R({at}k, k); if (d == 0.0) {{ if (info == 0) info = k + 1; continue; }}"
-        f" for (int i = k + 1; i < rows; i++) {{ float f = R({at}i, k) / d; R_PUT({at}i, k, f);"
-        f" for (int j = k + 1; j < columns; j++) R_PUT({at}i, j, R({at}i, j) - f * R({at}k, j));"
-        f" }} }} R2_PUT({batch}, info);"
-    )
     types = _lu_types(a.type)
-    wide = types[2] if types[2].rank else types[2].with_dims((1,))
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    lu, pivots, info = mapped_over_all(
-        builder, body, {"A": a}, over_matrices(a.type), types[0], types[1], wide, numbers=numbers
-    )
+    lu, pivots, info = matrix_kernel(builder, "lu", {"A": a}, numbers, *types)
     return lu, pivots, builder.emit("aten.view.default", info, types[2].dims)
 
 

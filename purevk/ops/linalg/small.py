@@ -7,7 +7,7 @@ an invocation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -15,7 +15,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import FOUND
 from purevk.ops.builder import Builder
 from purevk.ops.index.check import check
-from purevk.ops.map import mapped
+from purevk.ops.map import mapped, mapped_over_all
 from purevk.ops.registry import Made, ShapeError, Types, definition_of, rewrite
 from purevk.tuning import DeviceTraits
 
@@ -23,6 +23,7 @@ from purevk.tuning import DeviceTraits
 # slower than a core.
 LARGEST = 32
 INT = DType.int32
+_FORMS = ("lu", "reflectors", "reflect", "cholesky", "solve")  # FORM of linalg/small.comp
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
@@ -51,9 +52,50 @@ def lead(type: TensorType, less: int = 2) -> str:
     return "".join(f"i{d}, " for d in range(type.rank - less))
 
 
-def over_matrices(type: TensorType) -> tuple[Size, ...]:
-    """The space of a kernel with one invocation per matrix."""
-    return type.dims[:-2] or (1,)
+def matrix_kernel(
+    builder: Builder,
+    form: str,
+    inputs: Mapping[str, Value],
+    numbers: Mapping[str, Size],
+    *results: TensorType,
+    **macros: object,
+) -> tuple[Value, ...]:
+    """Emits a kernel of `linalg/small.comp`.
+
+    Args:
+        form: one of `_FORMS`.
+        inputs: by name, with the batch dims of the first result.
+        results: matrices, vectors and numbers for each matrix of the batch.
+    """
+    batch = results[0].dims[:-2]
+    lead = [f"i{d}" for d in range(len(batch))]
+    types = {name: value.type for name, value in inputs.items()}
+    outputs = {f"R{n or ''}": type for n, type in enumerate(results)}
+    for name, type in (types | outputs).items():
+        own = ["i", "j"][: type.rank - len(batch)]
+        at = ", ".join([*lead, *own]) or "0"
+        if own and name in ("R", *inputs):
+            macros[f"{name}_AT({', '.join(own)})"] = f"{name}({at})"
+        if name in outputs:
+            macros[f"{name}_SET({', '.join([*own, 'v'])})"] = f"{name}_PUT({at}, v)"
+    by_column = form in ("reflect", "solve")
+    return mapped_over_all(
+        builder,
+        "",
+        inputs,
+        (*batch, results[0].dims[-1]) if by_column else batch or (1,),
+        *(type if type.rank else type.with_dims((1,)) for type in results),
+        numbers=numbers,
+        template="linalg/small.comp",
+        macros=tuple(
+            (name, str(text))
+            for name, text in {
+                "FORM": _FORMS.index(form),
+                "COLUMN": f"i{len(batch)}",
+                **macros,
+            }.items()
+        ),
+    )
 
 
 def require_square(x: TensorType) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.small import factorization, lead, matrix_transpose
-from purevk.ops.map import mapped_over
+from purevk.ops.linalg.small import factorization, matrix_kernel, matrix_transpose
 from purevk.ops.shapes import broadcast
 
 
@@ -15,18 +14,9 @@ def solve_triangle(builder: Builder, a: Value, b: Value, upper: bool, unit: bool
     a, b = (
         builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b)
     )
-    at, c = lead(b.type), f"i{b.type.rank - 2}"
-    walk = "int i = rows - 1; i >= 0; i--" if upper else "int i = 0; i < rows; i++"
-    known = "int j = i + 1; j < rows; j++" if upper else "int j = 0; j < i; j++"
-    body = (
-        f"LOOPS(loop(rows, loop(rows)))"
-        f" for ({walk}) {{ float sum = B({at}i, {c}); for ({known}) sum -= A({at}i, j) * R({at}j, {c});"
-        f" R_PUT({at}i, {c}, {'sum' if unit else f'sum / A({at}i, i)'}); }}"
-    )
-    over = (*batch, b.type.dims[-1])
-    return mapped_over(
-        builder, body, {"A": a, "B": b}, over, b.type, numbers={"rows": b.type.dims[-2]}
-    )
+    inputs, numbers = {"A": a, "B": b}, {"rows": b.type.dims[-2]}
+    options = {"FORWARD": int(not upper), "UNIT": int(unit)}
+    return matrix_kernel(builder, "solve", inputs, numbers, b.type, **options)[0]
 
 
 def _solve_triangular(
