@@ -45,7 +45,7 @@ from purevk.errors import (
 from purevk.fallback import copied_to_torch
 from purevk.frontends.importer import InputSizes
 from purevk.frontends.torch.aot import AotGraph
-from purevk.frontends.torch.decompose import decompositions
+from purevk.frontends.torch.decompose import decompositions, keep_checks
 from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
 from purevk.frontends.torch.recurrent import WholeLayers
@@ -290,6 +290,7 @@ def _warn_about_eager(error: Exception) -> None:
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
+    keep_checks()
     table = dict(decompositions().items())
     # A kernel does all of it.
     table.pop(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, None)

@@ -19,6 +19,7 @@ from purevk.program.program import Program
 from purevk.whole_file import temporary_folder
 
 if TYPE_CHECKING:
+    from purevk.frontends.torch.exported import WrittenBuffers
     from purevk.program.devices.replicas import Replicas
     from purevk.program.devices.stages import StagedProgram
     from purevk.program.loading import Devices
@@ -151,6 +152,7 @@ def compile(
             next="install torch; or save the program where torch is, and load the file:"
             ' purevk.compile(...).save("m.pvk")',
         ) from error
+    from purevk.frontends.torch.exported import WrittenBuffers
     from purevk.frontends.torch.watch.weights import Weights
 
     check_fork()
@@ -187,7 +189,7 @@ def compile(
     else:
         method_sources = {"forward": (model, example_inputs, dynamic_shapes)}
         label = type(model).__name__
-    mutable: set[str] = set()
+    mutable = WrittenBuffers()
     sources = {
         name: _source(name, source, inputs, shapes, kwargs or {}, mutable)
         for name, (source, inputs, shapes) in method_sources.items()
@@ -242,7 +244,7 @@ def _source(
     inputs: Any,
     dynamic_shapes: Any,
     kwargs: Mapping[str, Any],
-    mutable: set[str],
+    mutable: WrittenBuffers,
 ) -> Any:
     """The graphs of one method."""
     import torch

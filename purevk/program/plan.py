@@ -233,7 +233,7 @@ def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Gr
     import torch
 
     from purevk.frontends.torch.decompose import decompose
-    from purevk.frontends.torch.exported import read_exported
+    from purevk.frontends.torch.exported import WrittenBuffers, read_exported
     from purevk.frontends.torch.module import ModuleSource
 
     if isinstance(model, torch.export.ExportedProgram):
@@ -252,5 +252,7 @@ def _trace(model: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> Gr
         if any(tensor.device.type == "meta" for tensor in tensors):
             move = lambda tensor: tensor.to("meta") if isinstance(tensor, torch.Tensor) else tensor  # noqa: E731
             example_inputs = torch.utils._pytree.tree_map(move, tuple(example_inputs))
-        program = ModuleSource("forward", model, example_inputs, {}, dynamic_shapes, set()).program
+        program = ModuleSource(
+            "forward", model, example_inputs, {}, dynamic_shapes, WrittenBuffers()
+        ).program
     return read_exported(program, planned_only=True)

@@ -72,6 +72,14 @@ def _updates_statistics(node: Any) -> bool:
     return node.args[3] is not None and bool(node.args[5])
 
 
+def keep_checks() -> None:
+    """Keeps the check of linear algebra in traced graphs. It has no result, and torch 2.11 removes it as
+    dead code: singular matrices gave NaN."""
+    import torch
+
+    torch.fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
+
+
 def decompose(program: Any) -> Any:
     """The program, without operators that have no definition here but a decomposition in torch.
 

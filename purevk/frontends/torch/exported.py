@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
@@ -16,14 +17,37 @@ from purevk.ir import Arg, Dim, Graph, Label, Signature, Size, SymbolSource, Ten
 from purevk.ir import dims as _dims
 
 
-def mutated_buffers(program: Any) -> frozenset[str]:
-    """The buffers that an exported program writes, by their addresses."""
-    names = program.graph_signature.buffers_to_mutate.values()
-    tensors = (
-        program.state_dict[name] if name in program.state_dict else program.constants[name]
-        for name in names
-    )
-    return frozenset(map(address_of, tensors)) - {""}
+class WrittenBuffers:
+    """The buffers that methods of a program write. A buffer that several methods have, under any
+    names, is one; it stays the same one when it moves in memory, and others may get its address.
+
+    Attributes:
+        keys: what tells the buffers apart, by the addresses that they have now.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        self._by_name: dict[tuple[str, str], str] = {}
+
+    def add(self, method: str, program: Any) -> None:
+        """Adds the buffers that the exported program of a method writes."""
+        for name in program.graph_signature.buffers_to_mutate.values():
+            tensors = program.state_dict if name in program.state_dict else program.constants
+            address = address_of(tensors[name])
+            if not address:
+                continue
+            key = self._by_name.get((method, name)) or self.keys.get(address)
+            if key is None:
+                key = address
+                while key in self._by_name.values():  # of a buffer that was there before
+                    key += "'"
+            self.keys[address] = self._by_name[method, name] = key
+
+    def follow(self, programs: Iterable[tuple[str, Any]]) -> None:
+        """Takes over where the buffers of methods and their programs are now."""
+        self.keys.clear()
+        for method, program in programs:
+            self.add(method, program)
 
 
 def address_of(tensor: Any) -> str:
@@ -37,7 +61,7 @@ def read_exported(
     program: Any,
     sizes: InputSizes | None = None,
     name: str = "forward",
-    mutable: frozenset[str] = frozenset(),
+    mutable: Mapping[str, str] = MappingProxyType({}),
     planned_only: bool = False,
     signature: Signature | None = None,
     dim_names: Mapping[tuple[int, int], str] | None = None,
@@ -50,7 +74,7 @@ def read_exported(
         program: a `torch.export.ExportedProgram`, decomposed by `decompose`.
         sizes: the sizes of the tensors of a call to specialize on; None: the program's own.
         name: the method's name.
-        mutable: buffers that other methods write, see `mutated_buffers`.
+        mutable: the buffers that methods write, see `WrittenBuffers.keys`.
         planned_only: the graph is not run. A weight may be on the meta device.
         signature: how the method is called; None: as the program says.
         dim_names: the user's names of dynamic dims, by input and dim.
@@ -105,7 +129,7 @@ class Reader(NodeReader):
         program: the exported program.
         importer: takes the nodes.
         sizes: gives sizes for torch's expressions.
-        mutable: buffers that other methods write, see `mutated_buffers`.
+        mutable: the buffers that methods write, see `WrittenBuffers.keys`.
         planned_only: the graph is not run. A weight may be on the meta device.
     """
 
@@ -114,7 +138,7 @@ class Reader(NodeReader):
         program: Any,
         importer: Importer,
         sizes: Sizes,
-        mutable: frozenset[str] = frozenset(),
+        mutable: Mapping[str, str] = MappingProxyType({}),
         planned_only: bool = False,
     ) -> None:
         super().__init__(program, importer, sizes, planned_only)
@@ -139,8 +163,10 @@ class Reader(NodeReader):
                     if spec.kind.name == "CUSTOM_OBJ":
                         self.env[node] = self.arg(data)
                         continue
-                    state = spec.target in mutated or address_of(data) in self.mutable
-                    label = Label(spec.target, address_of(data)) if state else None
+                    address = address_of(data)
+                    state = spec.target in mutated or address in self.mutable
+                    key = self.mutable.get(address, address)
+                    label = Label(spec.target, key) if state else None
                     path = spec.target if isinstance(spec.target, str) else ""
                     value = self.leaf(data, label, path)
                     states[spec.target] = value

@@ -15,9 +15,9 @@ from purevk.errors import InputError, PurevkError, UnsupportedProgramError
 from purevk.frontends.advice import decides_by_elements, explain, fixes_sizes, is_of_shapes
 from purevk.frontends.declared import Declared
 from purevk.frontends.torch.caches import exportable
-from purevk.frontends.torch.decompose import decompose, keep_earlier
+from purevk.frontends.torch.decompose import decompose, keep_checks, keep_earlier
 from purevk.frontends.torch.elements.known_numbers import with_known_numbers
-from purevk.frontends.torch.exported import address_of, mutated_buffers, read_exported
+from purevk.frontends.torch.exported import WrittenBuffers, address_of, read_exported
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.frontends.torch.watch.effects import (
     Effects,
@@ -48,6 +48,7 @@ class Tracing:
     def _lock(self) -> Any:
         from torch._dynamo.convert_frame import compile_lock
 
+        keep_checks()
         return compile_lock
 
     def __enter__(self) -> None:
@@ -89,7 +90,7 @@ class ProgramSource:
 
     Attributes:
         program: decomposed.
-        mutable: addresses of the buffers that a method of the whole program writes. One set for all.
+        mutable: the buffers that a method of the whole program writes. One object for all.
         known: names of the tensors whose elements decide numbers in the program.
         decisive: those of them by which `forward` decides: with others, the program is another one.
         moving: names of those that have changed, and decide no more numbers.
@@ -98,7 +99,9 @@ class ProgramSource:
 
     decisive: frozenset[str] = frozenset()
 
-    def __init__(self, name: str, program: Any, mutable: set[str], trusted: bool = True) -> None:
+    def __init__(
+        self, name: str, program: Any, mutable: WrittenBuffers, trusted: bool = True
+    ) -> None:
         self.name, self.mutable, self.given, self.trusted = name, mutable, program, trusted
         self.moving: set[str] = set()
         _warn_of_one_tensor_twice(name, program)
@@ -106,19 +109,19 @@ class ProgramSource:
         self.signature: Signature | None = with_layouts(
             signature_of(program), program, self.program
         )
-        self.mutable |= mutated_buffers(self.program)
+        self.mutable.add(self.name, self.program)
 
     def renew(self) -> None:
         """Reads the program again: tensors of it are in `moving` now."""
         with tracing:
             self.program, self.known = with_known_numbers(
-                decompose(self.given), self.given, self.moving, self.mutable
+                decompose(self.given), self.given, self.moving, self.mutable.keys
             )
 
     def __call__(self, sizes: Any) -> Graph:
         _follow_writes(self)
         return read_exported(
-            *(self.program, sizes, self.name, frozenset(self.mutable)),
+            *(self.program, sizes, self.name, self.mutable.keys),
             signature=self.signature,
             trusted=self.trusted,
         )
@@ -147,7 +150,7 @@ class ModuleSource:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         dynamic_shapes: Any,
-        mutable: set[str],
+        mutable: WrittenBuffers,
         declared: Declared | None = None,
         moving: set[str] | None = None,
     ) -> None:
@@ -184,7 +187,7 @@ class ModuleSource:
                 exported, effects, self.decisive = program
                 keep_earlier(exported)
                 self.program, known_numbers = with_known_numbers(
-                    decompose(exported), None, self.moving, mutable
+                    decompose(exported), None, self.moving, mutable.keys
                 )
                 self.known = known_numbers | self.decisive
                 _refuse_moving(self, self.program.graph_signature.buffers_to_mutate.values())
@@ -195,7 +198,7 @@ class ModuleSource:
         self.signature = with_layouts(
             signature_of(exported, module), exported, self.program, effects
         )
-        self.mutable |= mutated_buffers(self.program)
+        self.mutable.add(self.name, self.program)
         self._example = positional, named
         self.dim_names = self.declared.names(self._leaves(positional, named))
 
@@ -231,7 +234,7 @@ class ModuleSource:
             self.program,
             sizes,
             self.name,
-            frozenset(self.mutable),
+            self.mutable.keys,
             signature=self.signature,
             dim_names=self.dim_names,
             exact=exact,
@@ -377,7 +380,7 @@ def _graph_to_log() -> Iterator[None]:
 def _follow_writes(source: ProgramSource | ModuleSource) -> None:
     """Reads a source again if methods that came later write tensors that decide numbers in it."""
     tensors = source.tensors() if source.known else {}
-    written = {name for name in source.known if address_of(tensors[name]) in source.mutable}
+    written = {name for name in source.known if address_of(tensors[name]) in source.mutable.keys}
     if written:
         _refuse_moving(source, written)
         source.moving |= written

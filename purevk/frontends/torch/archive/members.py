@@ -70,9 +70,10 @@ class ExportedFile:
                 why="torch reads .pt2 files",
                 next='install torch; or save the program where it is: load("m.pt2").save("m.pvk")',
             ) from error
+        from purevk.frontends.torch.exported import WrittenBuffers
         from purevk.frontends.torch.module import ProgramSource
 
-        self._graphs = ProgramSource("forward", self._load(), set(), trusted=False)
+        self._graphs = ProgramSource("forward", self._load(), WrittenBuffers(), trusted=False)
 
     def _load(self) -> Any:
         """The program, as a `torch.export.ExportedProgram`."""

@@ -168,6 +168,8 @@ class Weights:
         if not elsewhere:
             changed |= self._sampled()
         moved = changed | elsewhere
+        for source in self.sources:
+            source.mutable.follow((each.name, each.program) for each in self.sources)
         loose = any(id(tensor) in changed for tensor in self._loose)
         all_modules = loose or self._replaced() or list(map(_type, self._tensors)) != self._types
         for source in self.sources:
