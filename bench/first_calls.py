@@ -122,7 +122,7 @@ def main() -> None:
     os.environ["MESA_SHADER_CACHE_DISABLE"] = "1"
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PUREVK_CACHE_DIR"] = folder
+        os.environ["PUREVK_CACHE"] = folder
         import torch
 
         with torch.no_grad():
