@@ -145,18 +145,26 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def straight(build: Callable[[], Any], wanted: list[list[Any]], quick: bool) -> dict[str, Any]:
-    """The model through `purevk.compile`."""
+    """The model through `purevk.compile`: of the exported program, or of the module where
+    `torch.export` needs purevk's help, as for packed sequences."""
     import purevk
 
     built = build()
     start = time.perf_counter()
     try:
-        exported = exported_program(built)
-    except Exception as error:  # whatever torch.export trips over
-        raise NotExported(f"{type(error).__name__}: {error}") from error
+        arguments: tuple[Any, ...] = (exported_program(built),)
+        options = {}
+    except Exception:  # whatever torch.export trips over
+        arguments, options = (built.module, built.inputs), {"dynamic_shapes": built.dynamic_shapes}
     export = time.perf_counter() - start
     start = time.perf_counter()
-    with purevk.compile(exported) as program:
+    try:
+        program = purevk.compile(*arguments, **options)
+    except Exception as error:
+        if not options:
+            raise
+        raise NotExported(f"{type(error).__name__}: {error}") from error
+    with program:
         seconds = time.perf_counter() - start
         made = measure(program, built, wanted, seconds, quick)
         return made if quick else {"export_s": export, **made}

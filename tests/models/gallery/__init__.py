@@ -14,6 +14,7 @@ from tests.models.gallery import (
     images,
     language,
     media,
+    packages,
     pairs,
     plain,
     scenes,
@@ -25,6 +26,7 @@ from tests.models.gallery.model import Model
 
 _ROOMS = (
     plain, generators, graphs, vision, images, language, encoders, decoders, media, speech, pairs, scenes, times,
+    packages,
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for room in _ROOMS for model in room.MODELS}
 
