@@ -15,6 +15,7 @@ from purevk.ops.registry import Operator, find
 
 _CHANGES = 8  # of the bound of one symbol, above which a file contradicts itself
 _GUESS = 64  # what memory is planned for at first, for a size without a bound
+_MOST = 1 << 28  # elements: memory is not planned for bounds beyond
 
 
 class UnsettledBounds(Exception):
@@ -101,20 +102,41 @@ class SizeBounds:
         if symbol.unbacked or not symbol.is_size:
             self.upper[symbol] = min(upper, self.upper.get(symbol, upper))
 
-    def settle(self, used: Iterable[Symbol]) -> None:
-        """Raises `UnsettledBounds` if one of the symbols has another bound than it was given."""
+    def settle(self, sizes: Iterable[Size]) -> None:
+        """Raises `UnsettledBounds` if a symbol has another bound than it was given, or if sizes have
+        no bound because they grow as it falls.
+
+        Args:
+            sizes: of the tensors of a graph.
+        """
+        sizes = {size for size in sizes if isinstance(size, Dim)}
         expected_sizes: dict[str, Expected] = {}
-        for symbol in used:
+        for symbol in {symbol for size in sizes for symbol in _dims.symbols(size)}:
             if symbol.is_size and not symbol.unbacked:
                 continue
             bound = self.upper.get(symbol, _dims.UNBOUNDED)
             is_free = symbol.open or symbol.upper == _dims.UNBOUNDED or not expected(symbol.name)
+            own = [size for size in sizes if symbol in _dims.symbols(size)]
             if bound < symbol.upper and is_free:
                 expected_sizes[symbol.name] = Expected(max(bound, 0), max(bound, 0))
-            elif symbol.upper == _dims.UNBOUNDED:
+            elif symbol.upper == _dims.UNBOUNDED or _outgrow(
+                own, symbol, symbol.open, symbol.lower
+            ):
                 expected_sizes[symbol.name] = Expected(_GUESS, _GUESS, open=True)
+            elif _outgrow(own, symbol, symbol.open_below, symbol.upper):
+                expected_sizes[symbol.name] = Expected.below(
+                    symbol.upper, symbol.upper, symbol.open
+                )
         if expected_sizes:
             raise UnsettledBounds(expected_sizes)
+
+
+def _outgrow(sizes: Iterable[Size], symbol: Symbol, guessed: bool, end: int) -> bool:
+    """Whether sizes are too large at a bound of a symbol that is no guess, and not at the other one."""
+    return not guessed and any(
+        _dims.upper(size) >= _MOST and _dims.range_within(size, {symbol: (end, end)})[1] < _MOST
+        for size in sizes
+    )
 
 
 def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:

@@ -235,13 +235,15 @@ class Importer:
         if (tensor, index) not in self._elements:
             name, inner = f"i{len(self.symbols)}", tensor not in self.inputs
             bounds = expected(name) or Expected(_dims.UNBOUNDED, _dims.UNBOUNDED)
+            least = 0 if lower is None else lower
             symbol = Symbol(
                 name,
                 bounds.upper if upper is None else min(upper, bounds.upper),
-                0 if lower is None else lower,
+                least if bounds.lower is None else max(least, bounds.lower),
                 is_size=False,
                 unbacked=inner,
-                open=bounds.open and upper is None,
+                open=bounds.open and (upper is None or bounds.upper < upper),
+                open_below=bounds.lower is not None and bounds.lower > least,
             )
             source = tensor
             if inner and self.states:
@@ -521,12 +523,13 @@ class Importer:
             signature=self.signature,
             trusted=self.trusted,
         )
-        used: set[Symbol] = set()
-        for node in (node for inner in graph.nested() for node in inner.nodes):
-            for value in node.results:
-                for size in value.type.dims:
-                    used |= _dims.symbols(size)
-        self.bounds.settle(used)
+        self.bounds.settle(
+            size
+            for inner in graph.nested()
+            for node in inner.nodes
+            for value in node.results
+            for size in value.type.dims
+        )
         return graph
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from purevk.errors import FileFormatError
+from purevk.errors import FileFormatError, GraphError, SizeConstraintError
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.frontends.result_types import OpenType
@@ -28,7 +29,7 @@ from purevk.ir import (
     map_values,
 )
 from purevk.ir import dims as _dims
-from purevk.ir.expected import expected
+from purevk.ir.expected import expected, planned_sizes
 from purevk.ops import registry
 
 
@@ -38,6 +39,7 @@ class ReadGraph:
     Attributes:
         graph: as it was read.
         guards: what was decided from sizes while it was read.
+        examples: the sizes of the example inputs, by symbols.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class ReadGraph:
         guards: Sequence[Guard],
         where: str,
         kept: Sequence[Guard] | None = None,
+        examples: Mapping[str, int] | None = None,
     ) -> None:
         self.graph, self.guards, self._where = graph, tuple(guards), where
+        self.examples = dict(examples or {})
         if kept is not None:
             self.kept = tuple(kept)
 
@@ -60,11 +64,55 @@ class ReadGraph:
 
     def __call__(self, sizes: InputSizes | None) -> Graph:
         """The graph for sizes of its inputs; see `respecialize`."""
+        for planned in [] if sizes is not None else self._planned():
+            with GuardLog() as log:
+                try:
+                    graph = respecialize(self.graph, planned, self._where, self.kept)
+                except (FileFormatError, GraphError, SizeConstraintError):
+                    continue  # what was decided for the bounds in the file does not hold for these
+            for guard in log.guards:  # without those of other attempts
+                _dims.note(guard)
+            return graph
         if sizes is None and not any(expected(symbol.name) for symbol in self.graph.symbols):
             for guard in self.guards:
                 _dims.ask(guard)
             return self.graph
         return respecialize(self.graph, sizes, self._where, self.kept)
+
+    def _planned(self) -> Iterator[InputSizes]:
+        """Bounds to plan memory for, of inputs whose sizes have none."""
+        tensors = [value for value in self.graph.inputs if isinstance(value, Value)]
+        examples = {
+            symbol: max(min(self.examples[symbol.name], symbol.upper), 1)
+            for symbol, source in self.graph.symbols.items()
+            if symbol.name in self.examples
+            and not symbol.unbacked
+            and (source.value is None or source.value in tensors)
+            and self.graph.ranges.get(symbol, (0, 0))[1] is None
+        }
+
+        def bounds(sizes: Mapping[Symbol, int], dims: Sequence[Size]) -> tuple[int, ...]:
+            within = {symbol: (min(symbol.lower, size), size) for symbol, size in sizes.items()}
+            return tuple(_dims.range_within(size, within)[1] for size in dims)
+
+        def nbytes(sizes: Mapping[Symbol, int]) -> list[int]:
+            return [
+                value.type.dtype.itemsize * math.prod(bounds(sizes, value.type.dims))
+                for value in tensors
+            ]
+
+        for sizes in planned_sizes(examples, nbytes):
+            if all(size == symbol.upper for symbol, size in sizes.items()):
+                return  # those of the graph
+            planned: list[tuple[int | Bound, ...] | None] = []
+            for value in self.graph.inputs:
+                dims = value.type.dims if isinstance(value, Value) else (value,)
+                known = [size for size in dims if isinstance(size, (int, Dim))]
+                uppers = zip(known, bounds(sizes, known))
+                planned.append(
+                    tuple(n if isinstance(size, int) else Bound(n) for size, n in uppers) or None
+                )
+            yield planned
 
 
 def respecialize(
@@ -161,8 +209,8 @@ class _Respecializer:
                 continue
             upper = symbol.upper
             if size is not None and size.upper is not None:
-                upper = max(upper, size.upper)
-            moved = replace(symbol, upper=upper)
+                upper = size.upper
+            moved = replace(symbol, upper=upper, lower=min(symbol.lower, upper))
             self.symbols[symbol] = Dim.of(moved)
             if isinstance(value, Dim):
                 self.importer.symbols[moved] = self.importer.symbols.pop(symbol)
@@ -197,12 +245,11 @@ class _Respecializer:
     def _elements(self, value: Value, new_value: Value) -> None:
         for symbol, source in self.sources.get(value, []):
             if source.dim is None:
-                bounds = expected(symbol.name)
-                new = (
-                    symbol
-                    if bounds is None
-                    else replace(symbol, upper=bounds.upper, open=bounds.open)
-                )
+                bounds, new = expected(symbol.name), symbol
+                if bounds is not None:
+                    new = replace(symbol, upper=bounds.upper, open=bounds.open)
+                    if bounds.lower is not None:
+                        new = replace(new, lower=bounds.lower, open_below=True)
                 self.symbols[symbol] = Dim.of(new)
                 self.importer.symbols[new] = SymbolSource(new_value, None, source.element)
 

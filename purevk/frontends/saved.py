@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
 from purevk.ir import Graph, GuardLog
+from purevk.ir.expected import FAR, rounding
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.mapped import address_of, own, pieces
@@ -80,10 +81,13 @@ class _Writer:
         self.stream.write(bytes(ALIGNMENT))
         graphs = {}
         for method, source in methods.items():
-            with GuardLog() as log:
+            with GuardLog() as log, rounding(FAR):
                 graph = source(None)
             read = ReadGraph(graph, list(log.guards), name)
-            graphs[method] = GraphWriter(self._tensor).method(graph, read.guards, read.kept)
+            with rounding(0):
+                examples = {each.name: each.upper for each in source(None).symbols if each.is_size}
+            written = GraphWriter(self._tensor).method(graph, read.guards, read.kept)
+            graphs[method] = {**written, "examples": examples}
         content = {"producer": producer, "name": name, "tensors": self.tensors, "methods": graphs}
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         start = self._align()
@@ -196,9 +200,11 @@ class SavedProgram:
             from purevk.frontends.respecialize import ReadGraph  # with it, all operators
 
             with reading(f"{self.source.name}, method {method}"):
-                graph, guards, kept_guards = GraphReader(self._tensor).method(self._data[method])
+                data = self._data[method]
+                graph, guards, kept_guards = GraphReader(self._tensor).method(data)
                 verify(graph, "reading it")
-                self._methods[method] = ReadGraph(graph, guards, self.name, kept_guards)
+                examples = {str(k): int(size) for k, size in data.get("examples", {}).items()}
+                self._methods[method] = ReadGraph(graph, guards, self.name, kept_guards, examples)
             del self._data[method]
         return self._methods[method](sizes)
 

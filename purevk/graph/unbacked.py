@@ -109,7 +109,7 @@ class UnbackedSymbols:
             (
                 n
                 for n, stage in self.stages.items()
-                if stage.guards or any(s.open for s in stage.bounded)
+                if stage.guards or any(s.open or s.open_below for s in stage.bounded)
             ),
             default=-1,
         )
@@ -140,7 +140,8 @@ class UnbackedSymbols:
     def check(self, stage: Stage, env: Mapping[Symbol, int], graph: Graph) -> None:
         """Raises `InputError` or `Replan` for the first rule that does not hold."""
         for symbol in stage.bounded:
-            if symbol.open and env[symbol] > symbol.upper:
+            above = symbol.open and env[symbol] > symbol.upper
+            if above or (symbol.open_below and env[symbol] < symbol.lower):
                 raise Replan(self._unbacked_values(env), True)
         for guard, message in stage.checks:
             if not guard.holds(env):

@@ -48,6 +48,7 @@ class Symbol:
         is_size: False for values such as a position.
         unbacked: its value is known only during a call, such as how many elements of a mask are true.
         open: `upper` is a guess that a call may exceed; the method is then lowered again for more.
+        open_below: `lower` is such a guess.
     """
 
     name: str
@@ -56,6 +57,12 @@ class Symbol:
     is_size: bool = True
     unbacked: bool = False
     open: bool = False
+    open_below: bool = False
+
+    @property
+    def hint(self) -> int:
+        """The value that open comparisons are answered for."""
+        return (self.lower + self.upper) // 2 if self.open_below else self.upper
 
     @property
     def range(self) -> tuple[int, int]:
@@ -357,7 +364,7 @@ Ranges = Mapping[Symbol, Range]
 def _range_of_atom(atom: _Atom, ranges: Ranges) -> tuple[int, int]:
     if isinstance(atom, Symbol):
         return ranges.get(atom) or atom.range
-    sides = _range_within(atom.left, ranges), _range_within(atom.right, ranges)
+    sides = range_within(atom.left, ranges), range_within(atom.right, ranges)
     return _FUNCTIONS[atom.kind].range_of(*sides)
 
 
@@ -366,12 +373,12 @@ def range_of(size: Size) -> tuple[int, int]:
     if not isinstance(size, Dim):
         return size, size
     if size._range is None:
-        size._range = _range_within(size, {})
+        size._range = range_within(size, {})
     return size._range
 
 
-def _range_within(size: Size, ranges: Ranges) -> tuple[int, int]:
-    """The range of `size`, some symbols having other bounds than their own."""
+def range_within(size: Size, ranges: Ranges) -> tuple[int, int]:
+    """As `range_of`, some symbols having other bounds than their own."""
     if not isinstance(size, Dim):
         return size, size
     if not ranges and size._range is not None:
@@ -409,7 +416,7 @@ def specialize(size: Size) -> int:
 class _Hints(dict[Symbol, int]):
     def __missing__(self, symbol: Symbol) -> int:
         bounds = expected(symbol.name)
-        return symbol.upper if bounds is None else bounds.hint
+        return symbol.hint if bounds is None else bounds.hint
 
 
 def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
@@ -519,7 +526,7 @@ def _differs_unless_special(difference: Dim) -> bool:
     candidates = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
     if not candidates:
         return False
-    low, high = _range_within(
+    low, high = range_within(
         difference, {symbol: (2, max(symbol.upper, 2)) for symbol in candidates}
     )
     return low > 0 or high < 0

@@ -6,6 +6,7 @@ become constants. An integer that is the size of a tensor is read from the tenso
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,10 @@ from purevk.frontends.torch.conditions import conditions
 from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
 from purevk.frontends.torch.nodes import number_kind
-from purevk.frontends.torch.sizes import Sizes, symbolic_sizes
+from purevk.frontends.torch.sizes import Sizes, bytes_of, symbolic_sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
-from purevk.ir.expected import round_up
+from purevk.ir.expected import ROUNDED, planned_sizes
 from purevk.ir.relations import indicator
 
 # What tracing makes of scaled_dot_product_attention, on the CPU and with CUDA.
@@ -99,7 +100,7 @@ class AotGraph:
             for result, memory in zip(self.results, self.memories)
         ]
         self.largest: dict[int, int] = {}
-        self.room = 64
+        self.room = ROUNDED
 
     def tighten(self) -> bool:
         """Has memory planned for smaller sizes. Returns whether there are any."""
@@ -150,40 +151,33 @@ class _AotSizes(Sizes):
         super().__init__(program, importer, bounded=False)
         self.aot = aot
         self.numbers: dict[int, Size] = {}
-        self._rounded: dict[str, int] = {}
-        self._tight = False  # bounds above the traced sizes break guards
-        self._round()
+        self._tight = False  # bounds above the traced sizes break guards, or take too much
+        self._plan(aot._nodes)
 
-    def _round(self) -> None:
+    def _plan(self, users: Sequence[Any]) -> None:
         """Finds what memory is planned for, for each symbol of torch: the traced size, rounded up.
 
         Lowering decides by these numbers what torch decided by the traced sizes, such as whether two
         sizes are equal. So they are rounded less, or not at all, if they break one of torch's guards.
         """
         traced: dict[Any, int] = {}
-        for node in self.aot._nodes:
-            for size in symbolic_sizes(node.meta.get("val")):
+        examples = [node.meta.get("val") for node in users]
+        for example in examples:
+            for size in symbolic_sizes(example):
                 number = getattr(size, "node", None)
                 if number is not None and number.expr.is_Symbol and number.has_hint():
                     traced[number.expr] = int(number.hint)
-        self.conditions = conditions(self.program, self.aot._nodes)
+        self.conditions = conditions(self.program, users)
         guards = [guard for guard in self.conditions if guard.free_symbols <= traced.keys()]
-        for least in (64, 1):
-            if least > self.aot.room:
-                continue
-            uppers = {
-                symbol: min(round_up(hint, least), self.range(symbol)[1] or _dims.UNBOUNDED)
-                for symbol, hint in traced.items()
-            }
-            self._tight = least < 64
+        nbytes = functools.partial(bytes_of, examples)
+        self._tight = self.aot.room < ROUNDED
+        for uppers in planned_sizes(traced, nbytes, self.aot.room):
+            for symbol, size in uppers.items():
+                uppers[symbol] = min(size, self.range(symbol)[1] or _dims.UNBOUNDED)
             if all(guard.xreplace(uppers) == True for guard in guards):  # noqa: E712
                 break
-        else:
-            uppers, self._tight = traced, True
-        self._rounded = {str(symbol): size for symbol, size in uppers.items()}
-
-    def rounded(self, symbol: Any) -> int:
-        return self._rounded.get(str(symbol), 64)
+            self._tight = True
+        self._planned = uppers
 
     def decided(self, symbol: Any, upper: int) -> bool:
         return self._tight or super().decided(symbol, upper)

@@ -18,7 +18,7 @@ from purevk.frontends.torch.conditions import conditions, environments, relation
 from purevk.frontends.torch.ratios import Ratios, is_rounded
 from purevk.ir import Dim, Guard, Relation, Size, Symbol
 from purevk.ir import dims as _dims
-from purevk.ir.expected import rounded
+from purevk.ir.expected import ROUNDED, planned_sizes
 
 _DIVISIONS = ("Mod", "PythonMod", "FloorDiv", "CleanDiv")
 # Functions of sizes in torch's sympy, as steps of arithmetic.
@@ -60,6 +60,7 @@ class Sizes:
         self.sources: dict[tuple[int, int], Symbol] = {}
         self.derived: dict[tuple[int, int], Size] = {}
         self._plain: dict[str, Size] = {}
+        self._planned: dict[Any, int] | None = None
         self.conditions: list[Any] | None = None
 
     @contextlib.contextmanager
@@ -92,6 +93,8 @@ class Sizes:
 
         if self.conditions is None:
             self.conditions = conditions(self.program, users)
+        if self._planned is None:
+            self._plan(users)
         compound: list[tuple[int, int, Any]] = []
         for position, node in enumerate(users):
             example = None if node is None else node.meta.get("val")
@@ -279,9 +282,21 @@ class Sizes:
             lower = 0
         return Symbol(label, lower=lower, is_size=False)
 
+    def _plan(self, users: Sequence[Any]) -> None:
+        """Finds what memory is planned for, for sizes without a bound."""
+        examples = [None if node is None else node.meta.get("val") for node in users]
+        symbols = {
+            size.node.expr
+            for example in examples
+            for size in symbolic_sizes(example)
+            if not isinstance(size, int) and size.node.expr.is_Symbol
+        }
+        hints = {symbol: self.hint(symbol) for symbol in symbols}
+        self._planned = next(planned_sizes(hints, functools.partial(bytes_of, examples)))
+
     def rounded(self, symbol: Any) -> int:
         """What memory is planned for, for a size without a bound."""
-        return rounded(self.hint(symbol))
+        return (self._planned or {}).get(symbol, ROUNDED)
 
     def decided(self, symbol: Any, upper: int) -> bool:
         """Whether a bound follows from what the module decided, such as `x.numel() < 2**31`, and not
@@ -414,6 +429,21 @@ def symbolic_sizes(example: Any) -> Sequence[Any]:
     if isinstance(example, torch.Tensor):
         return tuple(example.shape)
     return (example,) if isinstance(example, torch.SymInt) else ()
+
+
+def bytes_of(examples: Sequence[Any], sizes: Mapping[Any, int]) -> list[int]:
+    """The bytes of example inputs, where torch's symbols have other values than in the example."""
+    import torch
+
+    def number(size: Any) -> int:
+        found = size if isinstance(size, int) else size.node.expr.xreplace(sizes)
+        return int(found) if isinstance(found, int) or found.is_Integer else 1
+
+    return [
+        example.element_size() * math.prod(map(number, example.shape))
+        for example in examples
+        if isinstance(example, torch.Tensor)
+    ]
 
 
 def solved(left: Size, right: Size, symbols: Sequence[Symbol]) -> dict[Symbol, Size] | None:

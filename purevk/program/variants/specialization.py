@@ -68,6 +68,12 @@ class Specialization:
             for guard in self.guards
             if all(s.is_size and not s.unbacked for s in guard.symbols)
         ]
+        brought = {symbol for symbol, _, _ in self._symbols}
+        self._mixed = [
+            guard
+            for guard in graph.constraints
+            if guard.symbols <= brought and not all(s.is_size for s in guard.symbols)
+        ]
         self._integers = [symbol for symbol in graph.ranges if not symbol.is_size]
         self._ranged = [] if lenient else [symbol for symbol in graph.ranges if symbol.is_size]
         self._indices = lowered.indices
@@ -119,9 +125,11 @@ class Specialization:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = serves
-        if not serves or not self._integers:
+        if not serves or not (self._integers or self._mixed):
             return serves
-        return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers)
+        return all(_within(self.graph, symbol, env[symbol]) for symbol in self._integers) and all(
+            guard.holds(env) for guard in self._mixed
+        )
 
     def admits(self, env: Mapping[Symbol, int], unbacked: Mapping[str, int]) -> bool:
         """Whether sizes that came about during a call, by the names of their symbols, keep the

@@ -183,7 +183,7 @@ class Variant:
 
     def _refuse_guesses(self, graph: Graph) -> None:
         for symbol in graph.symbols:
-            if symbol.open:
+            if symbol.open or symbol.open_below:
                 source = graph.symbols[symbol].value
                 raise UnsupportedProgramError(
                     f"size {symbol} has no upper bound",
@@ -438,11 +438,18 @@ class Variant:
         expected = dict(chosen.expected)
         for symbol, value in replan.values.items():
             upper = symbol.upper if value <= symbol.upper else _next_power(value)
-            expected[symbol.name] = Expected(
-                upper, upper if replan.outgrown else value, symbol.open
-            )
+            if symbol.open_below and replan.outgrown:
+                expected[symbol.name] = Expected.below(upper, min(value, symbol.lower), symbol.open)
+                continue
+            hint, lower = upper if replan.outgrown else value, None
+            if symbol.open_below:
+                lower = symbol.lower
+            expected[symbol.name] = Expected(upper, hint, symbol.open, lower)
         if replan.outgrown:
-            _log.warning("%s: %s is above what was planned for; lowering again", self.where, replan)
+            below = any(value < symbol.lower for symbol, value in replan.values.items())
+            side = "below" if below else "above"
+            text = "%s: %s is %s what was planned for; lowering again"
+            _log.warning(text, self.where, replan, side)
         if expected == chosen.expected:
             # It is lowered for these values: what it decides depends on sizes of inputs, too.
             inputs = zip(chosen.graph.inputs, arrays)

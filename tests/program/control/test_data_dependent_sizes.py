@@ -398,6 +398,56 @@ def test_sizes_without_a_bound_grow(caplog: pytest.LogCaptureFixture) -> None:
         compiled(function, x, torch.tensor([1, 2, 3, 4]), bounds="strict")
 
 
+def test_sizes_that_fall_while_a_number_grows(tmp_path: Path) -> None:
+    """No bound of the number from below, or one that is too far, is one of memory."""
+    random = np.random.default_rng(7)
+    most = [int(each) for each in random.integers(10, 2**30, 2)]
+    factors = [int(each) for each in random.integers(1, 4, 2)]
+
+    def function(x: torch.Tensor, *numbers: torch.Tensor) -> Any:
+        made = []
+        for number, end, factor in zip(numbers, most, factors):
+            k = number.item()
+            torch._check(end - factor * k >= 0)
+            made.append(torch.ones(end - factor * k, 2))
+        k, count = numbers[-1].item(), torch.nonzero(x > 0).shape[0]
+        torch._check(x.shape[0] - k >= 0)
+        torch._check(count - k >= 0)
+        return *made, torch.arange(x.shape[0] - k) * count, x.new_ones(count - k)
+
+    def arguments(largest: int) -> Any:
+        sizes = [int(each) for each in random.integers(0, largest, 2)]
+        numbers = [(end - size) // factor for end, size, factor in zip(most, sizes, factors)]
+        return torch.ones(int(random.integers(2, 60))), *map(torch.tensor, [*numbers, -sizes[0]])
+
+    dynamic = ({0: torch.export.Dim.DYNAMIC}, None, None, None)
+    with compiled(function, *arguments(9), dynamic=dynamic) as program:
+        program.save(tmp_path / "falls.pvk")
+        with purevk.load(tmp_path / "falls.pvk") as loaded:
+            for largest in (9, 3000, 300):
+                given = arguments(largest)
+                agrees(program, function, *given)
+                agrees(loaded, function, *given)
+            assert len(loaded.method("forward").specializations) < 6
+
+
+def test_an_index_by_the_sign_of_an_argument() -> None:
+    """A module is exported for either sign, and not lowered for each pair of numbers."""
+
+    class Taken(torch.nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return torch.cat([x, x])[n - x.shape[0]]
+
+    size = torch.export.Dim("n", min=3, max=50)
+    dynamic, random = ({0: size}, torch.export.Dim.DYNAMIC), np.random.default_rng(1)
+    with purevk.compile(Taken(), (tensor(5), 3), dynamic_shapes=dynamic) as program:
+        for size in map(int, random.integers(3, 50, 12)):
+            x, n = tensor(size), int(random.integers(-size, 3 * size))
+            assert program.forward(x, n) == Taken()(x, n), (size, n)
+        lowered = [len(each.specializations) for each in program.method("forward").variants]
+        assert sum(lowered) < 6, lowered
+
+
 # -- another plan in the middle of a call --------------------------------------------------------
 def test_a_state_is_written_once_when_a_call_needs_another_plan() -> None:
     class Counter(torch.nn.Module):
