@@ -208,15 +208,28 @@ class Lowering:
         nbytes = min(-(-((high + 1) * item - first) // 256) * 256, whole - first)
         if nbytes > self.traits.max_storage_range or first % item:
             return operand
-        part = BufferWindow(operand.storage, first, nbytes)
+        window = self._named(BufferWindow(operand.storage, first, nbytes), operand.dtype)
+        return Operand(window, Layout(offset - first // item, tuple(strides)), operand.type)
+
+    def windows_of(self, operand: Operand) -> tuple[list[Value], int]:
+        """Windows that span the whole storage of an operand one after the other, and the elements of
+        each but the last."""
+        item, dtype = operand.dtype.itemsize, operand.dtype
+        whole = -(-operand.storage.type.nbytes // 4) * 4
+        step = self.traits.max_storage_range // 256 * 256
+        parts = [
+            BufferWindow(operand.storage, first, min(step, whole - first))
+            for first in range(0, whole, step)
+        ]
+        return [self._named(part, dtype) for part in parts], step // item
+
+    def _named(self, part: BufferWindow, dtype: DType) -> Value:
         window = next((value for value, known in self.windows.items() if known == part), None)
         if window is None:
-            window = Value(
-                f"{operand.storage.name}_part{len(self.windows)}",
-                TensorType(operand.dtype, (-(-nbytes // item),)),
-            )
+            name = f"{part.storage.name}_part{len(self.windows)}"
+            window = Value(name, TensorType(dtype, (-(-part.nbytes // dtype.itemsize),)))
             self.windows[window] = part
-        return Operand(window, Layout(offset - first // item, tuple(strides)), operand.type)
+        return window
 
     def _whole(self, storage: Value) -> Value:
         window = self.windows.get(storage)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
-from purevk.ir import Layout, Size
+from purevk.ir import Layout, Size, Value
 from purevk.ir import dims as _dims
 from purevk.lower.declarations import buffer, spec_constant
 from purevk.lower.expression import in_double
@@ -39,7 +39,7 @@ class MapSpec:
     - `i0`, `i1`, ...: the index.
     - `r`, `r1`, ...: the elements of the results at this index. `T_R` is the type of `r`.
     - `X(a, b)`: an element of an input X of rank 2. A bool reads as 0 or 1, float16 as float.
-    - `x_size_0`: a size of X.
+    - `x_size_0`, `r_size_0`: a size of X, or of the first result.
 
     If an input or a result is float64, `float`, `vec4` and numbers in the statements are of double
     precision.
@@ -126,9 +126,12 @@ def emit_map(
     _Writer(lowering, spec, tuple(inputs), numbers, tuple(outputs), sizes, over is None).emit(label)
 
 
-def takes_large_results(spec: MapSpec) -> bool:
-    """Whether the statements can run for a part of the indices at a time."""
-    return spec.stores and not spec.atomic and spec.template == MapSpec.template
+def takes_windows(spec: MapSpec) -> bool:
+    """Whether the statements can run for a part of the indices at a time, and read inputs from several
+    windows."""
+    return (
+        spec.stores and not spec.atomic and spec.template in (MapSpec.template, "random/map.comp")
+    )
 
 
 def _emit_parts(
@@ -175,6 +178,11 @@ class _Writer:
             sizes,
         )
         self.operands = (*inputs, *outputs)
+        self.windows = {
+            number: lowering.windows_of(operand)
+            for number, operand in enumerate(inputs)
+            if lowering.is_large(operand)
+        }
         self.words = lowering.traits.profile.prefers_word_access
         self.names = (*spec.inputs, *("R" if n == 0 else f"R{n}" for n in range(len(outputs))))
         # Neighbouring invocations make neighbours in memory.
@@ -251,6 +259,8 @@ class _Writer:
         if inner not in lanes:
             return None
         dims = (*lanes[inner], *([inner] * len(self.outputs)))
+        if self.windows:
+            return None
         for operand, d in zip(self.operands, dims):
             if d is None:
                 continue
@@ -337,7 +347,10 @@ class _Writer:
                 declared.append(f"PUSH_CONSTANT({len(words)}, {name})")
         macros["DECLARE"] = " ".join(declared)
         macros["BUFFERS"] = " ".join(
-            self._declare(number, text) for number in range(len(self.operands))
+            (
+                *(self._declare(number, text) for number in range(len(self.operands))),
+                *map(self._declare_windows, self.windows),
+            )
         )
         if any(operand.dtype is DType.int64 for operand in self.operands):
             macros["HAS_INT64"] = "1"
@@ -352,10 +365,13 @@ class _Writer:
         if self.apart > 1:
             work = _dims.ceil_div(count, self.apart * local) * local
         constants["local_size_x"] = local
-        buffers = {
+        buffers: dict[str, tuple[Operand | Value, str]] = {
             name.lower(): (operand, self._access(number, text))
             for number, (name, operand) in enumerate(zip(self.names, self.operands))
         }
+        for number, (windows, _) in self.windows.items():
+            names = self._window_names(number)
+            buffers |= {name: (window, "r") for name, window in zip(names, windows)}
         grid = lowering.linear_grid(work, local)
         lowering.dispatch(
             spec.template,
@@ -391,6 +407,25 @@ class _Writer:
             element = "float" if self.adds_floats else "uint"
         return buffer(number, self.names[number].lower(), element, self._access(number, text))
 
+    def _window_names(self, number: int) -> list[str]:
+        name = self.names[number].lower()
+        return [name, *(f"{name}_w{n}" for n in range(1, len(self.windows[number][0])))]
+
+    def _declare_windows(self, number: int) -> str:
+        """The windows of an input but the first, and a function that reads an element from them."""
+        names, count = self._window_names(number), self.windows[number][1]
+        before = [len(windows) - 1 for n, (windows, _) in self.windows.items() if n < number]
+        at, element = len(self.operands) + sum(before), self.operands[number].dtype.glsl
+        declared = [
+            buffer(at + n, name, element, self._access(number, ""))
+            for n, name in enumerate(names[1:])
+        ]
+        read = f"buf_{names[-1]}[max(e - {(len(names) - 1) * count}, 0)]"
+        for n in reversed(range(len(names) - 1)):
+            here = f"buf_{names[n]}[clamp(e - {n * count}, 0, {count - 1})]"
+            read = f"e < {(n + 1) * count} ? {here} : {read}"
+        return f"{' '.join(declared)} {element} pv_at_{names[0]}(int e) {{ return {read}; }}"
+
     def _access(self, number: int, text: str) -> str:
         """How the statements use an operand; `text`: all that may name it."""
         if number < len(self.inputs):
@@ -411,6 +446,8 @@ class _Writer:
             index = self._index(name, operand)
             element = self._buffer(number)
             at = f"{element}[({index}) >> 2]" if self._as_vector(number) else f"{element}[{index}]"
+            if number in self.windows:
+                at = f"pv_at_{name.lower()}({index})"
             macros[f"{name}({given})"] = self._read(number, dtype, at)
             if number >= len(self.inputs) and spec.atomic:
                 macros.update(atomics(name, given, dtype, element, index, self.adds_floats))

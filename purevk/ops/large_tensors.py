@@ -19,7 +19,7 @@ from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.elementwise.pieces import NAME as PIECES
 from purevk.ops.image.pooling import NAME as POOL
 from purevk.ops.image.resample import RESIZED
-from purevk.ops.long_rows import to_dtype, typed
+from purevk.ops.long_rows import norm, normalize, scaled, softmax, to_dtype, typed
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
@@ -356,9 +356,9 @@ def _join_rows(builder: Builder, node: Node, slices: Slices) -> Sequence[Value]:
     parts = []
     for start, size in slices:
         length = _dims.specialize(size)
-        dropped = min(before, start)
-        first = (start - dropped) * step
-        end = min((start + length - 1) * step - pad + reach + 1, height)
+        row = min(max(start - before, 0), (height - 1) // step)  # a band has a row at least
+        dropped, first = start - row, row * step
+        end = min(max((start + length - 1) * step - pad + reach, first) + 1, height)
         band = _part(builder, x, 2, first, end - first)
         made = builder.emit(node.op, *node.with_arguments(x=band).args)
         parts.append(_part(builder, made, 2, dropped, length))
@@ -425,6 +425,52 @@ def _attention_axes(node: Node) -> list[Axis]:
     return axes
 
 
+def _scan_axes(node: Node) -> list[Axis]:
+    x, dim = node.tensor("x").type, node.int("dim") % node.tensor("x").type.rank
+    axes = _outer_axes("x", dims=_but_dim)(node)
+    if isinstance(x.dims[dim], int):
+        axes = [*axes, Axis(x.dims[dim], {"x": dim}, dim, partial(_join_scan, dim=dim), 2)]
+    return axes
+
+
+def _join_scan(builder: Builder, node: Node, slices: Slices, dim: int) -> Sequence[Value]:
+    """A scan of parts of rows, each continued from the end of the part before."""
+    kind, x = node.str("kind"), node.tensor("x")
+    parts: list[Sequence[Value]] = []
+    for start, size in slices:
+        part = _part(builder, x, dim, start, size)
+        made = builder.emit_all(node.op, *node.with_arguments(x=part).args)
+        if len(made) == 2:
+            made = (made[0], builder.emit("aten.add.Tensor", made[1], start, 1))
+        if parts:
+            last = _dims.specialize(parts[-1][0].type.dims[dim]) - 1
+            ends = [_part(builder, each, dim, last, 1) for each in parts[-1]]
+            if len(made) == 2:
+                replaces = builder.emit(_LATER[kind], made[0], ends[0])
+                if x.type.dtype.is_float:
+                    lost = builder.emit("aten.isnan.default", made[0])
+                    replaces = builder.emit("aten.logical_or.default", replaces, lost)
+                made = tuple(
+                    builder.emit("aten.where.self", replaces, each, end)
+                    for each, end in zip(made, ends)
+                )
+            else:
+                more = (1,) if kind == "sum" else ()
+                made = (builder.emit(_CONTINUED[kind], made[0], ends[0], *more),)
+        parts.append(made)
+    starts = [start for start, _ in slices]
+    return [
+        _joined(builder, each, starts, dim, result.type)
+        for each, result in zip(zip(*parts), node.results)
+    ]
+
+
+_LATER = {"max": "aten.ge.Tensor", "min": "aten.le.Tensor"}
+_CONTINUED = {
+    "sum": "aten.add.Tensor", "prod": "aten.mul.Tensor", "logsumexp": "aten.logaddexp.default",
+}  # fmt: skip
+
+
 def _but_dim(node: Node) -> list[int]:
     rank = node.results[0].type.rank
     return [d for d in range(rank) if d != node.int("dim") % rank]
@@ -438,7 +484,7 @@ _AXES: dict[str, Axes] = {
     NORM: _outer_axes("x", dims=lambda node: range(node.result.type.rank - node.int("count"))),
     GROUP_NORM: _group_norm_axes,
     POOL: _outer_axes("x", dims=(0, 1)),
-    SCAN: _outer_axes("x", dims=_but_dim),
+    SCAN: _scan_axes,
     SORT: _outer_axes("x", dims=_but_dim),
     ATTENTION: _attention_axes,
     **{
@@ -449,3 +495,30 @@ _AXES: dict[str, Axes] = {
 }
 for _name in _AXES:
     in_parts(_name, _cut, lambda node, traits: _choose(node, traits) is not None)
+
+
+def _group_norm(builder: Builder, node: Node) -> Value:
+    """`purevk.group_norm` by reductions and pointwise operators."""
+    x = node.tensor("x")
+    batch, channels, *sizes = x.type.dims
+    rows = (batch, node.size("groups"), channels // node.size("groups") * _dims.product(sizes))
+    made = builder.emit("aten.view.default", x, rows)
+    made = normalize(builder, made, (2,), node.float("eps"), wide_type(x.type.dtype))
+    made = builder.emit("aten.view.default", made, x.type.dims)
+    weight, bias = (
+        None
+        if value is None
+        else builder.emit("aten.view.default", value, (channels, *[1] * len(sizes)))
+        for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
+    )
+    return typed(builder, scaled(builder, made, weight, bias), node)
+
+
+def _outgrow(node: Node, traits: DeviceTraits) -> bool:
+    return bool(_large(node, traits))
+
+
+# Rows and groups that are larger than a binding.
+in_parts(SOFTMAX, softmax, _outgrow)
+in_parts(NORM, norm, _outgrow)
+in_parts(GROUP_NORM, _group_norm, _outgrow)

@@ -7,7 +7,7 @@ from typing import Any
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
-from purevk.lower.map import MapSpec, emit_map, takes_large_results
+from purevk.lower.map import MapSpec, emit_map, takes_windows
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
@@ -57,7 +57,7 @@ register(
         Kernel(
             _lower,
             layouts=_layouts,
-            large_results=lambda node: takes_large_results(node.attribute("spec", MapSpec)),
+            windows=lambda node: takes_windows(node.attribute("spec", MapSpec)),
         ),
     )
 )

@@ -94,7 +94,8 @@ class Kernel:
             result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
         any_size: it cuts its work where a binding cannot span a tensor.
-        large_results: `large_results(node)`: whether it does so where that is a result.
+        windows: `windows(node)`: whether it does so where that is a result, and binds several windows
+            where it is an operand.
         adapt: `adapt(node, orders, query)` returns the node as it suits the chosen orders of its
             results and what is read of these. Copies of constants that `query.copied` emits are
             made once, at load.
@@ -106,7 +107,7 @@ class Kernel:
     epilogue: bool = False
     bfloat16: bool = True
     any_size: bool = False
-    large_results: Callable[[Node], bool] | None = None
+    windows: Callable[[Node], bool] | None = None
     adapt: Callable[[Node, tuple[Order | None, ...], LayoutQuery], Node] | None = None
 
 

@@ -39,6 +39,9 @@ _SPLIT = {
 }  # fmt: skip
 
 
+MOST_WINDOWS = 12  # of the operands of a kernel: devices have few bindings
+
+
 def refusal(node: Node, traits: DeviceTraits) -> str | None:
     """Why a node cannot run on the device; None if it can."""
     if node.op == HOST:
@@ -93,11 +96,10 @@ def outgrows(node: Node, traits: DeviceTraits) -> bool:
 
 def _runs_in_parts(node: Node, traits: DeviceTraits) -> bool:
     """Whether what a node becomes binds a part of a large tensor at a time."""
-    values = (*node.inputs, *node.results)
-    if any(value.type.dtype.is_complex for value in values):
-        return False
     alone = Graph("", tuple(dict.fromkeys(node.inputs)), (node,), ())
     try:
+        if is_complex(node):
+            alone = split_complex(alone, traits)
         inside = expand_rewrites(alone, traits)
     except PurevkError:
         return False
@@ -112,12 +114,11 @@ def _fits(node: Node, traits: DeviceTraits) -> bool:
         return True
     if not isinstance(form, registry.Kernel):
         return False
+    if form.windows is None or not form.windows(node):
+        return form.any_size
     limit = traits.max_storage_range
-    if form.large_results is not None and all(
-        operand.type.nbytes <= limit for operand in node.inputs
-    ):
-        return form.large_results(node)
-    return form.any_size
+    large = [x.type.nbytes for x in dict.fromkeys(node.inputs) if x.type.nbytes > limit]
+    return sum(-(-nbytes // limit) for nbytes in large) <= MOST_WINDOWS
 
 
 def unbound(graph: Graph, traits: DeviceTraits) -> int:

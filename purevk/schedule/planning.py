@@ -136,7 +136,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
             where=node.source,
             why=f"its form is {type(form).__name__}; kernels alone are lowered",
         )
-    if not form.any_size:
+    if not form.any_size and not (form.windows and form.windows(node)):
         _copy_far_apart(lowering, node)
     form.lower(lowering, node)
     lowering.copies.clear()

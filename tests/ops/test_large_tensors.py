@@ -117,7 +117,7 @@ def reductions(rng: Numbers) -> Case:
     x = (rng.floats(*sizes) * (9 if dtype is torch.int32 else 1)).to(dtype)
     x = x.repeat(*[RANGE // x.nbytes + 1 if d == 0 else 1 for d in range(len(sizes))])
     some = sorted(rng.sample(range(len(sizes)), rng.randint(1, len(sizes))))
-    d, keepdim = some[0], rng.random() < 0.5
+    d, keepdim, order = some[0], rng.random() < 0.5, rng.choice([1, 2, 3])
     functions: list[Callable[..., Any]] = [
         lambda x: x.sum(some, keepdim),
         lambda x: x.float().mean(some, keepdim),
@@ -131,10 +131,13 @@ def reductions(rng: Numbers) -> Case:
         lambda x: x.float().std(some),
         lambda x: x.float().var(),
         lambda x: x.float().logsumexp(some, keepdim),
-        lambda x: torch.linalg.vector_norm(x.float(), rng.choice([1, 2, 3]), some),
+        lambda x: torch.linalg.vector_norm(x.float(), order, some),
         lambda x: torch.softmax(x.float(), d),
         lambda x: torch.log_softmax(x.float(), -1),
         lambda x: x.float().cumsum(d),
+        lambda x: (x.float() / 9).cumprod(d),
+        lambda x: x.cummax(d),
+        lambda x: x.float().logcumsumexp(d),
     ]
     tolerance = 2e-3 if dtype is torch.float16 else None
     return Case(rng.choice(functions), (x,), rtol=tolerance, atol=tolerance)
@@ -156,6 +159,55 @@ def products(rng: Numbers) -> Case:
     ]
     function, args = rng.choice(functions)
     return Case(function, args)
+
+
+def positions(rng: Numbers) -> Case:
+    """Operators that read elements at other positions."""
+    sizes = rng.sizes(rng.randint(2, 4))
+    x = (rng.floats(*sizes) * 99).to(rng.choice([torch.float32, torch.int64, torch.float16]))
+    x = x.repeat(*[RANGE // x.nbytes + 1 if d == 0 else 1 for d in range(len(sizes))])
+    some = sorted(rng.sample(range(len(sizes)), rng.randint(1, len(sizes))))
+    d, shift, pads = some[0], rng.randint(-9, 9), [rng.randint(0, 3) for _ in range(4)]
+    draw = torch.Generator().manual_seed(rng.randrange(1000))
+
+    def indices(size: int, *dims: int) -> torch.Tensor:
+        return torch.randint(0, size, dims, generator=draw)
+
+    few = [rng.randint(1, 4) if k == d else size for k, size in enumerate(x.shape)]
+    rows, many = indices(x.shape[d], rng.randint(1, 60)), indices(9, RANGE // 8 + 99)
+    functions: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+        (lambda x: x.flip(some), (x,)),
+        (lambda x: x.roll(shift, d), (x,)),
+        (lambda x: x.flatten().roll(shift), (x,)),
+        (lambda x: x.tril(shift), (x,)),
+        (lambda x: F.pad(x, pads, value=3), (x,)),
+        (lambda x: x.repeat_interleave(2, d), (x,)),
+        (lambda x, rows: x.index_select(d, rows), (x, rows)),
+        (lambda x, index: x.gather(d, index), (x, indices(x.shape[d], *few))),
+        (lambda x, index: x.take(index), (x, indices(x.numel(), 33))),
+        (lambda x, i, j: x[i, j], (x, indices(x.shape[0], 7), indices(x.shape[1], 7))),
+        (lambda x, many: x[many], (rng.floats(9, 3), many)),
+        (lambda x: torch.arange(RANGE // 4 + 99) * x, (rng.floats(1),)),
+        (lambda x: torch.linspace(-1, 3, RANGE // 4 + 99) * x, (rng.floats(1),)),
+        (lambda x, edges: torch.bucketize(x, edges), (x.float(), rng.floats(9).sort()[0])),
+        (lambda a, b: a @ b, (indices(9, 60, 50), indices(9, 50, 70))),
+    ]
+    function, args = rng.choice(functions)
+    return Case(function, args)
+
+
+def complex_numbers(rng: Numbers) -> Case:
+    sizes = rng.sizes(rng.randint(1, 3))
+    x, y = (torch.complex(rng.floats(*sizes), rng.floats(*sizes)) for _ in range(2))
+    d = rng.randrange(len(sizes))
+    functions = [
+        lambda x, y: x * y + x,
+        lambda x, y: x.abs() + y.angle(),
+        lambda x, y: torch.cat([x, y.conj()], d),
+        lambda x, y: torch.view_as_real(x - y) * 2,
+        lambda x, y: (x / (y + 3)).sum(d),
+    ]
+    return Case(rng.choice(functions), (x, y))
 
 
 def images(rng: Numbers) -> Case:
@@ -184,7 +236,9 @@ def images(rng: Numbers) -> Case:
 
 
 @pytest.mark.usefixtures("small_bindings")
-@pytest.mark.parametrize("family", [pointwise, moves, reductions, products, images])
+@pytest.mark.parametrize(
+    "family", [pointwise, moves, reductions, positions, complex_numbers, products, images]
+)
 def test_random_operators(family: Callable[[Numbers], Case]) -> None:
     rng = Numbers(family.__name__)
     check([family(rng) for _ in range(10)])

@@ -173,12 +173,12 @@ def _linspace(
         start, end = int(start), int(end)
         if isinstance(steps, int) and steps <= _MOST_STEPS:
             return builder.constant(_whole_steps(start, end, steps), type.dtype)
-    step = f"float({end!r} - ({start!r})) / float(size_0 - 1)"
+    step = f"float({end!r} - ({start!r})) / float(r_size_0 - 1)"
     # From both ends, as torch does, so that both are exact.
-    body = f"float by = size_0 > 1 ? {step} : 0.0; float v = i0 * 2 < size_0 ? {float(start)!r} + by * float(i0) : {float(end)!r} - by * float(size_0 - 1 - i0);"  # noqa: E501
+    body = f"float by = r_size_0 > 1 ? {step} : 0.0; float v = i0 * 2 < r_size_0 ? {float(start)!r} + by * float(i0) : {float(end)!r} - by * float(r_size_0 - 1 - i0);"  # noqa: E501
     made = mapped(
         builder,
-        body + f" r = size_0 > 1 ? v : {float(start)!r};",
+        body + f" r = r_size_0 > 1 ? v : {float(start)!r};",
         {},
         type.with_dtype(wide_type(type.dtype)),
     )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
 from purevk.lower.copies import emit_copy
-from purevk.lower.declarations import buffer
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
+from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
@@ -88,31 +88,13 @@ register(
 
 
 def _iota_lower(lowering: Lowering, node: Node) -> None:
-    (result,) = node.results
-    out = lowering.operand(result)
-    count = result.type.numel
-    acc = out.dtype.acc
-    local = 64
-    lowering.dispatch(
-        "elementwise/pointwise.comp",
-        {"out": (out, "w")},
-        macros={
-            "BUFFERS": buffer(0, "out", out.dtype.glsl, "w"),
-            "DECLARE": "",
-            "BODY": f"buf_out[id] = {out.dtype.glsl}({acc}(id));",
-            **({"HAS_INT64": "1"} if out.dtype is DType.int64 else {}),
-        },
-        params={"work": count},
-        local=local,
-        grid=lowering.linear_grid(count, local),
-        specialize=(),
-    )
+    emit_map(lowering, MapSpec("r = T_R(i0);", ()), [], {}, [lowering.operand(node.result)])
 
 
 register(
     Operator(
         "purevk.iota",
         lambda length, dtype=DType.int32: TensorType(dtype, (length,)),
-        Kernel(_iota_lower),
+        Kernel(_iota_lower, windows=lambda node: True),
     )
 )

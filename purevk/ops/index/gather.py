@@ -55,7 +55,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     x_strides = [0 if d is None else x.strides[d] for d in dims.x]
     index_strides = [[_index_stride(index, d) for d in dims.index] for index in indices]
     loop, (mine, *theirs) = collapse(sizes, x_strides, *index_strides)
-    if len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
+    large = any(map(lowering.is_large, (x, *indices, out)))
+    if large or len(loop) > 4 or len(indices) > 4 or len({index.dtype for index in indices}) > 1:
         _gather_general(lowering, x, indices, out, dims)
         return
     if len(indices) == 1 and _gather_rows(
@@ -217,7 +218,7 @@ def _index_stride(index: Operand, d: int | None) -> Size:
     return 0 if isinstance(size, int) and size == 1 else index.strides[-d]
 
 
-register(Operator(NAME, _gather_shape, Kernel(_lower)))
+register(Operator(NAME, _gather_shape, Kernel(_lower, windows=lambda node: True)))
 
 
 def refuse_index(node: Node, traits: DeviceTraits) -> str | None:

@@ -52,7 +52,7 @@ def element_number(rank: int) -> str:
     """The number of the element at i0, i1, ... in row-major order, as GLSL."""
     element = "0"
     for d in range(rank):
-        element = f"({element} * size_{d} + i{d})"
+        element = f"({element} * r_size_{d} + i{d})"
     return element
 
 
@@ -96,7 +96,7 @@ def _word(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+register(Operator(NAME, _shape, Kernel(_lower, windows=lambda node: True)))
 
 
 # Registers an operator with random results, see `registry.rewrite`.
