@@ -96,12 +96,13 @@ class Sizes:
         if self._planned is None:
             self._plan(users)
         compound: list[tuple[int, int, Any]] = []
+        related = self._related() if self.bounded else {}
         for position, node in enumerate(users):
             example = None if node is None else node.meta.get("val")
             for dim, size in enumerate(symbolic_sizes(example)):
                 if isinstance(size, int) or size.node.expr.is_Integer:
                     continue
-                expression = size.node.expr
+                expression = related.get(size.node.expr, size.node.expr)
                 if not expression.is_Symbol or str(expression) in self.symbols:
                     compound.append((position, dim, expression))
                     continue
@@ -120,6 +121,33 @@ class Sizes:
                 self.sources[position, dim] = symbol
         for position, dim, expression in compound:
             self.derive(position, dim, expression)
+        for name, expression in related.items():
+            size, upper = self.size(expression), self.range(name)[1]
+            self.symbols[str(name)] = size
+            if upper is not None:
+                self.importer.constrain(Guard(size, "<=", upper, True))
+
+    def _related(self) -> dict[Any, Any]:
+        """Symbols that a condition says to equal an expression over others, so that sizes that are
+        equal are so whatever the bounds are."""
+        import sympy
+
+        found: dict[Any, Any] = {}
+        used: set[Any] = set()
+        for condition in self.conditions or ():
+            if not isinstance(condition, sympy.Eq):
+                continue
+            for name, other in (condition.args, condition.args[::-1]):
+                free = other.free_symbols
+                if (
+                    name.is_Symbol
+                    and not (other.is_Symbol or other.is_Integer)
+                    and not free & {name, *found}
+                    and name not in used | found.keys()
+                ):
+                    found[name] = other
+                    used |= free
+        return found
 
     def derive(self, position: int, dim: int, expression: Any) -> None:
         """A size of an input that is an expression over symbols, such as twice another one."""
@@ -136,6 +164,8 @@ class Sizes:
             upper = max(upper, 1, 0 if size_ is None else size_.upper or 0)
             symbol = self.sources[position, dim] = Symbol(name, upper)
             number = Dim.of(symbol)
+            if self.bounded and any(self.range(s)[1] is None for s in expression.free_symbols):
+                self.importer.ranges[symbol] = (0, None)
         if unknown:
             self._solve(expression, unknown, number)
         self.derived[position, dim] = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
@@ -423,3 +424,37 @@ def test_a_shape_that_torch_does_not_record_is_no_damaged_file(
     with pytest.raises(GraphError, match="recorded as float32") as caught:
         purevk.compile(torch.nn.ReLU(), (torch.randn(3),))
     assert "report it" in caught.value.next and "file" not in caught.value.next
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sizes_of_inputs_that_are_equal_after_other_operators(seed: int, tmp_path: Path) -> None:
+    """Dims with names of their own, of which one is what a convolution makes of the other."""
+    draw = random.Random(seed)
+    kernel, stride, grow = draw.choice([2, 3, 5]), draw.choice([1, 2, 3]), draw.choice([1, 2])
+
+    class Joined(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = torch.nn.Conv1d(3, 2, kernel, stride, padding=kernel // 2)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            low = self.down(y).repeat_interleave(grow, 2)
+            return torch.cat([low, x], 1) + low[:, :1]
+
+    module = Joined().eval()
+
+    def inputs(length: int) -> tuple[torch.Tensor, ...]:
+        y = torch.randn(1, 3, length)
+        return torch.randn(1, 2, grow * module.down(y).shape[2]), y
+
+    dynamic = ({2: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})
+    with (
+        torch.no_grad(),
+        purevk.compile(torch.export.export(module, inputs(16), dynamic_shapes=dynamic)) as program,
+    ):
+        program.save(tmp_path / "x.pvk")
+        with purevk.load(tmp_path / "x.pvk") as loaded:
+            for length in (16, 90, 11, draw.randint(200, 300)):
+                given = inputs(length)
+                _agrees(program, module, *given)
+                _agrees(loaded, module, *given)
