@@ -146,6 +146,11 @@ class FallbackError(PurevkError, RuntimeError):
     operator."""
 
 
+class TorchNeededWarning(UserWarning):
+    """A program has nodes on the CPU that only torch runs: given where it is saved, and where it is
+    loaded without torch."""
+
+
 class DifferenceError(PurevkError):
     """The device computes something else than eager torch (`PUREVK_CHECK=1`).
 

@@ -425,7 +425,7 @@ def _attention_axes(node: Node) -> list[Axis]:
     return axes
 
 
-def _scan_axes(node: Node) -> list[Axis]:
+def _scan_axes(node: Node) -> Sequence[Axis]:
     x, dim = node.tensor("x").type, node.int("dim") % node.tensor("x").type.rank
     axes = _outer_axes("x", dims=_but_dim)(node)
     if isinstance(x.dims[dim], int):

@@ -22,7 +22,7 @@ from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
 from purevk.ir import Graph, Value
 from purevk.plain_text import printable
-from purevk.program.cpu_nodes import log_cpu_nodes
+from purevk.program.cpu_nodes import log_cpu_nodes, warn_of_torch
 from purevk.program.host_memory import HostMemory
 from purevk.program.leaves import Leaves
 from purevk.program.method import Method
@@ -144,7 +144,11 @@ class Program:
         for method, source in sources.items():
             self.methods[method] = Method(self, method, source)
         plans = [self.methods[method].executable.plan for method in sources]
-        log_cpu_nodes(self.name, [nested for plan in plans for nested in plan.nested()])
+        log_cpu_nodes(
+            self.name,
+            [nested for plan in plans for nested in plan.nested()],
+            self.context.traits.max_storage_range,
+        )
         start = time.perf_counter()
         self.context.kernels.save()
         self.add_seconds("save", start)
@@ -289,7 +293,7 @@ class Program:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file that `purevk.load` takes (docs/formats.md): its graphs
         before any pass, so that it runs on any device, and its tensors. States are written with
-        their first content.
+        their first content. `TorchNeededWarning` says if some nodes run on the CPU by torch alone.
 
         Raises:
             UnsupportedProgramError: it holds something that the format has no form for.
@@ -299,6 +303,8 @@ class Program:
         from purevk.frontends.saved import write_program
 
         self.check_open()
+        plans = [method.executable.plan for method in self.methods.values()]
+        warn_of_torch(self.name, [each for plan in plans for each in plan.nested()])
         sources = {
             name: getattr(method.source, "for_file", method.source)
             for name, method in self.methods.items()

@@ -3,8 +3,10 @@ damage is named."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import purevk
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.frontends import saved
+from purevk.graph.context import default_context
 from purevk.ir import Graph, Node, TensorType, Value
 from purevk.ir.serial import GraphReader, GraphWriter
+from purevk.program import cpu_nodes
 from tests.harness import DATA, NO_TORCH, python
 
 pytestmark = pytest.mark.device
@@ -388,3 +392,30 @@ def test_loading_while_the_interpreter_ends(linear: Path, monkeypatch: pytest.Mo
     data[64] ^= 1
     with pytest.raises(FileFormatError, match="checksum|damaged"):
         saved.read_program(bytes(data))
+
+
+@pytest.mark.export
+def test_a_program_that_only_torch_runs_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return torch.linalg.eigvals(x), y.topk(2).values
+
+    dynamic = (None, {0: torch.export.Dim("n", min=2, max=1 << 20)})
+    args = (torch.eye(3), torch.rand(9))
+    context = default_context()
+    traits = dataclasses.replace(context.traits, max_storage_range=1 << 21)
+    monkeypatch.setattr(context, "traits", traits)
+    with torch.no_grad(), purevk.compile(Module(), args, dynamic_shapes=dynamic) as program:
+        assert "because of upper bounds" in caplog.text and "y.shape[0] <= 1048576" in caplog.text
+        with pytest.warns(purevk.TorchNeededWarning, match="linalg_eig"):
+            program.save(tmp_path / "x.pvk")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        purevk.load(tmp_path / "x.pvk").close()
+    monkeypatch.setattr(cpu_nodes, "find_spec", lambda name: None)
+    with pytest.warns(purevk.TorchNeededWarning, match=r"x\.pvk runs only where torch"):
+        purevk.load(tmp_path / "x.pvk").close()

@@ -43,7 +43,7 @@ def refused_sizes(
             continue
         limits = f"at least {lower}" if upper is None else f"{lower} to {upper}"
         return SizeConstraintError(
-            f"{_shown(graph, symbol.name)} is {value}",
+            f"{shown(graph, symbol.name)} is {value}",
             where=where,
             why=f"the model was exported for {limits}; given: {describe_given(graph, arrays)}",
             next="export it with other bounds (torch.export.Dim with min and max)"
@@ -53,13 +53,11 @@ def refused_sizes(
         return None  # guards are over the bounds; a lowering for larger ones has its own
     for guard in graph.constraints:
         if guard.symbols <= env.keys() and not guard.holds(env):
-            values = ", ".join(
-                sorted(f"{_shown(graph, s.name)} is {env[s]}" for s in guard.symbols)
-            )
+            values = ", ".join(sorted(f"{shown(graph, s.name)} is {env[s]}" for s in guard.symbols))
             return SizeConstraintError(
                 values,
                 where=where,
-                why=f"the model was exported for {_shown(graph, str(guard))}: export decided by it"
+                why=f"the model was exported for {shown(graph, str(guard))}: export decided by it"
                 " which operators run",
                 next="export it with example inputs of this kind; purevk.compile(module, ...) does"
                 " so by itself",
@@ -67,7 +65,7 @@ def refused_sizes(
     return None
 
 
-def _shown(graph: Graph, text: str) -> str:
+def shown(graph: Graph, text: str) -> str:
     """A text with sizes in place of symbols: "x.shape[0]"."""
     names = {}
     for symbol, source in graph.symbols.items():
