@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import json
 import os
 import random
@@ -17,7 +18,10 @@ import pytest
 
 import purevk
 from purevk.errors import FileFormatError, PurevkError
-from purevk.frontends.files import open_file
+from purevk.frontends.files import FileSource, open_file
+from purevk.frontends.saved import write_program
+from purevk.pte import source
+from tests.harness import DATA
 from tests.pickles import members, older, packed, pickles
 
 torch = pytest.importorskip("torch")
@@ -485,3 +489,31 @@ def test_suffix_and_content_agree(small: bytes, tmp_path: Path) -> None:
             assert "rename it to m." in caught.value.next
         with open_file(content):
             pass
+
+
+def test_a_file_that_another_one_replaces_while_it_is_opened(
+    small: bytes, read_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What told the kind is what is read."""
+    inner = DATA / "branch.pte"
+    saved_path = tmp_path / "saved.pvk"
+    with open_file(inner) as file:
+        write_program(saved_path, "m", {n: FileSource(file, n) for n in file.methods}, "test")
+    contents = {"pt2": small, "pte": inner.read_bytes(), "pvk": saved_path.read_bytes()}
+    path, other = tmp_path / "m", tmp_path / "other"
+    open_map = source.map_file
+    for first, second in itertools.permutations(contents, 2):
+        path.write_bytes(contents[first])
+        other.write_bytes(contents[second])
+
+        def replaced(*args: Any) -> Any:
+            made = open_map(*args)
+            if other.exists():
+                other.replace(path)
+            return made
+
+        monkeypatch.setattr(source, "map_file", replaced)
+        with open_file(path) as file:
+            assert file.kind == first and not other.exists()
+            if first != "pt2":
+                assert file.graph(file.methods[0]).nodes
