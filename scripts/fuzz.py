@@ -79,6 +79,7 @@ def work(args: argparse.Namespace) -> None:
     from purevk.errors import ShaderCompilerError
     from purevk.knobs import cache_folder
     from purevk.shaders import shaderc
+    from purevk.whole_file import _Folder
 
     try:
         import resource
@@ -97,8 +98,12 @@ def work(args: argparse.Namespace) -> None:
     def watch(event: str, values: tuple[Any, ...]) -> None:
         """Keeps a process from what no file may bring about."""
         if event == "open" and not isinstance(values[0], int):
+            path, caller = os.fsdecode(values[0]), sys._getframe(1)
+            if caller.f_code is _Folder.call.__code__:  # an event does not tell `dir_fd`
+                folder = caller.f_locals["self"].descriptor
+                path = path if folder is None else f"/proc/self/fd/{folder}/{path}"
             writes = values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if not writes or os.path.realpath(os.fsdecode(values[0])).startswith(accepted):
+            if not writes or os.path.realpath(path).startswith(accepted):
                 return
         elif event not in _EVENTS:
             return
