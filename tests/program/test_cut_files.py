@@ -96,7 +96,7 @@ def _in_a_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, and forks
-@pytest.mark.parametrize("kind", ["pte", "inline.pte", "pvk", "pt2", "ptd"])
+@pytest.mark.parametrize("kind", ["pte", "inline.pte", "ptn", "pvk", "pt2", "ptd"])
 def test_files_that_are_cut_while_they_are_opened(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +113,8 @@ def test_files_that_are_cut_while_they_are_opened(
         with open_file(DATA / "topk.pte") as opened:
             sources = {name: FileSource(opened, name) for name in opened.methods}
             write_program(path, "name", sources, "test")
+    elif kind == "ptn":
+        shutil.copy(DATA.parent / "ptn/cached.ptn", path)
     elif kind == "ptd":
         shutil.copy(next((DATA / "linear_relu_external").glob("*.ptd")), path)
         data = [path]
