@@ -114,6 +114,7 @@ def test_norms():
         Case(torch.norm, (x, 2, 1)),
         Case(torch.norm, (x, 3)),
         Case(aten.norm.Scalar, (x, 2)),
+        Case(aten.norm.ScalarOpt_dim_dtype, (x.half(), 2, [1], True), {"dtype": torch.float32}),
         Case(torch.dist, (x, tensor(5, 7, seed=1), 2)),
     ]
     check(cases)

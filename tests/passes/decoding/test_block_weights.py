@@ -266,6 +266,13 @@ def test_quantized_weights_of_prompts(group: int, monkeypatch: pytest.MonkeyPatc
     assert templates(program, "prompt")[MATMUL] == 4 * FORM.layers
 
 
+def test_quantized_weights_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = "tests.passes.decoding.test_block_weights"
+    monkeypatch.setattr(f"{here}.FORM", Form(1, 64, 2, 1, 128, 128, 64))
+    monkeypatch.setattr(f"{here}.STEPS", STEPS[:2])
+    test_quantized_weights_of_prompts(32, monkeypatch)
+
+
 class Layers(nn.Module):
     """Two linear layers without states."""
 
