@@ -69,7 +69,7 @@ class GraphBuilder(Builder):
 
     def store(self, state: Value, value: Value) -> None:
         """Has a state be this value after the call."""
-        self.emit_all("purevk.store", state, value)
+        self.purevk.store.all(state, value)
 
     def finish(self, *outputs: Value) -> Graph:
         """The graph."""

@@ -158,7 +158,7 @@ class Network(GraphBuilder):
             return self.op("linear.default", x, matrix.values, bias)
         form = matrix.form
         parts = (matrix.values, matrix.scales, form.group, None, form.bits, matrix.minimums)
-        made = self._narrow(self.emit("purevk.quantized_linear", self._wide(x), *parts))
+        made = self._narrow(self.purevk.quantized_linear(self._wide(x), *parts))
         return made if bias is None else self.op("add.Tensor", made, bias, 1)
 
     def _wide(self, x: Value) -> Value:
@@ -175,7 +175,7 @@ class Network(GraphBuilder):
         if matrix.form is None:
             return self.op("embedding.default", matrix.values, tokens, -1, False, False)
         parts = (matrix.scales, tokens, self.dtype, matrix.form.bits, matrix.minimums)
-        return self.emit("purevk.quantized_table", matrix.values, *parts)
+        return self.purevk.quantized_table(matrix.values, *parts)
 
     def rms_norm(self, x: Value, name: str, eps: float) -> Value:
         width = int(x.type.dims[-1])
@@ -203,9 +203,7 @@ class Network(GraphBuilder):
     def rotate(self, x: Value, angles: tuple[Value, Value]) -> Value:
         """x [1, heads, S, D], of which the first half is rotated with the second."""
         cos, sin = angles
-        first, second = self.emit_all(
-            "aten.split_with_sizes.default", x, (int(x.type.dims[-1]) // 2,) * 2, -1
-        )
+        first, second = self.aten.split_with_sizes.all(x, (int(x.type.dims[-1]) // 2,) * 2, dim=-1)
         swapped = self.op("cat.default", (self.op("neg.default", second), first), -1)
         return self.op(
             "add.Tensor", self.op("mul.Tensor", x, cos), self.op("mul.Tensor", swapped, sin), 1

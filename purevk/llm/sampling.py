@@ -75,7 +75,7 @@ def sampling_graph(vocab: int, dtype: DType) -> Graph:
     )
     logits = net.state(TensorType(dtype, (1, vocab)), name="logits")
     wide = net.op("_to_copy.default", net.op("view.default", logits, (vocab,)), DType.float32)
-    ordered, tokens = net.emit_all("aten.sort.default", wide, -1, True)
+    ordered, tokens = net.aten.sort.all(wide, dim=-1, descending=True)
     scaled = net.op("div.Tensor", ordered, temperature)
     likely = net.op("_softmax.default", scaled, -1, False)
     first = net.op("slice.Tensor", likely, 0, 0, 1, 1)

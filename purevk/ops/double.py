@@ -32,7 +32,7 @@ WIDE = DType.float64
 
 
 def _wide(builder: Builder, value: Value) -> Value:
-    return value if value.type.dtype is WIDE else builder.emit("aten._to_copy.default", value, WIDE)
+    return value if value.type.dtype is WIDE else builder.aten._to_copy(value, WIDE)
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def _sort(builder: Builder, node: Node) -> tuple[Value, Value]:
     x, dim = node.tensor("x"), node.int("dim")
     descending, count, index = node.bool("descending"), node.size("count"), node.dtype("index")
     _, indices = builder.emit_all(SORT, _keys(builder, x), dim, descending, count, index)
-    return builder.emit("aten.gather.default", x, dim, indices), indices
+    return builder.aten.gather(x, dim, indices), indices
 
 
 def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
@@ -58,7 +58,7 @@ def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
     rank, number, index = node.str("rank"), node.size("number"), node.dtype("index")
     if rank == "kth":
         _, indices = builder.emit_all(SELECT, _keys(builder, x), dim, rank, number, index)
-        return builder.emit("aten.gather.default", x, dim, indices), indices
+        return builder.aten.gather(x, dim, indices), indices
     # NaNs come last in their order.
     _, order = builder.emit_all(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
 
@@ -72,14 +72,12 @@ def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
     )
     body = f"int nans = int(NANS({at('0')})), k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
     types = [value.type for value in node.results]
-    nans = builder.emit(
-        REDUCE, builder.emit("aten.isnan.default", x), "sum", (dim,), True, DType.int32
-    )
+    nans = builder.emit(REDUCE, builder.aten.isnan(x), "sum", (dim,), True, DType.int32)
     inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
     value, position = mapped_all(
         builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers
     )
-    return value, builder.emit("aten._to_copy.default", position, types[1].dtype)
+    return value, builder.aten._to_copy(position, types[1].dtype)
 
 
 in_double(SORT, _sort)
@@ -92,16 +90,14 @@ def _reduce(builder: Builder, node: Node) -> Value:
     dims, keepdim = node.ints("dims"), node.bool("keepdim")
     if how.logarithm:
         top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
-        top = builder.emit("aten.where.self", builder.emit("aten.isinf.default", top), 0.0, top)
-        powers = builder.emit("aten.exp.default", builder.emit("aten.sub.Tensor", x, top, 1))
-        total = builder.emit(
-            "aten.log.default", builder.emit(REDUCE, powers, "sum", dims, True, WIDE)
-        )
-        return typed(builder, builder.emit("aten.add.Tensor", total, top, 1), node)
+        top = builder.aten.where.self(builder.aten.isinf(top), x=0.0, y=top)
+        powers = builder.aten.exp(builder.aten.sub.Tensor(x, top))
+        total = builder.aten.log(builder.emit(REDUCE, powers, "sum", dims, True, WIDE))
+        return typed(builder, builder.aten.add.Tensor(total, top), node)
     mean = builder.emit(REDUCE, x, "mean", dims, True, WIDE)
-    centred = builder.emit("aten.sub.Tensor", x, mean, 1)
+    centred = builder.aten.sub.Tensor(x, mean)
     total = builder.emit(
-        REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "sum", dims, keepdim, WIDE
+        REDUCE, builder.aten.mul.Tensor(centred, centred), "sum", dims, keepdim, WIDE
     )
     body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
     return typed(
@@ -140,7 +136,7 @@ def _scan(builder: Builder, node: Node) -> Value:
         last = (
             length if first + most >= _dims.upper(length) else _dims.minimum(length, first + most)
         )
-        part = builder.emit("aten.slice.Tensor", x, dim, first, last, 1)
+        part = builder.aten.slice.Tensor(x, dim, first, last)
         start, inputs = "double top = -PV_INF, sum = 0.0;", {"X": part}
         if parts:
             start = f"double top = BEFORE({coordinates(x.type.rank, **{f'd{dim}': f'before_size_{dim} - 1'})}), sum = 1.0;"  # noqa: E501
@@ -148,7 +144,7 @@ def _scan(builder: Builder, node: Node) -> Value:
         parts.append(mapped_over(builder, start + walk, inputs, over, part.type))
     return typed(
         builder,
-        parts[0] if len(parts) == 1 else builder.emit("aten.cat.default", tuple(parts), dim),
+        parts[0] if len(parts) == 1 else builder.aten.cat(tuple(parts), dim),
         node,
     )
 
@@ -162,12 +158,12 @@ in_double(SCAN, _scan, lambda node: node.str("kind") == "logsumexp")
 def _group_norm(builder: Builder, node: Node) -> Value:
     x, groups = node.tensor("x"), node.int("groups")
     batch, channels, *rest = x.type.dims
-    seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
+    seen = builder.aten.view(x, (batch, groups, channels // groups, *rest))
     normalized = normalize(builder, seen, range(2, seen.type.rank), node.float("eps"), WIDE)
-    made = builder.emit("aten.view.default", normalized, x.type.dims)
+    made = builder.aten.view(normalized, x.type.dims)
     sizes = (channels, *([1] * len(rest)))
     weight, bias = (
-        value if value is None else builder.emit("aten.view.default", value, sizes)
+        value if value is None else builder.aten.view(value, sizes)
         for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
     )
     return typed(builder, scaled(builder, made, weight, bias), node)
@@ -189,7 +185,7 @@ def _pool(builder: Builder, node: Node) -> tuple[Value, ...]:
     values, *indices = maximum_images(
         builder, pool.x, pool.window, pool.sizes, pool.indices is not None
     )
-    return values, *(builder.emit("aten._to_copy.default", each, pool.indices) for each in indices)
+    return values, *(builder.aten._to_copy(each, pool.indices) for each in indices)
 
 
 def _convolution(builder: Builder, node: Node) -> Value:

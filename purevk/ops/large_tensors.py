@@ -72,7 +72,7 @@ Axes = Callable[[Node], Sequence[Axis]]
 
 
 def _part(builder: Builder, value: Value, dim: int, start: int, size: Size) -> Value:
-    return builder.emit("purevk.part", value, dim, start, size)
+    return builder.purevk.part(value, dim, start, size)
 
 
 def _joined(
@@ -234,29 +234,26 @@ def _join_reduced(builder: Builder, node: Node, slices: Slices, dim: int) -> Seq
         finish = _COUNT.sub(str(_count(node)), kind.finish)
         last = replace(kind, load="(v)", finish=finish, variance=False)
         if kind.variance:
-            below = builder.emit("aten.sub.Tensor", x, whole(x, "mean", wide), 1)
-            made = whole(builder.emit("aten.mul.Tensor", below, below), "sum", wide)
+            below = builder.aten.sub.Tensor(x, whole(x, "mean", wide))
+            made = whole(builder.aten.mul.Tensor(below, below), "sum", wide)
             return (typed(builder, whole(made, last, dtype), node),)
         first: str | Reduction = replace(kind, finish="(a)")
     else:
         first = "sum" if kind == "mean" else node.str("kind")
         last = first
-    made = builder.emit("aten.cat.default", tuple(whole(each, first, wide) for each in parts), dim)
+    made = builder.aten.cat(tuple(whole(each, first, wide) for each in parts), dim)
     made = whole(made, last, wide if kind == "mean" else dtype)
     if kind == "mean":
-        made = builder.emit("aten.div.Tensor", made, _count(node))
+        made = builder.aten.div.Tensor(made, _count(node))
     return (typed(builder, made, node),)
 
 
 def _join_flat(builder: Builder, node: Node, slices: Slices) -> Sequence[Value]:
     """The index of the best element of all, as that of a single row."""
     x = node.tensor("x")
-    flat = builder.emit("aten.view.default", x, (x.type.numel,))
+    flat = builder.aten.view(x, (x.type.numel,))
     made = builder.emit_all(REDUCE, *node.with_arguments(x=flat, dims=(0,), keepdim=False).args)
-    return [
-        builder.emit("aten.view.default", value, result.type.dims)
-        for value, result in zip(made, node.results)
-    ]
+    return [builder.aten.view(value, result.type.dims) for value, result in zip(made, node.results)]
 
 
 def _join_best(
@@ -270,30 +267,24 @@ def _join_best(
     for start, part in zip(starts, parts):
         source = part.type.dtype
         value, at = builder.emit_all(REDUCE, part, kind, (dim,), True, source, dtype)
-        at = builder.emit("aten.add.Tensor", at, start, 1)
+        at = builder.aten.add.Tensor(at, start)
         if best is None:
             best = value, at
             continue
         better = builder.emit(_BETTER[kind], value, best[0])
         if source.is_float:
-            lost, found = (builder.emit("aten.isnan.default", each) for each in (best[0], value))
-            found = builder.emit(
-                "aten.logical_and.default", found, builder.emit("aten.logical_not.default", lost)
-            )
-            better = builder.emit("aten.logical_or.default", better, found)
-            better = builder.emit(
-                "aten.logical_and.default", better, builder.emit("aten.logical_not.default", lost)
-            )
+            lost, found = (builder.aten.isnan(each) for each in (best[0], value))
+            found = builder.aten.logical_and(found, builder.aten.logical_not(lost))
+            better = builder.aten.logical_or(better, found)
+            better = builder.aten.logical_and(better, builder.aten.logical_not(lost))
         best = (
-            builder.emit("aten.where.self", better, value, best[0]),
-            builder.emit("aten.where.self", better, at, best[1]),
+            builder.aten.where.self(better, value, best[0]),
+            builder.aten.where.self(better, at, best[1]),
         )
     assert best is not None  # there are several parts
     results = best if index is not None else best[1:]
     return [
-        builder.emit(
-            "aten.view.default", to_dtype(builder, made, result.type.dtype), result.type.dims
-        )
+        builder.aten.view(to_dtype(builder, made, result.type.dtype), result.type.dims)
         for made, result in zip(results, node.results)
     ]
 
@@ -311,7 +302,7 @@ def _sum(builder: Builder, node: Node, slices: Slices, args: Mapping[str, int]) 
         }
         own = None if total is not None or bias is None else to_dtype(builder, bias, wide)
         made = builder.emit(node.op, *node.with_arguments(**some, bias=own).args)
-        total = made if total is None else builder.emit("aten.add.Tensor", total, made, 1)
+        total = made if total is None else builder.aten.add.Tensor(total, made)
     assert total is not None  # there are several slices
     return (typed(builder, total, node),)
 
@@ -441,18 +432,17 @@ def _join_scan(builder: Builder, node: Node, slices: Slices, dim: int) -> Sequen
         part = _part(builder, x, dim, start, size)
         made = builder.emit_all(node.op, *node.with_arguments(x=part).args)
         if len(made) == 2:
-            made = (made[0], builder.emit("aten.add.Tensor", made[1], start, 1))
+            made = (made[0], builder.aten.add.Tensor(made[1], start))
         if parts:
             last = _dims.specialize(parts[-1][0].type.dims[dim]) - 1
             ends = [_part(builder, each, dim, last, 1) for each in parts[-1]]
             if len(made) == 2:
                 replaces = builder.emit(_LATER[kind], made[0], ends[0])
                 if x.type.dtype.is_float:
-                    lost = builder.emit("aten.isnan.default", made[0])
-                    replaces = builder.emit("aten.logical_or.default", replaces, lost)
+                    lost = builder.aten.isnan(made[0])
+                    replaces = builder.aten.logical_or(replaces, lost)
                 made = tuple(
-                    builder.emit("aten.where.self", replaces, each, end)
-                    for each, end in zip(made, ends)
+                    builder.aten.where.self(replaces, each, end) for each, end in zip(made, ends)
                 )
             else:
                 more = (1,) if kind == "sum" else ()
@@ -502,13 +492,11 @@ def _group_norm(builder: Builder, node: Node) -> Value:
     x = node.tensor("x")
     batch, channels, *sizes = x.type.dims
     rows = (batch, node.size("groups"), channels // node.size("groups") * _dims.product(sizes))
-    made = builder.emit("aten.view.default", x, rows)
+    made = builder.aten.view(x, rows)
     made = normalize(builder, made, (2,), node.float("eps"), wide_type(x.type.dtype))
-    made = builder.emit("aten.view.default", made, x.type.dims)
+    made = builder.aten.view(made, x.type.dims)
     weight, bias = (
-        None
-        if value is None
-        else builder.emit("aten.view.default", value, (channels, *[1] * len(sizes)))
+        None if value is None else builder.aten.view(value, (channels, *[1] * len(sizes)))
         for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
     )
     return typed(builder, scaled(builder, made, weight, bias), node)

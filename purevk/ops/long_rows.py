@@ -25,9 +25,7 @@ _MOST_PARTS = 64  # more dispatches are not worth it
 
 
 def to_dtype(builder: Builder, value: Value, dtype: DType) -> Value:
-    return (
-        value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
-    )
+    return value if value.type.dtype is dtype else builder.aten._to_copy(value, dtype)
 
 
 def _wide(builder: Builder, value: Value) -> Value:
@@ -38,12 +36,8 @@ def typed(builder: Builder, value: Value, node: Node) -> Value:
     """A result in the dtype and with the sizes of the node's."""
     type = node.results[0].type
     if value.type.dtype is not type.dtype:
-        value = builder.emit("aten._to_copy.default", value, type.dtype)
-    return (
-        value
-        if value.type.dims == type.dims
-        else builder.emit("aten.view.default", value, type.dims)
-    )
+        value = builder.aten._to_copy(value, type.dtype)
+    return value if value.type.dims == type.dims else builder.aten.view(value, type.dims)
 
 
 def _is_longer(size: Size, most: int) -> bool:
@@ -65,20 +59,18 @@ def softmax(builder: Builder, node: Node) -> Value:
     x = to_dtype(builder, x, wide_type(promote_types(x.type.dtype, node.result.type.dtype)))
     dims = (node.int("dim") % x.type.rank,)
     top = builder.emit(REDUCE, x, "amax", dims, True, x.type.dtype)
-    below = builder.emit("aten.sub.Tensor", x, top, 1)
-    powers = builder.emit("aten.exp.default", below)
+    below = builder.aten.sub.Tensor(x, top)
+    powers = builder.aten.exp(below)
     total = builder.emit(REDUCE, powers, "sum", dims, True, x.type.dtype)
     if node.bool("log"):
         return typed(
             builder,
-            builder.emit("aten.sub.Tensor", below, builder.emit("aten.log.default", total), 1),
+            builder.aten.sub.Tensor(below, builder.aten.log(total)),
             node,
         )
-    made = builder.emit("aten.div.Tensor", powers, total)
+    made = builder.aten.div.Tensor(powers, total)
     if node.bool("zero_rows"):
-        made = builder.emit(
-            "aten.where.self", builder.emit("aten.eq.Tensor", top, float("-inf")), 0.0, made
-        )
+        made = builder.aten.where.self(builder.aten.eq.Tensor(top, float("-inf")), x=0.0, y=made)
     return typed(builder, made, node)
 
 
@@ -94,20 +86,16 @@ def normalize(
     square, in `dtype`. Without `rms`, the mean is subtracted first."""
     x = to_dtype(builder, x, dtype)
     if not rms:
-        x = builder.emit(
-            "aten.sub.Tensor", x, builder.emit(REDUCE, x, "mean", tuple(dims), True, dtype), 1
-        )
-    mean = builder.emit(
-        REDUCE, builder.emit("aten.mul.Tensor", x, x), "mean", tuple(dims), True, dtype
-    )
-    root = builder.emit("aten.sqrt.default", builder.emit("aten.add.Tensor", mean, float(eps), 1))
-    return builder.emit("aten.div.Tensor", x, root)
+        x = builder.aten.sub.Tensor(x, builder.emit(REDUCE, x, "mean", tuple(dims), True, dtype))
+    mean = builder.emit(REDUCE, builder.aten.mul.Tensor(x, x), "mean", tuple(dims), True, dtype)
+    root = builder.aten.sqrt(builder.aten.add.Tensor(mean, float(eps)))
+    return builder.aten.div.Tensor(x, root)
 
 
 def scaled(builder: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
     """x * weight + bias, of those that there are."""
-    made = x if weight is None else builder.emit("aten.mul.Tensor", x, weight)
-    return made if bias is None else builder.emit("aten.add.Tensor", made, bias, 1)
+    made = x if weight is None else builder.aten.mul.Tensor(x, weight)
+    return made if bias is None else builder.aten.add.Tensor(made, bias)
 
 
 def norm(builder: Builder, node: Node) -> Value:
@@ -139,7 +127,7 @@ in_parts(NORM, norm, _long_norm)
 def _sum(builder: Builder, node: Node, parts: Sequence[Value]) -> Value:
     total = parts[0]
     for part in parts[1:]:
-        total = builder.emit("aten.add.Tensor", total, part, 1)
+        total = builder.aten.add.Tensor(total, part)
     return typed(builder, total, node)
 
 
@@ -152,8 +140,8 @@ def _matmul(builder: Builder, node: Node) -> Value:
     a, b, bias = node.tensor("a"), node.tensor("b"), node.optional_tensor("bias")
     parts: list[Value] = []
     for start, end in _ends(a.type.dims[-1], _most_terms(builder.traits)):
-        left = builder.emit("aten.slice.Tensor", a, a.type.rank - 1, start, end, 1)
-        right = builder.emit("aten.slice.Tensor", b, b.type.rank - 2, start, end, 1)
+        left = builder.aten.slice.Tensor(a, a.type.rank - 1, start, end)
+        right = builder.aten.slice.Tensor(b, b.type.rank - 2, start, end)
         own = None if parts or bias is None else _wide(builder, bias)
         parts.append(
             builder.emit(MATMUL, _wide(builder, left), _wide(builder, right), own, None, ())
@@ -170,12 +158,12 @@ def _most_channels(node: Node, traits: DeviceTraits) -> int:
 def _convolution(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     groups, (batch, channels, *sizes) = node.int("groups"), x.type.dims
-    in_groups = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *sizes))
+    in_groups = builder.aten.view(x, (batch, groups, channels // groups, *sizes))
     parts: list[Value] = []
     for start, end in _ends(weight.type.dims[2], _most_channels(node, builder.traits)):
-        some = builder.emit("aten.slice.Tensor", in_groups, 2, start, end, 1)
-        some = builder.emit("aten.reshape.default", some, (batch, groups * (end - start), *sizes))
-        terms = builder.emit("aten.slice.Tensor", weight, 2, start, end, 1)
+        some = builder.aten.slice.Tensor(in_groups, dim=2, start=start, end=end)
+        some = builder.aten.reshape(some, (batch, groups * (end - start), *sizes))
+        terms = builder.aten.slice.Tensor(weight, dim=2, start=start, end=end)
         own = None if parts or bias is None else _wide(builder, bias)
         args = [*node.args]
         args[:3] = _wide(builder, some), _wide(builder, terms), own

@@ -414,7 +414,7 @@ def rewrite(
         return tuple(
             value
             if value.type.dtype is result.type.dtype
-            else builder.emit("aten._to_copy.default", value, result.type.dtype)
+            else builder.aten._to_copy(value, result.type.dtype)
             for value, result in zip(values, node.results)
         )
 

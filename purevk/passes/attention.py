@@ -71,8 +71,8 @@ def guard_softmax(graph: Graph) -> Graph:
             return None
         if node.result.type.dims != scores.type.dims:
             return None  # the 0 has more dims
-        return rewriter.emit(
-            "purevk.softmax", rewriter.resolve(scores), dim, False, True, node.result.type.dtype
+        return rewriter.purevk.softmax(
+            rewriter.resolve(scores), dim, log=False, zero_rows=True, dtype=node.result.type.dtype
         )
 
     return each_node(graph, visit)
@@ -177,17 +177,17 @@ class _Matcher:
         q, k, v = shaped
         if q is None or k is None or v is None:
             return None
-        k = rewriter.emit("aten.permute.default", k, (0, 1, 3, 2))
+        k = rewriter.aten.permute(k, (0, 1, 3, 2))
         mask = None if match.mask is None else rewriter.resolve(match.mask)
         sinks = None if sinks is None else rewriter.resolve(sinks)
         others = (False, 0, None, None, (), (), None, sinks)
         result = rewriter.emit(NAME, q, k, v, mask, scale, *others)
         type_ = node.result.type
         if result.type.dtype is not type_.dtype:
-            result = rewriter.emit("aten._to_copy.default", result, type_.dtype)
+            result = rewriter.aten._to_copy(result, type_.dtype)
         if result.type.dims == type_.dims:
             return result
-        return rewriter.emit("aten.view.default", result, type_.dims)
+        return rewriter.aten.view(result, type_.dims)
 
     def _weights(self, value: Value) -> tuple[Value, Value | None] | None:
         """The scores whose softmax a tensor is, and the sinks of queries: scores of one key more,
@@ -326,7 +326,7 @@ class _Matcher:
                 others = [rewriter.resolve(arg) for arg in view.args[1:]]
                 result = rewriter.emit(view.op, result, *others)
         if result.type.dtype is not value.type.dtype:
-            result = rewriter.emit("aten._to_copy.default", result, value.type.dtype)
+            result = rewriter.aten._to_copy(result, value.type.dtype)
         return result, number * inner
 
 
@@ -347,15 +347,15 @@ def _shaped(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value |
     if sizes[-2:] != dims[-2:]:
         return None
     if _is_view_of(value, dims):
-        return rewriter.emit("aten.view.default", value, dims)
+        return rewriter.aten.view(value, dims)
     sizes = (*([1] * (4 - len(sizes))), *sizes)
     if not all(
         (isinstance(size, int) and size == 1) or size == target for size, target in zip(sizes, dims)
     ):
         return None
     if sizes != value.type.dims:
-        value = rewriter.emit("aten.view.default", value, sizes)
-    return rewriter.emit("aten.expand.default", value, dims)
+        value = rewriter.aten.view(value, sizes)
+    return rewriter.aten.expand(value, dims)
 
 
 def _is_reshape(node: Node) -> bool:

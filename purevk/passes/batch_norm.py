@@ -54,17 +54,11 @@ def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, .
         norm.float("eps"),
     )
     dtype = weight.type.dtype
-    column = rewriter.emit(
-        "aten.view.default", scale, (scale.type.dims[0], *([1] * (weight.type.rank - 1)))
-    )
-    scaled = rewriter.emit(
-        "aten._to_copy.default", rewriter.emit("aten.mul.Tensor", weight, column), dtype
-    )
+    column = rewriter.aten.view(scale, (scale.type.dims[0], *([1] * (weight.type.rank - 1))))
+    scaled = rewriter.aten._to_copy(rewriter.aten.mul.Tensor(weight, column), dtype)
     if bias is not None:
-        shift = rewriter.emit(
-            "aten.add.Tensor", rewriter.emit("aten.mul.Tensor", bias, scale), shift, 1
-        )
-    shift = rewriter.emit("aten._to_copy.default", shift, dtype)
+        shift = rewriter.aten.add.Tensor(rewriter.aten.mul.Tensor(bias, scale), shift)
+    shift = rewriter.aten._to_copy(shift, dtype)
     rewriter.source = f"{convolution.source} + {norm.source}"
     scaled_convolution = rewriter.emit(
         convolution.op, convolution.tensor("x"), scaled, shift, *convolution.args[3:]

@@ -110,10 +110,10 @@ class _Settler(Rewriter):
         left = self._tensors(self.inline(true, true_operands))
         right = self._tensors(self.inline(false, false_operands))
         if predicate.type.dtype is not DType.bool:
-            predicate = self.emit("aten._to_copy.default", predicate, DType.bool)
+            predicate = self.aten._to_copy(predicate, DType.bool)
         if predicate.type.rank:
-            predicate = self.emit("aten.view.default", predicate, ())
-        return [self.emit("aten.where.self", predicate, a, b) for a, b in zip(left, right)]
+            predicate = self.aten.view(predicate, ())
+        return [self.aten.where.self(predicate, a, b) for a, b in zip(left, right)]
 
     def _for(self, node: Node) -> list[Value] | None:
         body, length = node.graph("body"), node.size("length")
@@ -126,14 +126,14 @@ class _Settler(Rewriter):
         iteration_outputs: list[list[Value]] = []  # by each iteration, to be stacked
         for iteration in range(length):
             slices = [
-                self.emit("aten.select.int", tensor, 0, iteration)
+                self.aten.select.int(tensor, dim=0, index=iteration)
                 for tensor in node.tensors("scanned")
             ]
             operands = node.arg_list("operands")
             outputs = self._tensors(self.inline(body, (*carried, *slices, *operands)))
             carried, others = outputs[: len(carried)], outputs[len(carried) :]
             iteration_outputs.append(others)
-        stacked = [self.emit("aten.stack.default", column, 0) for column in zip(*iteration_outputs)]
+        stacked = [self.aten.stack(column) for column in zip(*iteration_outputs)]
         return [*carried, *stacked]
 
     def inline(self, graph: Graph, operands: Sequence[Arg]) -> list[Arg]:
@@ -158,7 +158,7 @@ class _Settler(Rewriter):
         results = []
         for output in outputs:
             if not isinstance(output, Value):
-                output = self.emit("aten.full.default", (), output, output_type(output).dtype)
+                output = self.aten.full((), output, output_type(output).dtype)
             results.append(output)
         return results
 

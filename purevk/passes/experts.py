@@ -51,11 +51,11 @@ def select_matrices(graph: Graph) -> Graph:
             return None
         matrices = rewriter.resolve(matrices)
         if transposed is not turned:
-            matrices = rewriter.emit("aten.permute.default", matrices, (0, 2, 1))
+            matrices = rewriter.aten.permute(matrices, (0, 2, 1))
         count, _, depth = a.type.dims
-        flat = rewriter.emit("aten.view.default", rewriter.resolve(rows), (count, depth))
+        flat = rewriter.aten.view(rewriter.resolve(rows), (count, depth))
         result = emit_grouped(rewriter, flat, matrices, rewriter.resolve(indices), sorted=False)
-        return rewriter.emit("aten.view.default", result, node.result.type.dims)
+        return rewriter.aten.view(result, node.result.type.dims)
 
     return each_node(graph, visit)
 

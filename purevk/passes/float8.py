@@ -86,14 +86,14 @@ class _Writer:
         if not value.type.dtype.is_float8:
             return value
         if value not in self.seen:
-            self.seen[value] = rewriter.emit("purevk.bits", value, DType.uint8)
+            self.seen[value] = rewriter.purevk.bits(value, DType.uint8)
         return self.seen[value]
 
     def _wide(self, rewriter: Rewriter, value: Value) -> Value:
         """The elements as float32."""
         if not value.type.dtype.is_float8:
             return value
-        return rewriter.emit("purevk.from_float8", self._bytes(rewriter, value), value.type.dtype)
+        return rewriter.purevk.from_float8(self._bytes(rewriter, value), value.type.dtype)
 
     def _cast(self, rewriter: Rewriter, value: Value, dtype: DType) -> Value:
         if dtype is value.type.dtype:
@@ -103,7 +103,7 @@ class _Writer:
             return value if value.type.dtype is dtype else rewriter.emit(_CAST, value, dtype)
         if value.type.dtype is not DType.float32:
             value = rewriter.emit(_CAST, value, DType.float32)
-        return rewriter.emit("purevk.bits", rewriter.emit("purevk.to_float8", value, dtype), dtype)
+        return rewriter.purevk.bits(rewriter.purevk.to_float8(value, dtype), dtype)
 
     def _moved(self, rewriter: Rewriter, node: Node) -> tuple[Value, ...]:
         def seen(arg: Arg) -> Arg:
@@ -126,7 +126,7 @@ class _Writer:
         value = node.optional_float("value")
         args["value"] = encode(0.0 if value is None else value, dtype)
         result = rewriter.emit(node.op, *(args[name] for name in definition.parameters))
-        return rewriter.emit("purevk.bits", result, dtype)
+        return rewriter.purevk.bits(result, dtype)
 
     def _computed(self, rewriter: Rewriter, node: Node) -> Value:
         (dtype,) = {value.type.dtype for value in node.inputs if value.type.dtype.is_float8}
@@ -141,16 +141,16 @@ class _Writer:
 
     def _scaled_mm(self, rewriter: Rewriter, node: Node) -> Value:
         """The product in float32, times the scales, plus the bias."""
-        product = rewriter.emit(
-            "aten.mm.default", *(self._wide(rewriter, node.tensor(name)) for name in ("x", "y"))
+        product = rewriter.aten.mm(
+            *(self._wide(rewriter, node.tensor(name)) for name in ("x", "y"))
         )
         for name in ("scale_a", "scale_b"):
-            product = rewriter.emit("aten.mul.Tensor", product, node.tensor(name))
+            product = rewriter.aten.mul.Tensor(product, node.tensor(name))
         bias, scale = node.optional_tensor("bias"), node.optional_tensor("scale_result")
         if bias is not None:
-            product = rewriter.emit("aten.add.Tensor", product, bias)
+            product = rewriter.aten.add.Tensor(product, bias)
         if scale is not None and node.result.type.dtype.is_float8:
-            product = rewriter.emit("aten.mul.Tensor", product, scale)
+            product = rewriter.aten.mul.Tensor(product, scale)
         return self._cast(rewriter, product, node.result.type.dtype)
 
 
@@ -169,11 +169,11 @@ def _only_moves(node: Node) -> bool:
 
 
 def _as(rewriter: Rewriter, value: Value, dtype: DType) -> Value:
-    return rewriter.emit("purevk.bits", value, dtype) if dtype.is_float8 else value
+    return rewriter.purevk.bits(value, dtype) if dtype.is_float8 else value
 
 
 def _filled(rewriter: Rewriter, node: Node, number: float) -> Value:
     type = node.result.type
     code = encode(number, type.dtype)
-    codes = rewriter.emit("aten.full.default", type.dims, code, DType.uint8)
-    return rewriter.emit("purevk.bits", codes, type.dtype)
+    codes = rewriter.aten.full(type.dims, code, DType.uint8)
+    return rewriter.purevk.bits(codes, type.dtype)

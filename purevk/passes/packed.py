@@ -81,7 +81,7 @@ def join_attention(graph: Graph) -> Graph:
             limits = rewriter.constant(_limits(queries, keys), DType.int32)
             arguments = (*whole, None, scale, False, 0, None, None, (), (), limits)
             result = rewriter.emit(NAME, *arguments)
-        return rewriter.emit("aten.permute.default", result, _HEADS_LAST) if dim == 1 else result
+        return rewriter.aten.permute(result, _HEADS_LAST) if dim == 1 else result
 
     return each_node(graph, visit)
 
@@ -118,10 +118,10 @@ def _in_batches(
     parts = []
     for value in whole:
         heads, width = value.type.dims[1], value.type.dims[3]
-        value = rewriter.emit("aten.view.default", value, (heads, count, length, width))
-        parts.append(rewriter.emit("aten.permute.default", value, (1, 0, 2, 3)))
+        value = rewriter.aten.view(value, (heads, count, length, width))
+        parts.append(rewriter.aten.permute(value, (1, 0, 2, 3)))
     result = rewriter.emit(NAME, *parts, None, scale, False, 0, None)
     heads, width = result.type.dims[1], result.type.dims[3]
-    result = rewriter.emit("aten.permute.default", result, _HEADS_LAST)
-    result = rewriter.emit("aten.view.default", result, (1, count * length, heads, width))
-    return rewriter.emit("aten.permute.default", result, _HEADS_LAST)
+    result = rewriter.aten.permute(result, _HEADS_LAST)
+    result = rewriter.aten.view(result, (1, count * length, heads, width))
+    return rewriter.aten.permute(result, _HEADS_LAST)

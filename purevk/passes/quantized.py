@@ -47,8 +47,7 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             weight = _weight(rewriter, graph, producers, node.tensor("weight"))
             if weight is None:
                 return None
-            return rewriter.emit(
-                "purevk.quantized_table",
+            return rewriter.purevk.quantized_table(
                 weight.quantized,
                 weight.scales,
                 node.tensor("indices"),
@@ -60,8 +59,8 @@ def keep_weights_quantized(graph: Graph) -> Graph:
             return None
         if bias is not None and bias.type.dims != weight.quantized.type.dims[:1]:
             return None  # a bias that broadcasts
-        return rewriter.emit(
-            "purevk.quantized_linear", x, weight.quantized, weight.scales, weight.group, bias
+        return rewriter.purevk.quantized_linear(
+            x, weight.quantized, weight.scales, weight.group, bias
         )
 
     return each_node(graph, visit)
@@ -115,7 +114,7 @@ def _weight(
     if scales not in graph.constants or not _is_zero(graph, zeros):
         return None
     if tuple(scales.type.dims) != shape:
-        scales = rewriter.emit("aten.view.default", scales, shape)
+        scales = rewriter.aten.view(scales, shape)
     return _Weight(quantized, scales, group)
 
 

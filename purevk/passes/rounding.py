@@ -97,28 +97,28 @@ def _cube(rewriter: Rewriter, node: Node) -> Value | None:
     x, dtype = node.args[0], node.result.type.dtype
     if not isinstance(x, Value) or node.args[1] != 3 or dtype is not DType.bfloat16:
         return None
-    square = _round(rewriter, rewriter.emit("aten.mul.Tensor", x, x))
-    return rewriter.emit("aten.mul.Tensor", square, x)
+    square = _round(rewriter, rewriter.aten.mul.Tensor(x, x))
+    return rewriter.aten.mul.Tensor(square, x)
 
 
 def _gelu(rewriter: Rewriter, node: Node) -> Value:
     """The formula of torch, with what it loses where it subtracts from 1."""
 
     def times(x: Value, y: Value | float) -> Value:
-        return rewriter.emit("aten.mul.Tensor", x, y)
+        return rewriter.aten.mul.Tensor(x, y)
 
     def plus(x: Value, y: Value | float) -> Value:
-        return rewriter.emit("aten.add.Tensor", x, y, 1)
+        return rewriter.aten.add.Tensor(x, y)
 
-    x = rewriter.emit("aten._to_copy.default", node.tensor("x"), DType.float32)
+    x = rewriter.aten._to_copy(node.tensor("x"), DType.float32)
     if node.str("approximate") == "tanh":
         cube = times(times(x, x), x)
         inner = times(plus(x, times(cube, 0.044715)), math.sqrt(2 / math.pi))
-        curve = rewriter.emit("aten.tanh.default", inner)
+        curve = rewriter.aten.tanh(inner)
     else:
-        curve = rewriter.emit("aten.erf.default", times(x, math.sqrt(0.5)))
+        curve = rewriter.aten.erf(times(x, math.sqrt(0.5)))
     result = times(times(x, 0.5), plus(curve, 1.0))
-    return rewriter.emit("aten._to_copy.default", result, node.result.type.dtype)
+    return rewriter.aten._to_copy(result, node.result.type.dtype)
 
 
 # Formulas of which eager torch rounds, or loses, other digits than the definitions.

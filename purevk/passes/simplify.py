@@ -100,7 +100,7 @@ def _simplify(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> V
         if _same(source, result):
             return source
         if source is not node.args[0] or node.op != "aten.view.default":
-            return rewriter.emit("aten.view.default", source, result.type.dims)
+            return rewriter.aten.view(source, result.type.dims)
         return None
     if node.op in ("aten.transpose.int", "aten.t.default"):
         order = list(range(source.type.rank))
@@ -109,7 +109,7 @@ def _simplify(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> V
         elif order:
             a, b = (wrap(node.int(name), source.type.rank) for name in ("dim0", "dim1"))
             order[a], order[b] = order[b], order[a]
-        return rewriter.emit("aten.permute.default", source, tuple(order))
+        return rewriter.aten.permute(source, tuple(order))
     if node.op == "aten.permute.default":
         return _permute(rewriter, node, producers)
     if node.op == "aten.slice.Tensor" and _same(source, result) and node.int("step") == 1:
@@ -133,7 +133,7 @@ def _permute(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> Va
         d for d in order if not (isinstance(source.type.dims[d], int) and source.type.dims[d] == 1)
     ]
     if moved == sorted(moved):
-        return rewriter.emit("aten.view.default", source, node.result.type.dims)
+        return rewriter.aten.view(source, node.result.type.dims)
     return None
 
 
@@ -214,9 +214,7 @@ def share_cats(graph: Graph) -> Graph:
         for count in range(len(values) - 1, 1, -1):
             first = seen.get((values[:count], dim))
             if first is not None and first.type.dtype is node.result.type.dtype:
-                result = rewriter.emit(
-                    "aten.cat.default", (first, *values[count:]), node.int("dim")
-                )
+                result = rewriter.aten.cat((first, *values[count:]), node.int("dim"))
                 break
         seen[values, dim] = node.result if result is None else result
         return result

@@ -86,7 +86,7 @@ class _StorageAssigner:
         types = tuple(value.type for value in node.results)
         seen = form.layout(self.layout(source), source.type, types, *bound)
         if seen is None:
-            source = self.rewriter.emit("purevk.copy", source)
+            source = self.rewriter.purevk.copy(source)
             seen = form.layout(self.layout(source), source.type, types, *bound)
         if seen is None:
             raise GraphError(
@@ -119,16 +119,14 @@ class _StorageAssigner:
         )
         if not shared and whole and layout.is_contiguous(value.type.dims):
             return {}
-        return {value: self.rewriter.emit("purevk.copy", value)}
+        return {value: self.rewriter.purevk.copy(value)}
 
     def _dense_pairs(self, value: Value, storage: Value, shared: bool) -> dict[Value, Value]:
         """The same for a view of pairs as complex numbers, which is dense by itself. Copies are of
         pairs."""
         pairs = Value(f"{value.name}_pairs", pair_type(value.type))
         self.storages[pairs], self.layouts[pairs] = storage, Layout.dense(pairs.type.dims)
-        copied = (
-            {pairs: self.rewriter.emit("purevk.copy", pairs)} if shared else self._dense_copy(pairs)
-        )
+        copied = {pairs: self.rewriter.purevk.copy(pairs)} if shared else self._dense_copy(pairs)
         if not copied:
             return {}
         whole = Value(f"{value.name}_copy", value.type)
@@ -151,7 +149,7 @@ class _StorageAssigner:
 
     def _copied(self, value: Value, order: tuple[int, ...]) -> Value:
         """A copy with another order of dims in memory."""
-        made = self.rewriter.emit("purevk.copy", value, order)
+        made = self.rewriter.purevk.copy(value, order)
         self.layouts[made] = Layout.dense(made.type.dims, order)
         return made
 

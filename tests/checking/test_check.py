@@ -208,7 +208,7 @@ def test_a_small_error_is_found(checking: Path) -> None:
 
 def test_a_wrong_element_is_found(checking: Path) -> None:
     """One element of a result is wrong."""
-    wrong = Rewrite(lambda builder, node: builder.emit("aten.relu.default", node.args[0]))
+    wrong = Rewrite(lambda builder, node: builder.aten.relu(node.args[0]))
     x = torch.arange(1.0, 9.0)
     x[5] = -1e-3
     with redefined("aten.abs.default", wrong):

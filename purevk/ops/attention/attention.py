@@ -300,13 +300,13 @@ def _to_four(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     if rank == 4:
         wanted = (wanted[0], value.type.dims[1], *wanted[2:])
     if value.type.dims != wanted:
-        value = builder.emit("aten.expand.default", value, wanted)
+        value = builder.aten.expand(value, wanted)
     if rank < 4:
-        return builder.emit("aten.view.default", value, (*(1,) * (4 - rank), *wanted))
+        return builder.aten.view(value, (*(1,) * (4 - rank), *wanted))
     return (
         value
         if rank == 4
-        else builder.emit("aten.reshape.default", value, (_dims.product(wanted[:-3]), *wanted[-3:]))
+        else builder.aten.reshape(value, (_dims.product(wanted[:-3]), *wanted[-3:]))
     )
 
 
@@ -346,15 +346,15 @@ def _sdpa(
     if (gqa and q.type.rank != 4) or k.type.dims[:-2] != v.type.dims[:-2]:
         k, v = (repeated(builder, each, lead) for each in (k, v))
     if q.type.rank == 4 and q.type.dims[1] != lead[1]:
-        q = builder.emit("aten.expand.default", q, (*lead, *q.type.dims[2:]))
+        q = builder.aten.expand(q, (*lead, *q.type.dims[2:]))
     dims = (*lead, q.type.dims[-2], v.type.dims[-1])
     q4, k4, v4 = (_to_four(builder, each, lead) for each in (q, k, v))
     if mask is not None and mask.type.rank > 4:
         mask = _to_four(builder, mask, lead)
     elif mask is not None and mask.type.rank == 3 and q.type.rank < 4:
-        mask = builder.emit("aten.unsqueeze.default", mask, 0)
+        mask = builder.aten.unsqueeze(mask, dim=0)
     made = _attend(builder, q4, k4, v4, mask, scale, causal, dropout)
-    return made if made.type.dims == dims else builder.emit("aten.reshape.default", made, dims)
+    return made if made.type.dims == dims else builder.aten.reshape(made, dims)
 
 
 def repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
@@ -362,12 +362,10 @@ def repeated(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     the last of `lead`."""
     *_, heads, rows, width = value.type.dims
     if heads in (1, lead[-1]):
-        return builder.emit("aten.expand.default", value, (*lead, rows, width))
-    each = builder.emit("aten.unsqueeze.default", value, -3)
-    each = builder.emit(
-        "aten.expand.default", each, (*lead[:-1], heads, lead[-1] // heads, rows, width)
-    )
-    return builder.emit("aten.reshape.default", each, (*lead, rows, width))
+        return builder.aten.expand(value, (*lead, rows, width))
+    each = builder.aten.unsqueeze(value, dim=-3)
+    each = builder.aten.expand(each, (*lead[:-1], heads, lead[-1] // heads, rows, width))
+    return builder.aten.reshape(each, (*lead, rows, width))
 
 
 def _attend(
@@ -390,36 +388,32 @@ def _attend(
         isinstance(size, int) and 0 < size <= MAX_WIDTH for size in (width, value_width)
     ):
         q, k, v = (
-            builder.emit("aten.constant_pad_nd.default", each, (0, -each.type.dims[3] % 4), 0)
+            builder.aten.constant_pad_nd(each, (0, -each.type.dims[3] % 4))
             if each.type.dims[3] % 4
             else each
             for each in (q, k, v)
         )
         made = builder.emit(NAME, q, k, v, mask, scale, causal, 0, None)
-        return builder.emit("aten.slice.Tensor", made, 3, 0, value_width, 1)
+        return builder.aten.slice.Tensor(made, dim=3, start=0, end=value_width)
     heads, rows, keys = q.type.dims[1], q.type.dims[2], k.type.dims[2]
     if k.type.dims[1] != heads:
         k, v = (repeated(builder, each, q.type.dims[:2]) for each in (k, v))
-    scores = builder.emit(
-        "purevk.unrounded_matmul", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
-    )
-    scores = builder.emit("aten.mul.Scalar", scores, scale)
+    scores = builder.purevk.unrounded_matmul(q, builder.aten.permute(k, (0, 1, 3, 2)))
+    scores = builder.aten.mul.Scalar(scores, scale)
     if causal:
-        seen = builder.emit(
-            "aten.tril.default",
-            builder.emit("aten.full.default", (rows, keys), True, DType.bool),
-            0,
+        seen = builder.aten.tril(
+            builder.aten.full((rows, keys), fill_value=True, dtype=DType.bool),
         )
-        scores = builder.emit("aten.where.ScalarOther", seen, scores, -math.inf)
+        scores = builder.aten.where.ScalarOther(seen, scores, -math.inf)
     if mask is not None and mask.type.dtype is DType.bool:
-        scores = builder.emit("aten.where.ScalarOther", mask, scores, -math.inf)
+        scores = builder.aten.where.ScalarOther(mask, scores, -math.inf)
     elif mask is not None:
-        scores = builder.emit("aten.add.Tensor", scores, mask, 1)
-    scores = builder.emit("aten._to_copy.default", scores, q.type.dtype)
-    weights = builder.emit("purevk.softmax", scores, -1, False, True, v.type.dtype)
+        scores = builder.aten.add.Tensor(scores, mask)
+    scores = builder.aten._to_copy(scores, q.type.dtype)
+    weights = builder.purevk.softmax(scores, dim=-1, log=False, zero_rows=True, dtype=v.type.dtype)
     if dropout:
         weights = dropped(builder, weights, dropout)[0]
-    return builder.emit("aten.matmul.default", weights, v)
+    return builder.aten.matmul(weights, v)
 
 
 register(

@@ -99,20 +99,18 @@ def _attend_cache(builder: Builder, node: Node, keys: Value, values: Value) -> V
     query, start = node.tensor("query"), node.size("start_pos")
     mask, causal = node.optional_tensor("attn_mask"), node.bool("is_causal")
     scale = node.optional_float("scale")
-    first = [
-        builder.emit("aten.permute.default", each, (0, 2, 1, 3)) for each in (query, keys, values)
-    ]
+    first = [builder.aten.permute(each, (0, 2, 1, 3)) for each in (query, keys, values)]
     length = start + query.type.dims[1]
     factor = default_scale(scale, query.type.dims[3])
     made = builder.emit(NAME, *first, mask, factor, causal, start, length)
-    return builder.emit("aten.permute.default", made, (0, 2, 1, 3))
+    return builder.aten.permute(made, (0, 2, 1, 3))
 
 
 def _expand_sdpa_with_kv_cache(builder: Builder, node: Node) -> Value:
     key_cache, value_cache = node.tensor("key_cache"), node.tensor("value_cache")
     start = node.size("start_pos")
-    builder.emit_all("purevk.write", key_cache, node.tensor("key"), 1, start)
-    builder.emit_all("purevk.write", value_cache, node.tensor("value"), 1, start)
+    builder.purevk.write.all(key_cache, node.tensor("key"), dim=1, start=start)
+    builder.purevk.write.all(value_cache, node.tensor("value"), dim=1, start=start)
     return _attend_cache(builder, node, key_cache, value_cache)
 
 
@@ -163,8 +161,8 @@ def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -
 
 def _expand_update_cache(builder: Builder, node: Node) -> Value:
     value = node.tensor("value")
-    builder.emit_all("purevk.write", node.tensor("cache"), value, 1, node.size("start_pos"))
-    return builder.emit("aten.full.default", (1,), 0.0, value.type.dtype)
+    builder.purevk.write.all(node.tensor("cache"), value, dim=1, start=node.size("start_pos"))
+    return builder.aten.full((1,), fill_value=0.0, dtype=value.type.dtype)
 
 
 register(

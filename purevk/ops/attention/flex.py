@@ -90,7 +90,7 @@ def _expand(builder: Builder, node: Node) -> Value:
     k, v = (
         each
         if each.type.dims[0] == batches
-        else builder.emit("aten.expand.default", each, (batches, *each.type.dims[1:]))
+        else builder.aten.expand(each, (batches, *each.type.dims[1:]))
         for each in (k, v)
     )
     program, sizes = score_program(_narrowed(node))
@@ -99,12 +99,12 @@ def _expand(builder: Builder, node: Node) -> Value:
         [-_dims.specialize(each.type.dims[3]) % 4 for each in (q, k, v)],
     )
     q, k, v = (
-        builder.emit("aten.constant_pad_nd.default", each, (0, more), 0) if more else each
+        builder.aten.constant_pad_nd(each, (0, more)) if more else each
         for each, more in zip((q, k, v), padding)
     )
     scale, extras = node.float("scale"), node.tensors("buffers")
     made = builder.emit(ATTENTION, q, k, v, None, scale, False, 0, None, program, sizes, extras)
-    return builder.emit("aten.slice.Tensor", made, 3, 0, width, 1) if padding[2] else made
+    return builder.aten.slice.Tensor(made, dim=3, start=0, end=width) if padding[2] else made
 
 
 def composed(builder: Builder, node: Node) -> Value:
@@ -115,33 +115,31 @@ def composed(builder: Builder, node: Node) -> Value:
     k, v = (
         each if each.type.dims[:2] == lead else repeated(builder, each, lead) for each in (k, v)
     )
-    q, k = (builder.emit("aten._to_copy.default", each, DType.float32) for each in (q, k))
-    scores = builder.emit(
-        "aten.matmul.default", q, builder.emit("aten.permute.default", k, (0, 1, 3, 2))
-    )
-    scores = builder.emit("aten.mul.Scalar", scores, node.float("scale"))
+    q, k = (builder.aten._to_copy(each, DType.float32) for each in (q, k))
+    scores = builder.aten.matmul(q, builder.aten.permute(k, (0, 1, 3, 2)))
+    scores = builder.aten.mul.Scalar(scores, node.float("scale"))
     dims = scores.type.dims
     values = [scores, *_positions(builder, dims)]
     for step in functions.steps:
         values.append(_emit(builder, step, values, buffers))
     if functions.score is not None:
-        scores = builder.emit("aten._to_copy.default", values[functions.score], DType.float32)
+        scores = builder.aten._to_copy(values[functions.score], DType.float32)
     if functions.mask is not None:
-        seen = builder.emit("aten._to_copy.default", values[functions.mask], DType.bool)
-        scores = builder.emit("aten.where.ScalarOther", seen, scores, -math.inf)
+        seen = builder.aten._to_copy(values[functions.mask], DType.bool)
+        scores = builder.aten.where.ScalarOther(seen, scores, -math.inf)
     if scores.type.dims != dims:
-        scores = builder.emit("aten.expand.default", scores, dims)
-    weights = builder.emit("purevk.softmax", scores, -1, False, True, v.type.dtype)
-    return builder.emit("aten.matmul.default", weights, v)
+        scores = builder.aten.expand(scores, dims)
+    weights = builder.purevk.softmax(scores, dim=-1, log=False, zero_rows=True, dtype=v.type.dtype)
+    return builder.aten.matmul(weights, v)
 
 
 def _positions(builder: Builder, dims: tuple[Size, ...]) -> list[Value]:
     """The batch, the head, the query and the key of all scores, each along its own dim."""
     made = []
     for dim, size in enumerate(dims):
-        line = builder.emit("aten.arange.default", size, DType.int64)
+        line = builder.aten.arange(size, DType.int64)
         sizes = tuple(size if other == dim else 1 for other in range(4))
-        made.append(builder.emit("aten.view.default", line, sizes))
+        made.append(builder.aten.view(line, sizes))
     return made
 
 
@@ -154,27 +152,26 @@ def _emit(
         return values[arg.number] if isinstance(arg, Operand) else arg
 
     if step.op == FULL:
-        return builder.emit("aten.full.default", (1, 1, 1, 1), given(step.args[0]), step.dtype)
+        return builder.aten.full((1, 1, 1, 1), given(step.args[0]), step.dtype)
     if step.op != GATHER:
         made = builder.emit(step.op, *(given(arg) for arg in step.args))
     else:
         number, *indices = (given(arg) for arg in step.args)
         assert isinstance(number, int)
         if not indices:
-            return builder.emit("aten.view.default", buffers[number], (1, 1, 1, 1))
-        made = builder.emit(
-            "aten.index.Tensor",
+            return builder.aten.view(buffers[number], (1, 1, 1, 1))
+        made = builder.aten.index.Tensor(
             buffers[number],
             tuple(
                 each
                 if isinstance(each, Value)
-                else builder.emit("aten.full.default", (1, 1, 1, 1), each, DType.int32)
+                else builder.aten.full((1, 1, 1, 1), each, DType.int32)
                 for each in indices
             ),
         )
     if made.type.dtype is step.dtype:
         return made
-    return builder.emit("aten._to_copy.default", made, step.dtype)
+    return builder.aten._to_copy(made, step.dtype)
 
 
 register(Operator(NAME, _shape, Rewrite(_expand)))

@@ -76,9 +76,7 @@ register(Operator("purevk.rotate_pairs", _pairs_shape, Kernel(_pairs_lower)))
 
 def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
     cos, sin = node.tensor("freqs_cos"), node.tensor("freqs_sin")
-    xq, xk = (
-        builder.emit("purevk.rotate_pairs", node.tensor(name), cos, sin) for name in ("xq", "xk")
-    )
+    xq, xk = (builder.purevk.rotate_pairs(node.tensor(name), cos, sin) for name in ("xq", "xk"))
     return xq, xk
 
 
@@ -179,18 +177,17 @@ def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
     for x in inputs:
         batch, heads, rows, width = x.type.dims
         tables = [
-            builder.emit(
-                "aten.reshape.default",
-                builder.emit("aten.expand.default", each, (batch, rows, each.type.dims[2])),
+            builder.aten.reshape(
+                builder.aten.expand(each, (batch, rows, each.type.dims[2])),
                 (batch * rows, each.type.dims[2]),
             )
             for each in (cos, sin)
         ]
-        rotated = builder.emit("aten.permute.default", x, (0, 2, 1, 3))
-        rotated = builder.emit("aten.reshape.default", rotated, (1, batch * rows, heads, width))
+        rotated = builder.aten.permute(x, (0, 2, 1, 3))
+        rotated = builder.aten.reshape(rotated, (1, batch * rows, heads, width))
         rotated = builder.emit(HALVES, rotated, *tables, 0)
-        rotated = builder.emit("aten.view.default", rotated, (batch, rows, heads, width))
-        results.append(builder.emit("aten.permute.default", rotated, (0, 2, 1, 3)))
+        rotated = builder.aten.view(rotated, (batch, rows, heads, width))
+        results.append(builder.aten.permute(rotated, (0, 2, 1, 3)))
     return tuple(results)
 
 
@@ -208,12 +205,10 @@ def _expand_interleaved(builder: Builder, node: Node) -> Value:
     """x [B, N, C]; the angles, of any shape, are N rows of C / 2 pairs (cos, sin)."""
     x, angles = node.tensor("x"), node.tensor("freqs_cis")
     batch, rows, width = x.type.dims
-    pairs = builder.emit("aten.view.default", angles, (rows, width // 2, 2))
-    cos, sin = (builder.emit("aten.select.int", pairs, 2, at) for at in (0, 1))
-    heads = builder.emit("aten.view.default", x, (batch, rows, 1, width))
-    return builder.emit(
-        "aten.view.default", builder.emit("purevk.rotate_pairs", heads, cos, sin), x.type.dims
-    )
+    pairs = builder.aten.view(angles, (rows, width // 2, 2))
+    cos, sin = (builder.aten.select.int(pairs, dim=2, index=at) for at in (0, 1))
+    heads = builder.aten.view(x, (batch, rows, 1, width))
+    return builder.aten.view(builder.purevk.rotate_pairs(heads, cos, sin), x.type.dims)
 
 
 register(
@@ -237,18 +232,16 @@ def _expand_priors(builder: Builder, node: Node) -> Value:
     dtype = node.result.type.dtype
 
     def points(count: Size, shape: tuple[Size, ...]) -> Value:
-        numbers = builder.emit("purevk.iota", count)
+        numbers = builder.purevk.iota(count)
         program = Program(builder, numbers.type.dims)
         point = program.step(
             "($0 + $1) * $2", program.real(numbers), program.real(offset), program.real(stride)
         )
-        line = builder.emit("aten.view.default", program.emit((point, dtype)), shape)
-        return builder.emit("aten.expand.default", line, (height, width, 1))
+        line = builder.aten.view(program.emit((point, dtype)), shape)
+        return builder.aten.expand(line, (height, width, 1))
 
     pair = (points(width, (1, width, 1)), points(height, (height, 1, 1)))
-    return builder.emit(
-        "aten.view.default", builder.emit("aten.cat.default", pair, 2), (height * width, 2)
-    )
+    return builder.aten.view(builder.aten.cat(pair, dim=2), (height * width, 2))
 
 
 register(Operator("et_vk.grid_priors.default", _priors_shape, Rewrite(_expand_priors)))

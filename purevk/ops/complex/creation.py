@@ -62,5 +62,5 @@ def _scalar_tensor(split: Split, node: Node) -> Made:
 @apply_by("aten.eye.default", "aten.eye.m")
 def _eye(split: Split, node: Node) -> Made:
     type = node.result.type
-    real = split.emit("aten.eye.m", *type.dims, type.dtype.component)
+    real = split.builder.aten.eye.m(*type.dims, type.dtype.component)
     return Parts(real, constant(split.builder, 0, type.dims, type.dtype.component))

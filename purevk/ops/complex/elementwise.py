@@ -142,7 +142,7 @@ register(
     Operator(
         "aten._neg_view.default",
         _same,
-        Rewrite(lambda builder, node: builder.emit("aten.neg.default", node.tensor("x"))),
+        Rewrite(lambda builder, node: builder.aten.neg(node.tensor("x"))),
         names=("aten._neg_view_copy.default",),
     )
 )
@@ -389,5 +389,5 @@ def _same_elements(split: Split, node: Node) -> Made:
     if node.op == "aten.dropout.default" and node.bool("train"):
         raise NoKernelError("no kernel for dropout of complex numbers")
     if split.has_pairs(x):
-        return Pairs(split.emit("aten.alias.default", split.pairs(x)))
+        return Pairs(split.builder.aten.alias(split.pairs(x)))
     return split.parts(x)

@@ -137,22 +137,22 @@ def _moves(*names: str) -> Callable[[Callable[[Split, Node, Value], Arg]], None]
     "aten.flatten.using_ints",
 )
 def _view(split: Split, node: Node, pairs: Value) -> Value:
-    return split.emit("aten.view.default", pairs, (*node.result.type.dims, 2))
+    return split.builder.aten.view(pairs, (*node.result.type.dims, 2))
 
 
 @_moves("aten.expand.default")
 def _expand(split: Split, node: Node, pairs: Value) -> Value:
     lead = node.result.type.rank + 1 - pairs.type.rank
     if lead:
-        pairs = split.emit("aten.view.default", pairs, ((1,) * lead + pairs.type.dims))
-    return split.emit("aten.expand.default", pairs, (*node.result.type.dims, 2), False)
+        pairs = split.builder.aten.view(pairs, ((1,) * lead + pairs.type.dims))
+    return split.builder.aten.expand(pairs, (*node.result.type.dims, 2))
 
 
 @_moves("aten.permute.default")
 def _permute(split: Split, node: Node, pairs: Value) -> Value:
     rank = pairs.type.rank - 1
     order = tuple(wrap(d, rank) for d in node.ints("dims"))
-    return split.emit("aten.permute.default", pairs, (*order, rank))
+    return split.builder.aten.permute(pairs, (*order, rank))
 
 
 @_moves("aten.transpose.int", "aten.t.default", "aten.numpy_T.default")
@@ -164,7 +164,7 @@ def _transpose(split: Split, node: Node, pairs: Value) -> Value:
     elif order:
         a, b = (wrap(node.int(name), rank) for name in ("dim0", "dim1"))
         order[a], order[b] = order[b], order[a]
-    return split.emit("aten.permute.default", pairs, (*order, rank))
+    return split.builder.aten.permute(pairs, (*order, rank))
 
 
 @_moves(
@@ -189,29 +189,27 @@ def _along_dim(split: Split, node: Node, pairs: Value) -> tuple[Value, ...]:
 @_moves("aten.flip.default")
 def _flip(split: Split, node: Node, pairs: Value) -> Value:
     rank = pairs.type.rank - 1
-    return split.emit("aten.flip.default", pairs, tuple(wrap(d, rank) for d in node.ints("dims")))
+    return split.builder.aten.flip(pairs, tuple(wrap(d, rank) for d in node.ints("dims")))
 
 
 @_moves("aten.roll.default")
 def _roll(split: Split, node: Node, pairs: Value) -> Value:
     rank, dims = pairs.type.rank - 1, node.ints("dims")
     if dims:
-        return split.emit(
-            "aten.roll.default", pairs, node.args[1], tuple(wrap(d, rank) for d in dims)
-        )
-    flat = split.emit("aten.view.default", pairs, (node.result.type.numel, 2))
-    rolled = split.emit("aten.roll.default", flat, node.args[1], (0,))
-    return split.emit("aten.view.default", rolled, pairs.type.dims)
+        return split.builder.aten.roll(pairs, node.args[1], tuple(wrap(d, rank) for d in dims))
+    flat = split.builder.aten.view(pairs, (node.result.type.numel, 2))
+    rolled = split.builder.aten.roll(flat, node.args[1], (0,))
+    return split.builder.aten.view(rolled, pairs.type.dims)
 
 
 @_moves("aten.repeat.default")
 def _repeat(split: Split, node: Node, pairs: Value) -> Value:
-    return split.emit("aten.repeat.default", pairs, (*node.sizes("repeats"), 1))
+    return split.builder.aten.repeat(pairs, (*node.sizes("repeats"), 1))
 
 
 @_moves("aten.tile.default")
 def _tile(split: Split, node: Node, pairs: Value) -> Value:
-    return split.emit("aten.tile.default", pairs, (*node.sizes("dims"), 1))
+    return split.builder.aten.tile(pairs, (*node.sizes("dims"), 1))
 
 
 @_moves("aten.unfold.default")
@@ -220,7 +218,7 @@ def _unfold(split: Split, node: Node, pairs: Value) -> Value:
     if not rank:
         raise NoKernelError("no kernel for the windows of a complex number without dims")
     at = wrap(node.int("dimension"), rank)
-    made = split.emit("aten.unfold.default", pairs, at, node.int("size"), node.int("step"))
+    made = split.builder.aten.unfold(pairs, at, node.int("size"), node.int("step"))
     return _last_but_one(split, made)
 
 
@@ -228,7 +226,7 @@ def _unfold(split: Split, node: Node, pairs: Value) -> Value:
 def _diagonal(split: Split, node: Node, pairs: Value) -> Value:
     rank = pairs.type.rank - 1
     dims = (wrap(node.int(name), rank) for name in ("dim1", "dim2"))
-    made = split.emit("aten.diagonal.default", pairs, node.int("offset"), *dims)
+    made = split.builder.aten.diagonal(pairs, node.int("offset"), *dims)
     return _last_but_one(split, made)
 
 
@@ -236,7 +234,7 @@ def _last_but_one(split: Split, value: Value) -> Value:
     """Swaps the last two dims: a view has put a new dim behind the parts."""
     rank = value.type.rank
     order = (*range(rank - 2), rank - 1, rank - 2)
-    return split.emit("aten.permute.default", value, order)
+    return split.builder.aten.permute(value, order)
 
 
 @_moves("aten.as_strided.default")
@@ -245,7 +243,7 @@ def _as_strided(split: Split, node: Node, pairs: Value) -> Value:
     offset = node.arg("storage_offset")
     start = 0 if offset is None else 2 * node.size("storage_offset")
     sizes = (*node.result.type.dims, 2)
-    return split.emit("aten.as_strided.default", pairs, sizes, (*strides, 1), start)
+    return split.builder.aten.as_strided(pairs, sizes, (*strides, 1), start)
 
 
 @apply_by("aten.cat.default", "aten.stack.default")
@@ -273,12 +271,12 @@ def _store(split: Split, node: Node) -> Sequence[Made]:
     """A state of complex numbers is written through its view as pairs."""
     state, value = node.tensor("state"), node.tensor("value")
     pairs = split.pairs(value, state.type.dtype.component)
-    split.builder.emit_all("purevk.store", split.pairs(state), pairs)
+    split.builder.purevk.store.all(split.pairs(state), pairs)
     return []
 
 
 @apply_by("aten.copy.default")
 def _copy(split: Split, node: Node) -> Made:
     pairs = split.pairs(node.tensor("src"), node.result.type.dtype.component)
-    target = split.emit("aten.expand.default", pairs, (*node.result.type.dims, 2), False)
-    return Pairs(split.emit("aten.alias.default", target))
+    target = split.builder.aten.expand(pairs, (*node.result.type.dims, 2))
+    return Pairs(split.builder.aten.alias(target))

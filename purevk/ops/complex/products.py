@@ -33,25 +33,25 @@ def _turned(split: Split, pairs: Value) -> Value:
 
 def _rows(split: Split, pairs: Value, dim: int) -> Value:
     """Pairs with one more dim of size 2 before `dim`: themselves, and their products with i."""
-    return split.emit("aten.stack.default", (pairs, _turned(split, pairs)), dim)
+    return split.builder.aten.stack((pairs, _turned(split, pairs)), dim)
 
 
 def _matmul(split: Split, a: Value, b: Value) -> Value:
     """The pairs of a matmul, from the pairs of its operands."""
     *rows, depth, _ = a.type.dims
-    left = split.emit("aten.view.default", a, (*rows, 2 * depth))
+    left = split.builder.aten.view(a, (*rows, 2 * depth))
     if b.type.rank == 2:  # a vector: rows of pairs
-        right = split.emit("aten.view.default", _rows(split, b, 1), (2 * depth, 2))
-        return split.emit("aten.matmul.default", left, right)
+        right = split.builder.aten.view(_rows(split, b, 1), (2 * depth, 2))
+        return split.builder.aten.matmul(left, right)
     *batch, _, columns, _ = b.type.dims
     right = _rows(split, b, b.type.rank - 2)
-    right = split.emit("aten.view.default", right, (*batch, 2 * depth, 2 * columns))
-    return split.emit("aten.matmul.default", left, right)
+    right = split.builder.aten.view(right, (*batch, 2 * depth, 2 * columns))
+    return split.builder.aten.matmul(left, right)
 
 
 def _product(split: Split, node: Node, a: Value, b: Value) -> Made:
     made = _matmul(split, split.pairs(a, computing(node)), split.pairs(b, computing(node)))
-    return Pairs(split.emit("aten.view.default", made, (*node.result.type.dims, 2)))
+    return Pairs(split.builder.aten.view(made, (*node.result.type.dims, 2)))
 
 
 @apply_by("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default")
@@ -63,15 +63,15 @@ def _multiply(split: Split, node: Node) -> Made:
 def _dot(builder: Builder, node: Node) -> Value:
     x, y = node.tensor("x"), node.tensor("y")
     if "vdot" in node.alias:
-        x = builder.emit("aten._conj.default", x)
-    return builder.emit("aten.matmul.default", x, y)
+        x = builder.aten._conj(x)
+    return builder.aten.matmul(x, y)
 
 
 @expand_by("aten.linear.default")
 def _linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
-    made = builder.emit("aten.matmul.default", x, builder.emit("aten.t.default", weight))
-    return made if bias is None else builder.emit("aten.add.Tensor", made, bias)
+    made = builder.aten.matmul(x, builder.aten.t(weight))
+    return made if bias is None else builder.aten.add.Tensor(made, bias)
 
 
 expand_by_own("aten.linalg_cross.default", "aten.cross.default")
@@ -79,40 +79,40 @@ expand_by_own("aten.linalg_cross.default", "aten.cross.default")
 
 @expand_by("aten.outer.default")
 def _outer(builder: Builder, node: Node) -> Value:
-    column = builder.emit("aten.unsqueeze.default", node.tensor("x"), 1)
-    return builder.emit("aten.mul.Tensor", column, node.tensor("y"))
+    column = builder.aten.unsqueeze(node.tensor("x"), dim=1)
+    return builder.aten.mul.Tensor(column, node.tensor("y"))
 
 
 def _added(builder: Builder, node: Node, x: Value, product: Value) -> Value:
     """beta x + alpha times a product."""
     beta, alpha = (node.tensor_or_scalar(name) for name in ("beta", "alpha"))
     if alpha != 1:
-        product = builder.emit("aten.mul.Tensor", product, alpha)
+        product = builder.aten.mul.Tensor(product, alpha)
     if beta == 0:
         return product
     if beta != 1:
-        x = builder.emit("aten.mul.Tensor", x, beta)
-    return builder.emit("aten.add.Tensor", product, x)
+        x = builder.aten.mul.Tensor(x, beta)
+    return builder.aten.add.Tensor(product, x)
 
 
 @expand_by("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
 def _add_product(builder: Builder, node: Node) -> Value:
     x = node.tensor("bias" if node.op == "aten.addmm.default" else "x")
-    product = builder.emit("aten.matmul.default", node.tensor("a"), node.tensor("b"))
+    product = builder.aten.matmul(node.tensor("a"), node.tensor("b"))
     return _added(builder, node, x, product)
 
 
 @expand_by("aten.addr.default")
 def _add_outer(builder: Builder, node: Node) -> Value:
-    column = builder.emit("aten.unsqueeze.default", node.tensor("a"), 1)
-    product = builder.emit("aten.mul.Tensor", column, node.tensor("b"))
+    column = builder.aten.unsqueeze(node.tensor("a"), dim=1)
+    product = builder.aten.mul.Tensor(column, node.tensor("b"))
     return _added(builder, node, node.tensor("x"), product)
 
 
 @expand_by("aten.addbmm.default")
 def _add_batches(builder: Builder, node: Node) -> Value:
-    product = builder.emit("aten.bmm.default", node.tensor("a"), node.tensor("b"))
-    total = builder.emit("aten.sum.dim_IntList", product, (0,), False)
+    product = builder.aten.bmm(node.tensor("a"), node.tensor("b"))
+    total = builder.aten.sum.dim_IntList(product, (0,))
     return _added(builder, node, node.tensor("x"), total)
 
 
@@ -121,11 +121,9 @@ def _channels(split: Split, pairs: Value, dim: int) -> Value:
     """Pairs as two channels for each along `dim`."""
     rank = pairs.type.rank - 1
     order = (*range(dim + 1), rank, *range(dim + 1, rank))
-    moved = split.emit("aten.permute.default", pairs, order)
+    moved = split.builder.aten.permute(pairs, order)
     sizes = pairs.type.dims
-    return split.emit(
-        "aten.view.default", moved, (*sizes[:dim], 2 * sizes[dim], *sizes[dim + 1 : rank])
-    )
+    return split.builder.aten.view(moved, (*sizes[:dim], 2 * sizes[dim], *sizes[dim + 1 : rank]))
 
 
 _CONVOLUTIONS = (
@@ -155,13 +153,13 @@ def _convolution(split: Split, node: Node) -> Made:
     doubled = _channels(split, _rows(split, weight, given + 1), 0 if given else 2)
     sizes = list(doubled.type.dims)
     sizes[given : given + 2] = [2 * node.tensor("weight").type.dims[given]]
-    doubled = split.emit("aten.view.default", doubled, tuple(sizes))
+    doubled = split.builder.aten.view(doubled, tuple(sizes))
     bias = node.optional_tensor("bias")
     if bias is not None:
         bias = _channels(split, split.pairs(bias, dtype), 0)
     made = split.emit(node.op, *node.with_arguments(x=x, weight=doubled, bias=bias).args)
     at = node.result.type.rank - 1 - spatial
     dims = node.result.type.dims
-    made = split.emit("aten.view.default", made, (*dims[: at + 1], 2, *dims[at + 1 :]))
+    made = split.builder.aten.view(made, (*dims[: at + 1], 2, *dims[at + 1 :]))
     order = (*range(at + 1), *range(at + 2, len(dims) + 1), at + 1)
-    return Pairs(split.emit("aten.permute.default", made, order))
+    return Pairs(split.builder.aten.permute(made, order))

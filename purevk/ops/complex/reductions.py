@@ -60,7 +60,7 @@ def _divisor(size: Size) -> int:
 
 @expand_by("aten.any.default", "aten.any.dim", "aten.all.default", "aten.all.dim")
 def _tests(builder: Builder, node: Node) -> Value:
-    bools = builder.emit("aten.ne.Tensor", node.tensor("x"), 0)
+    bools = builder.aten.ne.Tensor(node.tensor("x"), y=0)
     return builder.emit(node.op, bools, *node.args[1:])
 
 
@@ -71,7 +71,7 @@ def _tests(builder: Builder, node: Node) -> Value:
     "aten.norm.ScalarOpt_dim_dtype",
 )
 def _norm(builder: Builder, node: Node) -> Value:
-    lengths = builder.emit("aten.abs.default", node.tensor("x"))
+    lengths = builder.aten.abs(node.tensor("x"))
     args = tuple(
         arg.component if isinstance(arg, DType) and arg.is_complex else arg for arg in node.args[1:]
     )
@@ -79,14 +79,14 @@ def _norm(builder: Builder, node: Node) -> Value:
     return (
         made
         if made.type.dtype is node.result.type.dtype
-        else builder.emit("aten._to_copy.default", made, node.result.type.dtype)
+        else builder.aten._to_copy(made, node.result.type.dtype)
     )
 
 
 @expand_by("aten.std.correction", "aten.std.dim", "aten.std.default")
 def _deviation(builder: Builder, node: Node) -> Value:
     variance = builder.emit(node.op.replace("std", "var"), *node.args)
-    return builder.emit("aten.sqrt.default", variance)
+    return builder.aten.sqrt(variance)
 
 
 @expand_by(
@@ -99,7 +99,7 @@ def _with_mean(builder: Builder, node: Node) -> tuple[Value, Value]:
     spread = builder.emit(node.op.replace("_mean", ""), *node.args)
     x, rank = node.tensor("x"), node.tensor("x").type.rank
     dims = wrap_all(node.optional_ints("dim"), rank)
-    return spread, builder.emit("aten.mean.dim", x, dims, node.bool("keepdim"))
+    return spread, builder.aten.mean.dim(x, dims, node.bool("keepdim"))
 
 
 @expand_by("aten.var.correction", "aten.var.dim", "aten.var.default")
@@ -107,7 +107,7 @@ def _variance(builder: Builder, node: Node) -> Value:
     """The sum of the variances of the parts."""
     parts = [builder.emit(f"aten.{name}.default", node.tensor("x")) for name in ("real", "imag")]
     first, second = (builder.emit(node.op, part, *node.args[1:]) for part in parts)
-    return builder.emit("aten.add.Tensor", first, second)
+    return builder.aten.add.Tensor(first, second)
 
 
 expand_by_own("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList", "aten.trace.default")
@@ -143,7 +143,7 @@ def _product(split: Split, node: Node) -> Made:
     if not x.type.rank:
         return split.parts(x, result.dtype.component)
     if node.op == "aten.prod.default":
-        flat = split.builder.emit("aten.view.default", split.pairs(x), (x.type.numel, 2))
+        flat = split.builder.aten.view(split.pairs(x), (x.type.numel, 2))
         whole = Value("flat", x.type.with_dims((x.type.numel,)))
         split.define(whole, Pairs(flat))
         x, dim = whole, 0
@@ -152,8 +152,5 @@ def _product(split: Split, node: Node) -> Made:
     running = node.op == "aten.cumprod.default"
     made = _multiplied(split, x, dim, running, result.dtype.component)
     return Parts(
-        *(
-            split.emit("aten.view.default", part, result.dims)
-            for part in (made.real, made.imaginary)
-        )
+        *(split.builder.aten.view(part, result.dims) for part in (made.real, made.imaginary))
     )

@@ -124,8 +124,8 @@ class Split:
         if pairs not in self._parts_of:
             last = pairs.type.rank - 1
             self._parts_of[pairs] = Parts(
-                self.emit("aten.select.int", pairs, last, 0),
-                self.emit("aten.select.int", pairs, last, 1),
+                self.builder.aten.select.int(pairs, last, index=0),
+                self.builder.aten.select.int(pairs, last, index=1),
             )
         return self._parts_of[pairs]
 
@@ -142,7 +142,7 @@ class Split:
         """A real tensor in another dtype; None: as it is."""
         if dtype is None or value.type.dtype is dtype:
             return value
-        return self.emit("aten._to_copy.default", value, dtype)
+        return self.builder.aten._to_copy(value, dtype)
 
 
 Apply = Callable[[Split, Node], Made | Sequence[Made]]

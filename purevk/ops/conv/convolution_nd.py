@@ -76,31 +76,27 @@ def convolve_volume(
         return _multiply_patches(builder, x, weight, bias, patch)
     if padding[0]:
         x = pad(builder, x, (0, 0, 0, 0, padding[0], padding[0]))
-    seen = builder.emit("purevk.windows", x, 2, kernel, stride[0], dilation[0])
+    seen = builder.purevk.windows(x, dim=2, kernel=kernel, stride=stride[0], dilation=dilation[0])
     depth, height, width = seen.type.dims[2:5]
-    seen = builder.emit("aten.permute.default", seen, (0, 2, 1, 5, 3, 4))
-    images = builder.emit(
-        "aten.view.default", seen, (batch * depth, channels * kernel, height, width)
-    )
-    flat = builder.emit(
-        "aten.view.default",
+    seen = builder.aten.permute(seen, (0, 2, 1, 5, 3, 4))
+    images = builder.aten.view(seen, (batch * depth, channels * kernel, height, width))
+    flat = builder.aten.view(
         weight,
         (weight.type.dims[0], weight.type.dims[1] * kernel, *weight.type.dims[3:]),
     )
-    made = builder.emit(
-        "aten.convolution.default",
+    made = builder.aten.convolution(
         images,
         flat,
         bias,
         stride[1:],
         padding[1:],
         dilation[1:],
-        False,
-        (0, 0),
-        groups,
+        transposed=False,
+        output_padding=(0, 0),
+        groups=groups,
     )
-    split = builder.emit("aten.view.default", made, (batch, depth, *made.type.dims[1:]))
-    return builder.emit("aten.permute.default", split, (0, 2, 1, 3, 4))
+    split = builder.aten.view(made, (batch, depth, *made.type.dims[1:]))
+    return builder.aten.permute(split, (0, 2, 1, 3, 4))
 
 
 def _multiply_patches(
@@ -108,16 +104,16 @@ def _multiply_patches(
 ) -> Value:
     """A convolution of volumes whose windows follow one another."""
     for at, length in enumerate(patch):
-        x = builder.emit("purevk.windows", x, 2 + at, length, length, 1)
+        x = builder.purevk.windows(x, 2 + at, length, length, dilation=1)
     batch, channels, depth, height, width = x.type.dims[:5]
     terms = channels * math.prod(patch)
-    rows = builder.emit("aten.permute.default", x, (0, 2, 3, 4, 1, 5, 6, 7))
-    rows = builder.emit("aten.reshape.default", rows, (batch * depth * height * width, terms))
-    flat = builder.emit("aten.reshape.default", weight, (weight.type.dims[0], terms))
-    made = builder.emit("aten.linear.default", rows, flat, bias)
+    rows = builder.aten.permute(x, (0, 2, 3, 4, 1, 5, 6, 7))
+    rows = builder.aten.reshape(rows, (batch * depth * height * width, terms))
+    flat = builder.aten.reshape(weight, (weight.type.dims[0], terms))
+    made = builder.aten.linear(rows, flat, bias)
     sizes = (batch, depth, height, width, weight.type.dims[0])
-    made = builder.emit("aten.view.default", made, sizes)
-    return builder.emit("aten.permute.default", made, (0, 4, 1, 2, 3))
+    made = builder.aten.view(made, sizes)
+    return builder.aten.permute(made, (0, 4, 1, 2, 3))
 
 
 def convolve_transposed(
@@ -153,30 +149,34 @@ def convolve_transposed(
                 max(parts[d] - 1, (lengths[d] + extra[d] - padding[d] - 1) // stride[d], 0)
             )
     if bias is not None and phases > 1:
-        split = builder.emit("aten.view.default", bias, (groups, 1, bias.type.dims[0] // groups))
-        wide = builder.emit(
-            "aten.expand.default", split, (groups, phases, bias.type.dims[0] // groups)
-        )
-        bias = builder.emit("aten.view.default", wide, (bias.type.dims[0] * phases,))
+        split = builder.aten.view(bias, (groups, 1, bias.type.dims[0] // groups))
+        wide = builder.aten.expand(split, (groups, phases, bias.type.dims[0] // groups))
+        bias = builder.aten.view(wide, (bias.type.dims[0] * phases,))
     ones, zeros = (1,) * count, (0,) * count
     if _is_spread(builder, x, result, stride, before, groups):
-        packed = builder.emit(
-            "purevk.copy", builder.emit("aten.permute.default", mirrored, (2, 3, 1, 0))
+        packed = builder.purevk.copy(builder.aten.permute(mirrored, (2, 3, 1, 0)))
+        return builder.purevk.conv2d(
+            x,
+            packed,
+            bias,
+            ones,
+            zeros,
+            ones,
+            groups,
+            epilogue=None,
+            extras=(),
+            spread=tuple(stride),
         )
-        return builder.emit(
-            "purevk.conv2d", x, packed, bias, ones, zeros, ones, groups, None, (), tuple(stride)
-        )
-    made = builder.emit(
-        "aten.convolution.default",
+    made = builder.aten.convolution(
         x,
         mirrored,
         bias,
         ones,
         tuple(before),
         ones,
-        False,
-        zeros,
-        groups,
+        transposed=False,
+        output_padding=zeros,
+        groups=groups,
     )
     if (
         made.type.dims == result.dims
@@ -217,12 +217,10 @@ def _spread_kernel(builder: Builder, weight: Value, dilation: Sequence[int]) -> 
     for d, step in enumerate(dilation, 2):
         if step > 1:
             sizes = weight.type.dims
-            split = builder.emit("aten.view.default", weight, (*sizes[: d + 1], 1, *sizes[d + 1 :]))
+            split = builder.aten.view(weight, (*sizes[: d + 1], 1, *sizes[d + 1 :]))
             wide = pad(builder, split, (*([0] * (2 * (len(sizes) - d - 1))), 0, step - 1))
-            flat = builder.emit(
-                "aten.view.default", wide, (*sizes[:d], sizes[d] * step, *sizes[d + 1 :])
-            )
-            weight = builder.emit("aten.slice.Tensor", flat, d, 0, step * (sizes[d] - 1) + 1, 1)
+            flat = builder.aten.view(wide, (*sizes[:d], sizes[d] * step, *sizes[d + 1 :]))
+            weight = builder.aten.slice.Tensor(flat, d, start=0, end=step * (sizes[d] - 1) + 1)
     return weight
 
 
@@ -236,13 +234,11 @@ def _mirrored(
     split: list[Size] = [groups, inner // groups, outer]
     for part, step in zip(parts, stride):
         split += [part, step]
-    weight = builder.emit("aten.view.default", weight, tuple(split))
-    weight = builder.emit("aten.flip.default", weight, tuple(3 + 2 * k for k in range(count)))
+    weight = builder.aten.view(weight, tuple(split))
+    weight = builder.aten.flip(weight, tuple(3 + 2 * k for k in range(count)))
     order = (0, *(4 + 2 * k for k in range(count)), 2, 1, *(3 + 2 * k for k in range(count)))
-    weight = builder.emit("aten.permute.default", weight, order)
-    return builder.emit(
-        "aten.view.default", weight, (groups * math.prod(stride) * outer, inner // groups, *parts)
-    )
+    weight = builder.aten.permute(weight, order)
+    return builder.aten.view(weight, (groups * math.prod(stride) * outer, inner // groups, *parts))
 
 
 def _interleave(
@@ -291,7 +287,7 @@ def expand(builder: Builder, node: Node) -> Value:
     )
     groups, type = node.int("groups"), node.result.type
     if x.type.rank == count + 1:
-        x = builder.emit("aten.unsqueeze.default", x, 0)
+        x = builder.aten.unsqueeze(x, dim=0)
     whole = type if type.rank == count + 2 else type.with_dims((1, *type.dims))
     if node.bool("transposed"):
         extra = pair(node.ints("output_padding") or (0,), count)
@@ -300,9 +296,7 @@ def expand(builder: Builder, node: Node) -> Value:
         )
     else:
         made = convolve_volume(builder, x, weight, bias, stride, padding, dilation, groups)
-    return (
-        made if made.type.rank == type.rank else builder.emit("aten.view.default", made, type.dims)
-    )
+    return made if made.type.rank == type.rank else builder.aten.view(made, type.dims)
 
 
 # -- other names ---------------------------------------------------------------------------------
@@ -358,17 +352,16 @@ def _plain(
         else:
             padding = tuple(total // 2 for total in totals)
     padding = pair(0 if isinstance(padding, str) else padding, count)
-    return builder.emit(
-        "aten.convolution.default",
+    return builder.aten.convolution(
         x,
         weight,
         bias,
         stride,
         padding,
         dilation,
-        False,
-        (0,) * count,
-        groups,
+        transposed=False,
+        output_padding=(0,) * count,
+        groups=groups,
     )
 
 
@@ -415,8 +408,16 @@ def _back(
     stride, padding, extra, dilation = (
         pair(values, count) for values in (stride, padding, extra, dilation)
     )
-    return builder.emit(
-        "aten.convolution.default", x, weight, bias, stride, padding, dilation, True, extra, groups
+    return builder.aten.convolution(
+        x,
+        weight,
+        bias,
+        stride,
+        padding,
+        dilation,
+        transposed=True,
+        output_padding=extra,
+        groups=groups,
     )
 
 

@@ -87,10 +87,10 @@ def right_blocks(builder: Builder, weight: Value) -> Value:
     height, width, channels, columns = weight.type.dims
     taps, groups = height * width, channels // GROUP
     split = (taps, groups, 4, 8, columns // BLOCK, 4, 2, 2)
-    made = builder.emit("aten.view.default", weight, split)
-    made = builder.emit("aten.permute.default", made, (4, 1, 0, 6, 5, 7, 2, 3))
-    made = builder.emit("purevk.copy", made)
-    return builder.emit("aten.view.default", made, (columns // BLOCK, groups * taps, BLOCK * GROUP))
+    made = builder.aten.view(weight, split)
+    made = builder.aten.permute(made, (4, 1, 0, 6, 5, 7, 2, 3))
+    made = builder.purevk.copy(made)
+    return builder.aten.view(made, (columns // BLOCK, groups * taps, BLOCK * GROUP))
 
 
 def pad_columns(builder: Builder, value: Value) -> Value:
@@ -141,18 +141,17 @@ def join_pixels(builder: Builder, conv: Conv2d, columns: int) -> tuple[Value, Va
         numbers={"before": before},
     )
     row = width * _FEW
-    image = builder.emit(
-        "aten.as_strided.default",
+    image = builder.aten.as_strided(
         rows,
         (batches, GROUP, height, columns),
         (height * row, 1, row, step * _FEW),
-        0,
+        storage_offset=0,
     )
     weight, more = conv.weight, (0, 0, 0, _FEW - channels, 0, _JOINED - window.kernel[1])
     if any(more):
         weight = pad(builder, weight, more)
     sizes = (window.kernel[0], 1, GROUP, weight.type.dims[3])
-    weight = builder.emit("aten.view.default", weight, sizes)
+    weight = builder.aten.view(weight, sizes)
     return (
         image,
         weight,

@@ -27,20 +27,20 @@ def _expand_convolution(builder: Builder, node: Node) -> Value:
     )
     if spatial == 1:
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-        weight = builder.emit("aten.unsqueeze.default", weight, 2)
+        weight = builder.aten.unsqueeze(weight, dim=2)
     sizes = x.type.dims if x.type.rank == spatial + 2 else (1, *x.type.dims)
     if spatial == 1:
         sizes = (*sizes[:2], 1, sizes[2])
     if tuple(sizes) != tuple(x.type.dims):
-        x = builder.emit("aten.view.default", x, sizes)
+        x = builder.aten.view(x, sizes)
     groups = node.int("groups")
     if groups == 1 and _are_patches(sizes, weight, stride, padding, dilation):
         x, weight = _patches_as_channels(builder, x, weight)
         stride = (1, 1)
-    dense = builder.emit("purevk.copy", builder.emit("aten.permute.default", weight, (2, 3, 1, 0)))
+    dense = builder.purevk.copy(builder.aten.permute(weight, (2, 3, 1, 0)))
     result = builder.emit(NAME, x, dense, bias, stride, padding, dilation, groups, None, ())
     if result.type.dims != node.result.type.dims:
-        result = builder.emit("aten.view.default", result, node.result.type.dims)
+        result = builder.aten.view(result, node.result.type.dims)
     return result
 
 
@@ -71,14 +71,12 @@ def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Val
     batch, channels, height, width = x.type.dims
     out, _, kh, kw = weight.type.dims
     grid = (batch, channels, height // kh, kh, width // kw, kw)
-    split = builder.emit("aten.view.default", x, grid)
-    turned = builder.emit("aten.permute.default", split, (0, 2, 4, 1, 3, 5))
-    rows = builder.emit("purevk.copy", turned)
-    merged = builder.emit(
-        "aten.view.default", rows, (batch, height // kh, width // kw, channels * kh * kw)
-    )
-    image = builder.emit("aten.permute.default", merged, (0, 3, 1, 2))
-    return image, builder.emit("aten.view.default", weight, (out, channels * kh * kw, 1, 1))
+    split = builder.aten.view(x, grid)
+    turned = builder.aten.permute(split, (0, 2, 4, 1, 3, 5))
+    rows = builder.purevk.copy(turned)
+    merged = builder.aten.view(rows, (batch, height // kh, width // kw, channels * kh * kw))
+    image = builder.aten.permute(merged, (0, 3, 1, 2))
+    return image, builder.aten.view(weight, (out, channels * kh * kw, 1, 1))
 
 
 register(
@@ -111,13 +109,13 @@ def _clamped_shape(
 
 def _expand_clamped(builder: Builder, node: Node) -> Value:
     low, high = node.optional_float("output_min"), node.optional_float("output_max")
-    result = builder.emit("aten.convolution.default", *node.args[:9])
+    result = builder.aten.convolution(*node.args[:9])
     # The exporter writes the largest double for "no bound".
     low = None if low is None or low <= -3.4028235e38 else low
     high = None if high is None or high >= 3.4028235e38 else high
     if low is None and high is None:
         return result
-    return builder.emit("aten.clamp.default", result, low, high)
+    return builder.aten.clamp(result, low, high)
 
 
 register(

@@ -129,17 +129,15 @@ def _expand_arange(builder: Builder, node: Node) -> Value:
         start, step = (
             int(number) if isinstance(number, float) else number for number in (start, step)
         )
-    number = builder.emit(
-        "purevk.iota", out.dims[0], DType.int32 if out.dtype.is_float else out.dtype
-    )
+    number = builder.purevk.iota(out.dims[0], DType.int32 if out.dtype.is_float else out.dtype)
     floats = isinstance(start, float) or isinstance(step, float)
     if floats:
-        number = builder.emit("aten._to_copy.default", number, wide_type(out.dtype))
+        number = builder.aten._to_copy(number, wide_type(out.dtype))
     if not (isinstance(step, (int, float)) and step == 1):
-        number = builder.emit("aten.mul.Tensor", number, step)
+        number = builder.aten.mul.Tensor(number, step)
     if not (isinstance(start, (int, float)) and start == 0):
-        number = builder.emit("aten.add.Tensor", number, start, 1)
-    return builder.emit("aten._to_copy.default", number, out.dtype)
+        number = builder.aten.add.Tensor(number, start)
+    return builder.aten._to_copy(number, out.dtype)
 
 
 register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange)))
@@ -161,12 +159,11 @@ register(
         "aten.arange.start",
         _arange_start_shape,
         Rewrite(
-            lambda builder, node: builder.emit(
-                "aten.arange.start_step",
+            lambda builder, node: builder.aten.arange.start_step(
                 node.scalar("start"),
                 node.scalar("end"),
-                1,
-                node.result.type.dtype,
+                step=1,
+                dtype=node.result.type.dtype,
             )
         ),
     )
@@ -188,8 +185,8 @@ register(
         "aten.arange.default",
         _arange_end_shape,
         Rewrite(
-            lambda builder, node: builder.emit(
-                "aten.arange.start_step", 0, node.scalar("end"), 1, node.result.type.dtype
+            lambda builder, node: builder.aten.arange.start_step(
+                0, node.scalar("end"), step=1, dtype=node.result.type.dtype
             )
         ),
     )
@@ -206,13 +203,12 @@ def _repeat_shape(x: TensorType, repeats: Sequence[Size]) -> TensorType:
 def _expand_repeat(builder: Builder, node: Node) -> Value:
     x, repeats = node.tensor("x"), node.sizes("repeats")
     sizes = ((1,) * (len(repeats) - x.type.rank)) + tuple(x.type.dims)
-    split = builder.emit("aten.view.default", x, tuple(s for size in sizes for s in (1, size)))
-    wide = builder.emit(
-        "aten.expand.default",
+    split = builder.aten.view(x, tuple(s for size in sizes for s in (1, size)))
+    wide = builder.aten.expand(
         split,
         tuple(s for size, count in zip(sizes, repeats) for s in (count, size)),
     )
-    return builder.emit("aten.view.default", wide, node.result.type.dims)
+    return builder.aten.view(wide, node.result.type.dims)
 
 
 register(Operator("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat)))

@@ -78,9 +78,8 @@ rewrite(
 
 def _fill(builder: Builder, node: Node, x: Value, number: Value | Scalar) -> Value:
     if isinstance(number, Value):
-        return builder.emit(
-            "aten.expand.default",
-            builder.emit("aten._to_copy.default", number, x.type.dtype),
+        return builder.aten.expand(
+            builder.aten._to_copy(number, x.type.dtype),
             x.type.dims,
         )
     return constant(builder, number, x.type.dims, x.type.dtype)
@@ -135,25 +134,21 @@ def _linspace_at_call(
         raise ShapeError("linspace of integers between numbers that are known only at a call")
     dtype = wide_type(type.dtype)
     first, last = (
-        builder.emit("aten._to_copy.default", number, dtype)
+        builder.aten._to_copy(number, dtype)
         if isinstance(number, Value)
-        else builder.emit("aten.scalar_tensor.default", number, dtype)
+        else builder.aten.scalar_tensor(number, dtype)
         for number in (start, end)
     )
     gaps = _dims.maximum(steps - 1, 1)
-    step = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", last, first, 1), gaps)
-    at = builder.emit("purevk.iota", steps, DType.int32)
-    rising = builder.emit("aten._to_copy.default", at, dtype)
-    falling = builder.emit("aten.rsub.Scalar", rising, steps - 1, 1)
-    from_first = builder.emit(
-        "aten.add.Tensor", builder.emit("aten.mul.Tensor", rising, step), first, 1
-    )
-    from_last = builder.emit(
-        "aten.sub.Tensor", last, builder.emit("aten.mul.Tensor", falling, step), 1
-    )
-    is_first = builder.emit("aten.lt.Tensor", at, steps - steps // 2)
-    made = builder.emit("aten.where.self", is_first, from_first, from_last)
-    return builder.emit("aten._to_copy.default", made, type.dtype)
+    step = builder.aten.div.Tensor(builder.aten.sub.Tensor(last, first), gaps)
+    at = builder.purevk.iota(steps, DType.int32)
+    rising = builder.aten._to_copy(at, dtype)
+    falling = builder.aten.rsub.Scalar(rising, steps - 1)
+    from_first = builder.aten.add.Tensor(builder.aten.mul.Tensor(rising, step), first)
+    from_last = builder.aten.sub.Tensor(last, builder.aten.mul.Tensor(falling, step))
+    is_first = builder.aten.lt.Tensor(at, steps - steps // 2)
+    made = builder.aten.where.self(is_first, from_first, from_last)
+    return builder.aten._to_copy(made, type.dtype)
 
 
 def _linspace(
@@ -182,7 +177,7 @@ def _linspace(
         {},
         type.with_dtype(wide_type(type.dtype)),
     )
-    return builder.emit("aten._to_copy.default", made, type.dtype)
+    return builder.aten._to_copy(made, type.dtype)
 
 
 rewrite(
@@ -210,9 +205,8 @@ def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
 
 
 def _stack(builder: Builder, node: Node, tensors: Sequence[Value], dim: int) -> Value:
-    return builder.emit(
-        "aten.cat.default",
-        tuple(builder.emit("aten.unsqueeze.default", each, dim) for each in tensors),
+    return builder.aten.cat(
+        tuple(builder.aten.unsqueeze(each, dim) for each in tensors),
         dim,
     )
 
@@ -247,26 +241,23 @@ def _triangle(upper: bool) -> None:
     ) -> Value:
         # A stable sort of all elements by whether they are outside the triangle puts those inside
         # first, in their order.
-        number = builder.emit("purevk.iota", rows * columns, DType.int32)
-        i = builder.emit("aten.div.Tensor_mode", number, columns, "floor")
-        j = builder.emit("aten.remainder.Tensor", number, columns)
-        distance = builder.emit("aten.sub.Tensor", j, i, 1)
+        number = builder.purevk.iota(rows * columns, DType.int32)
+        i = builder.aten.div.Tensor_mode(number, columns, rounding_mode="floor")
+        j = builder.aten.remainder.Tensor(number, columns)
+        distance = builder.aten.sub.Tensor(j, i)
         outside = builder.emit("aten.lt.Tensor" if upper else "aten.gt.Tensor", distance, offset)
-        order = builder.emit_all(
-            "aten.sort.stable",
-            builder.emit("aten._to_copy.default", outside, DType.int32),
-            True,
-            0,
-            False,
+        order = builder.aten.sort.stable.all(
+            builder.aten._to_copy(outside, DType.int32),
+            stable=True,
+            dim=0,
         )[1]
-        inside = builder.emit("aten.slice.Tensor", order, 0, 0, node.result.type.dims[1], 1)
+        inside = builder.aten.slice.Tensor(order, dim=0, start=0, end=node.result.type.dims[1])
         made = [
-            builder.emit("aten.div.Tensor_mode", inside, columns, "floor"),
-            builder.emit("aten.remainder.Tensor", inside, columns),
+            builder.aten.div.Tensor_mode(inside, columns, rounding_mode="floor"),
+            builder.aten.remainder.Tensor(inside, columns),
         ]
-        return builder.emit(
-            "aten._to_copy.default",
-            builder.emit("aten.stack.default", tuple(made), 0),
+        return builder.aten._to_copy(
+            builder.aten.stack(tuple(made)),
             node.result.type.dtype,
         )
 

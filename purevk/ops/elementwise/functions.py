@@ -72,7 +72,7 @@ def _frexp_shape(x: TensorType) -> tuple[TensorType, TensorType]:
 
 
 def _frexp(builder: Builder, node: Node, x: Value) -> tuple[Value, Value]:
-    return builder.emit("purevk.mantissa", x), builder.emit("purevk.exponent", x)
+    return builder.purevk.mantissa(x), builder.purevk.exponent(x)
 
 
 rewrite("aten.frexp.Tensor", _frexp_shape, _frexp)

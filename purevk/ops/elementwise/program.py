@@ -28,14 +28,12 @@ def constant(
 ) -> Value:
     """A tensor with the same number everywhere; the number may be a tensor of one element."""
     if isinstance(number, Value):
-        flat = builder.emit(
-            "aten.view.default", builder.emit("aten._to_copy.default", number, dtype), ()
-        )
-        return builder.emit("aten.expand.default", flat, tuple(sizes))
+        flat = builder.aten.view(builder.aten._to_copy(number, dtype), ())
+        return builder.aten.expand(flat, tuple(sizes))
     if isinstance(number, Dim):
         expression = Expression((), (DType.int32,), (), (0,))
         made = builder.emit(POINTWISE, expression, (), (number,), tuple(sizes))
-        return builder.emit("aten._to_copy.default", made, dtype)
+        return builder.aten._to_copy(made, dtype)
     if isinstance(number, complex):
         raise GraphError("no kernel for a complex constant")
     if dtype in ROUND:

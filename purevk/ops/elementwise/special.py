@@ -78,13 +78,11 @@ def _prelu_shape(x: TensorType, weight: TensorType) -> TensorType:
 def _prelu(builder: Builder, node: Node, x: Value, weight: Value) -> Value:
     rank = x.type.rank
     if weight.type.rank == 1 and rank > 1:
-        weight = builder.emit(
-            "aten.view.default", weight, (1, weight.type.dims[0], *([1] * (rank - 2)))
-        )
+        weight = builder.aten.view(weight, (1, weight.type.dims[0], *([1] * (rank - 2))))
     elif weight.type.rank == 1 and not rank:
-        weight = builder.emit("aten.view.default", weight, ())
-    positive = builder.emit("aten.gt.Tensor", x, 0)
-    return builder.emit("aten.where.self", positive, x, builder.emit("aten.mul.Tensor", x, weight))
+        weight = builder.aten.view(weight, ())
+    positive = builder.aten.gt.Tensor(x, y=0)
+    return builder.aten.where.self(positive, x, builder.aten.mul.Tensor(x, weight))
 
 
 rewrite("aten.prelu.default", _prelu_shape, _prelu, "aten._prelu_kernel.default")
@@ -100,9 +98,9 @@ def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
 def _glu(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     at = wrap(dim, x.type.rank)
     middle = x.type.dims[at] // 2
-    left = builder.emit("aten.slice.Tensor", x, at, 0, middle, 1)
-    right = builder.emit("aten.slice.Tensor", x, at, middle, x.type.dims[at], 1)
-    return builder.emit("aten.mul.Tensor", left, builder.emit("aten.sigmoid.default", right))
+    left = builder.aten.slice.Tensor(x, at, start=0, end=middle)
+    right = builder.aten.slice.Tensor(x, at, middle, x.type.dims[at])
+    return builder.aten.mul.Tensor(left, builder.aten.sigmoid(right))
 
 
 rewrite("aten.glu.default", _glu_shape, _glu)
@@ -291,14 +289,14 @@ def _finish(builder: Builder, x: Value, reduction: int) -> Value:
 
 
 def _mse(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
-    difference = builder.emit("aten.sub.Tensor", x, y, 1)
-    return _finish(builder, builder.emit("aten.mul.Tensor", difference, difference), reduction)
+    difference = builder.aten.sub.Tensor(x, y)
+    return _finish(builder, builder.aten.mul.Tensor(difference, difference), reduction)
 
 
 def _l1(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
     return _finish(
         builder,
-        builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1)),
+        builder.aten.abs(builder.aten.sub.Tensor(x, y)),
         reduction,
     )
 
@@ -309,17 +307,15 @@ rewrite("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, redu
 
 def _huber(builder: Builder, node: Node, x: Value, y: Value, reduction: int, delta: float) -> Value:
     scale = delta if node.op == "aten.huber_loss.default" else 1.0
-    distance = builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1))
+    distance = builder.aten.abs(builder.aten.sub.Tensor(x, y))
     if delta == 0:
         return _finish(builder, distance, reduction)
-    square = builder.emit(
-        "aten.mul.Tensor", builder.emit("aten.mul.Tensor", distance, distance), 0.5 * scale / delta
+    square = builder.aten.mul.Tensor(
+        builder.aten.mul.Tensor(distance, distance), 0.5 * scale / delta
     )
-    line = builder.emit(
-        "aten.mul.Tensor", builder.emit("aten.sub.Tensor", distance, 0.5 * delta, 1), scale
-    )
-    near = builder.emit("aten.lt.Tensor", distance, delta)
-    return _finish(builder, builder.emit("aten.where.self", near, square, line), reduction)
+    line = builder.aten.mul.Tensor(builder.aten.sub.Tensor(distance, 0.5 * delta), scale)
+    near = builder.aten.lt.Tensor(distance, delta)
+    return _finish(builder, builder.aten.where.self(near, square, line), reduction)
 
 
 rewrite(
@@ -345,27 +341,22 @@ def _isclose(
 ) -> Value:
     # All of it is one comparison.
     x, y = (builder.emit(ROUNDED, v) if v.type.dtype in ROUND else v for v in (x, y))
-    equal = builder.emit("aten.eq.Tensor", x, y)
+    equal = builder.aten.eq.Tensor(x, y)
     if not x.type.dtype.is_float:
-        x, y = (builder.emit("aten._to_copy.default", value, DType.float32) for value in (x, y))
+        x, y = (builder.aten._to_copy(value, DType.float32) for value in (x, y))
     if equal_nan:
-        both = [builder.emit("aten.isnan.default", value) for value in (x, y)]
-        equal = builder.emit(
-            "aten.logical_or.default", equal, builder.emit("aten.logical_and.default", *both)
-        )
-    allowed = builder.emit(
-        "aten.add.Tensor",
-        builder.emit("aten.mul.Tensor", builder.emit("aten.abs.default", y), rtol),
+        both = [builder.aten.isnan(value) for value in (x, y)]
+        equal = builder.aten.logical_or(equal, builder.aten.logical_and(*both))
+    allowed = builder.aten.add.Tensor(
+        builder.aten.mul.Tensor(builder.aten.abs(y), rtol),
         atol,
-        1,
     )
-    distance = builder.emit("aten.abs.default", builder.emit("aten.sub.Tensor", x, y, 1))
-    near = builder.emit(
-        "aten.logical_and.default",
-        builder.emit("aten.isfinite.default", distance),
-        builder.emit("aten.le.Tensor", distance, allowed),
+    distance = builder.aten.abs(builder.aten.sub.Tensor(x, y))
+    near = builder.aten.logical_and(
+        builder.aten.isfinite(distance),
+        builder.aten.le.Tensor(distance, allowed),
     )
-    return builder.emit("aten.logical_or.default", equal, near)
+    return builder.aten.logical_or(equal, near)
 
 
 rewrite("aten.isclose.default", _isclose_shape, _isclose)

@@ -26,7 +26,7 @@ def _clamped(builder: Builder, node: Node, value: Value) -> Value:
     high = _bound(node.optional_float("output_max"), 1)
     if low is None and high is None:
         return value
-    return builder.emit("aten.clamp.default", value, low, high)
+    return builder.aten.clamp(value, low, high)
 
 
 def _sum_shape(
@@ -74,7 +74,7 @@ def _register(kind: str) -> None:
 
     def convolved(builder: Builder, node: Node) -> Value:
         *convolution, other = node.args  # those of aten.convolution, then the other operand
-        return builder.emit(full, builder.emit("aten.convolution.default", *convolution), other)
+        return builder.emit(full, builder.aten.convolution(*convolution), other)
 
     register(Operator(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp)))
     register(
@@ -111,8 +111,8 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
     x, weight, parameters = node.tensor("x"), node.tensor("mat2"), node.tensor("qScaleAndZeros")
     group = node.int("qGroupSize")
     rows, (*lead, columns) = weight.type.dims[0], x.type.dims
-    scales = builder.emit("aten.select.int", parameters, 2, 0)
-    zeros = builder.emit("aten.select.int", parameters, 2, 1)
+    scales = builder.aten.select.int(parameters, dim=2, index=0)
+    zeros = builder.aten.select.int(parameters, dim=2, index=1)
     linear = emit_linear(
         builder,
         x,
@@ -123,11 +123,11 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
         group=group,
         dtype=wide_type(x.type.dtype),
     )
-    groups = builder.emit("aten.view.default", x, (*lead, columns // group, group))
-    sums = builder.emit("aten.sum.dim_IntList", groups, (-1,), False, None)
-    of_zeros = builder.emit("purevk.unrounded_matmul", sums, zeros)
-    made = builder.emit("aten.add.Tensor", linear, of_zeros, 1)
-    return builder.emit("aten._to_copy.default", made, node.result.type.dtype)
+    groups = builder.aten.view(x, (*lead, columns // group, group))
+    sums = builder.aten.sum.dim_IntList(groups, (-1,))
+    of_zeros = builder.purevk.unrounded_matmul(sums, zeros)
+    made = builder.aten.add.Tensor(linear, of_zeros)
+    return builder.aten._to_copy(made, node.result.type.dtype)
 
 
 register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))

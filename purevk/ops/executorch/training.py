@@ -30,30 +30,20 @@ def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     gradient. Rows with a label below 0 are left out."""
     logits, labels, count = node.tensor("logits"), node.tensor("labels"), node.float("n_valid")
     rows, classes = logits.type.dims
-    column = builder.emit("aten.view.default", labels, (rows, 1))
-    is_valid = builder.emit("aten.ge.Tensor", column, 0)
-    label = builder.emit("aten.clamp.default", column, 0, None)
-    index = (
-        label
-        if label.type.dtype is DType.int64
-        else builder.emit("aten._to_copy.default", label, DType.int64)
-    )
-    picked = builder.emit("aten.gather.default", logits, 1, index)
-    total = builder.emit("aten.logsumexp.default", logits, (1,), True)
-    each = builder.emit("aten.div.Tensor", builder.emit("aten.sub.Tensor", total, picked), count)
-    losses = builder.emit("aten.where.self", is_valid, each, 0.0)
-    loss = builder.emit("aten.sum.default", losses)
-    numbers = builder.emit(
-        "aten.view.default", builder.emit("purevk.iota", classes, label.type.dtype), (1, classes)
-    )
-    one_hot = builder.emit(
-        "aten._to_copy.default", builder.emit("aten.eq.Tensor", numbers, label), logits.type.dtype
-    )
-    probabilities = builder.emit("aten._softmax.default", logits, 1, False)
-    gradient = builder.emit(
-        "aten.div.Tensor", builder.emit("aten.sub.Tensor", probabilities, one_hot), count
-    )
-    return loss, builder.emit("aten.where.self", is_valid, gradient, 0.0)
+    column = builder.aten.view(labels, (rows, 1))
+    is_valid = builder.aten.ge.Tensor(column, y=0)
+    label = builder.aten.clamp(column, min=0)
+    index = label if label.type.dtype is DType.int64 else builder.aten._to_copy(label, DType.int64)
+    picked = builder.aten.gather(logits, dim=1, index=index)
+    total = builder.aten.logsumexp(logits, (1,), keepdim=True)
+    each = builder.aten.div.Tensor(builder.aten.sub.Tensor(total, picked), count)
+    losses = builder.aten.where.self(is_valid, each, y=0.0)
+    loss = builder.aten.sum(losses)
+    numbers = builder.aten.view(builder.purevk.iota(classes, label.type.dtype), (1, classes))
+    one_hot = builder.aten._to_copy(builder.aten.eq.Tensor(numbers, label), logits.type.dtype)
+    probabilities = builder.aten._softmax(logits, dim=1)
+    gradient = builder.aten.div.Tensor(builder.aten.sub.Tensor(probabilities, one_hot), count)
+    return loss, builder.aten.where.self(is_valid, gradient, y=0.0)
 
 
 register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports)))
@@ -97,7 +87,7 @@ def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     p = step("$0 * $1 - $2 * (($3 / $4) / $5)", p, 1.0 - lr * decay, lr, m, correction1, root)
     made = program.emit_all(*((term, state.type.dtype) for term, state in zip((p, m, v), states)))
     for state, value in zip(states, made):
-        builder.emit_all("purevk.store", state, value)
+        builder.purevk.store.all(state, value)
     return made
 
 
@@ -113,7 +103,7 @@ register(
 
 # -- gradients of linear layers ------------------------------------------------------------------
 def _flat(builder: Builder, x: Value) -> Value:
-    return builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:-1]), x.type.dims[-1]))
+    return builder.aten.view(x, (_dims.product(x.type.dims[:-1]), x.type.dims[-1]))
 
 
 def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
@@ -122,9 +112,7 @@ def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
 
 def _expand_weight(builder: Builder, node: Node) -> Value:
     gradient, x = (_flat(builder, node.tensor(name)) for name in ("d_out", "x"))
-    return builder.emit(
-        "aten.mm.default", builder.emit("aten.permute.default", gradient, (1, 0)), x
-    )
+    return builder.aten.mm(builder.aten.permute(gradient, (1, 0)), x)
 
 
 register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports)))
@@ -205,7 +193,7 @@ def _expand_input(builder: Builder, node: Node) -> Value:
         node.int("group_size"),
         node.result.type.dtype,
     )
-    return builder.emit("aten.view.default", gradient, node.result.type.dims)
+    return builder.aten.view(gradient, node.result.type.dims)
 
 
 def _refuse_odd_groups(node: Node, traits: DeviceTraits) -> str | None:
@@ -234,10 +222,10 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
     more]; values with scale 0 become those of 0."""
     latent, scales, group = node.tensor("latent"), node.tensor("scales"), node.int("group_size")
     rows, columns = latent.type.dims
-    column = builder.emit("purevk.iota", columns)
-    groups = builder.emit("aten.div.Tensor_mode", column, group, "floor")
-    spread = builder.emit(
-        "aten.index_select.default", by_rows(builder, scales, rows, transposed=True), 1, groups
+    column = builder.purevk.iota(columns)
+    groups = builder.aten.div.Tensor_mode(column, group, rounding_mode="floor")
+    spread = builder.aten.index_select(
+        by_rows(builder, scales, rows, transposed=True), dim=1, index=groups
     )
     program = Program(builder, (rows, columns))
     number, scale = program.real(latent), program.real(spread)
@@ -248,17 +236,19 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
         dtype=DType.int32,
     )
     values = program.emit((value, DType.uint8))
-    low, high = (builder.emit("aten.slice.Tensor", values, 1, at, columns, 2) for at in (0, 1))
+    low, high = (
+        builder.aten.slice.Tensor(values, dim=1, start=at, end=columns, step=2) for at in (0, 1)
+    )
     pairs = columns // 2
-    first = low if columns % 2 == 0 else builder.emit("aten.slice.Tensor", low, 1, 0, pairs, 1)
+    first = low if columns % 2 == 0 else builder.aten.slice.Tensor(low, dim=1, start=0, end=pairs)
     packed = Program(builder, (rows, pairs))
     joined = packed.step(
         "($0 | ($1 << 4))", packed.code(first), packed.code(high), dtype=DType.int32
     )
     made = packed.emit((joined, DType.uint8))
     if columns % 2:
-        last = builder.emit("aten.slice.Tensor", low, 1, pairs, pairs + 1, 1)
-        made = builder.emit("aten.cat.default", (made, last), 1)
+        last = builder.aten.slice.Tensor(low, dim=1, start=pairs, end=pairs + 1)
+        made = builder.aten.cat((made, last), dim=1)
     return made
 
 

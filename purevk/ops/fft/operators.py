@@ -74,8 +74,8 @@ def _empty(split: Split, node: Node) -> Value:
     """The result of a transform of no elements."""
     type = node.result.type
     if not type.dtype.is_complex:
-        return split.emit("aten.zeros.default", type.dims, type.dtype)
-    return split.emit("aten.zeros.default", (*type.dims, 2), type.dtype.component)
+        return split.builder.aten.zeros(type.dims, type.dtype)
+    return split.builder.aten.zeros((*type.dims, 2), type.dtype.component)
 
 
 @apply_by("aten._fft_r2c.default")

@@ -30,7 +30,7 @@ def _overlap_add(
     """Each element is the sum of what the windows that cover it have at it."""
     rank = len(input_sizes)
     if not rank:
-        return builder.emit("aten.view.default", grad_in, ())
+        return builder.aten.view(grad_in, ())
     at = wrap(dim, rank)
     here = coordinates(rank + 1, **{f"d{at}": "w", f"d{rank}": f"i{at} - w * step"})
     acc = grad_in.type.dtype.acc

@@ -221,19 +221,19 @@ def fourier(
     fits = choose(builder.traits, length, _itemsize(x), 1, False) is not None
     before, after = list(range(dim)), list(range(dim + 1, rank))
     order = (*before, *after, dim, *range(rank, x.type.rank))
-    moved = builder.emit("aten.permute.default", x, order)
+    moved = builder.aten.permute(x, order)
     outer, inner = (_dims.product(sizes[d] for d in dims) for dims in (before, after))
     matrices = (outer, inner) if fits else (outer * inner, 1)
-    rows = builder.emit("aten.view.default", moved, (*matrices, sizes[dim], *pairs))
+    rows = builder.aten.view(moved, (*matrices, sizes[dim], *pairs))
     if fits:
         made = builder.emit(NAME, rows, _roots(builder, length, x.type.dtype), how)
     else:
         made = _long(builder, rows, how)
     tail = () if real else (2,)
     shape = (*(sizes[d] for d in (*before, *after)), out, *tail)
-    made = builder.emit("aten.view.default", made, shape)
+    made = builder.aten.view(made, shape)
     back = (*before, rank - 1, *range(dim, rank - 1), *range(rank, len(shape)))
-    return builder.emit("aten.permute.default", made, back)
+    return builder.aten.permute(made, back)
 
 
 def _itemsize(x: Value) -> int:
@@ -263,23 +263,23 @@ def _long(builder: Builder, rows: Value, how: Transform) -> Value:
     dtype, matrices = rows.type.dtype, rows.type.dims[0]
     opening = replace(how, length=first, part="first", scale=1.0, real=False, out=how.length)
     made = builder.emit(NAME, rows, _roots(builder, first, dtype), opening)
-    made = builder.emit("aten.permute.default", made, (0, 2, 1, 3))  # [matrices, first, second]
+    made = builder.aten.permute(made, (0, 2, 1, 3))  # [matrices, first, second]
     closing = replace(how, length=second, source="complex")
     if choose(builder.traits, second, _itemsize(rows), 1 << 16, True) is not None:
         roots = _roots(builder, second, dtype)
         return builder.emit(NAME, made, roots, replace(closing, part="second"))
-    inner = builder.emit("aten.view.default", made, (matrices * first, 1, second, 2))
+    inner = builder.aten.view(made, (matrices * first, 1, second, 2))
     made = _long(builder, inner, replace(closing, whole=second, out=second, real=False))
-    made = builder.emit("aten.view.default", made, (matrices, first, second, 2))
-    made = builder.emit("aten.permute.default", made, (0, 2, 1, 3))
-    made = builder.emit("aten.view.default", made, (matrices, 1, how.whole, 2))
+    made = builder.aten.view(made, (matrices, first, second, 2))
+    made = builder.aten.permute(made, (0, 2, 1, 3))
+    made = builder.aten.view(made, (matrices, 1, how.whole, 2))
     return _kept(builder, made, how)
 
 
 def _kept(builder: Builder, pairs: Value, how: Transform) -> Value:
     """What a transform keeps of its result [matrices, 1, elements, 2]."""
-    made = builder.emit("aten.slice.Tensor", pairs, 2, 0, how.out, 1)
-    return builder.emit("aten.select.int", made, 3, 0) if how.real else made
+    made = builder.aten.slice.Tensor(pairs, dim=2, start=0, end=how.out)
+    return builder.aten.select.int(made, dim=3, index=0) if how.real else made
 
 
 # -- lengths with large prime factors ------------------------------------------------------------
@@ -300,7 +300,7 @@ def _multiplied(
     left, right = (
         Z(
             *(
-                program.tensor(builder.emit("aten.select.int", pairs, pairs.type.rank - 1, number))
+                program.tensor(builder.aten.select.int(pairs, pairs.type.rank - 1, number))
                 for number in (0, 1)
             )
         )
@@ -323,12 +323,12 @@ def _chirped(builder: Builder, rows: Value, how: Transform) -> Value:
     chirp = table(builder, "chirp", length, length, _parts(dtype))
     response = fourier(builder, table(builder, "filter", length, padded, _parts(dtype)), 0, padded)
     made = _multiplied(builder, pairs, chirp, conjugate=(how.inverse, False))
-    made = builder.emit("aten.constant_pad_nd.default", made, (0, 0, 0, padded - length), 0.0)
+    made = builder.aten.constant_pad_nd(made, (0, 0, 0, padded - length), value=0.0)
     made = fourier(builder, made, 2, padded)
     made = _multiplied(builder, made, response)
     made = fourier(builder, made, 2, padded, inverse=True, scale=1.0 / padded)
-    made = builder.emit("aten.slice.Tensor", made, 2, 0, how.out, 1)
-    chirp = builder.emit("aten.slice.Tensor", chirp, 0, 0, how.out, 1)
+    made = builder.aten.slice.Tensor(made, dim=2, start=0, end=how.out)
+    chirp = builder.aten.slice.Tensor(chirp, dim=0, start=0, end=how.out)
     made = _multiplied(builder, made, chirp, conjugate=(False, how.inverse), scale=how.scale)
     return _kept(builder, made, how)
 
@@ -338,15 +338,15 @@ def _spectrum(builder: Builder, rows: Value, how: Transform) -> Value:
     if how.source == "complex":
         return rows
     if how.source == "real":
-        zeros = builder.emit("aten.zeros_like.default", rows)
+        zeros = builder.aten.zeros_like(rows)
         return builder.emit(INTERLEAVE, rows, zeros)
     half = how.length // 2 + 1
-    first = builder.emit("aten.slice.Tensor", rows, 2, 0, half, 1)
-    rest = builder.emit("aten.slice.Tensor", rows, 2, 1, how.length - half + 1, 1)
-    rest = builder.emit("aten.flip.default", rest, (2,))
-    real, imaginary = (builder.emit("aten.select.int", rest, 3, number) for number in (0, 1))
-    rest = builder.emit(INTERLEAVE, real, builder.emit("aten.neg.default", imaginary))
-    return builder.emit("aten.cat.default", (first, rest), 2)
+    first = builder.aten.slice.Tensor(rows, dim=2, start=0, end=half)
+    rest = builder.aten.slice.Tensor(rows, dim=2, start=1, end=how.length - half + 1)
+    rest = builder.aten.flip(rest, (2,))
+    real, imaginary = (builder.aten.select.int(rest, dim=3, index=number) for number in (0, 1))
+    rest = builder.emit(INTERLEAVE, real, builder.aten.neg(imaginary))
+    return builder.aten.cat((first, rest), dim=2)
 
 
 def scale_of(norm: int, sizes: Sequence[int]) -> float:

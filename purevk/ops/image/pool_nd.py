@@ -276,7 +276,7 @@ def _adaptive(count: int) -> None:
     def average(builder: Builder, node: Node, x: Value, sizes: OutputSizes) -> Value:
         windows = _Windows.even(x.type, count, sizes)
         if all(isinstance(size, int) and size == 1 for size in windows.sizes):
-            return builder.emit("aten.mean.dim", x, tuple(windows.dims), True)
+            return builder.aten.mean.dim(x, tuple(windows.dims), keepdim=True)
         return _average(builder, x, windows)
 
     def maximum_shape(x: TensorType, output_size: OutputSizes) -> tuple[TensorType, TensorType]:
@@ -319,11 +319,11 @@ def _unpool(count: int) -> None:
     ) -> Value:
         type = node.result.type
         lead = type.dims[: type.rank - count]
-        flat = [builder.emit("aten.view.default", value, (*lead, -1)) for value in (x, indices)]
-        empty = builder.emit("aten.full.default", type.dims, 0, type.dtype)
-        target = builder.emit("aten.view.default", empty, (*lead, -1))
+        flat = [builder.aten.view(value, (*lead, -1)) for value in (x, indices)]
+        empty = builder.aten.full(type.dims, fill_value=0, dtype=type.dtype)
+        target = builder.aten.view(empty, (*lead, -1))
         made = scatter_along(builder, target, -1, flat[1], flat[0], "set")
-        return builder.emit("aten.view.default", made, type.dims)
+        return builder.aten.view(made, type.dims)
 
     rewrite(f"aten.max_unpool{count}d.default", shape, expand)
 

@@ -308,16 +308,16 @@ def _max_indices_shape(
 
 
 def _as_images(builder: Builder, x: Value) -> Value:
-    return x if x.type.rank == 4 else builder.emit("aten.view.default", x, (1, *x.type.dims))
+    return x if x.type.rank == 4 else builder.aten.view(x, (1, *x.type.dims))
 
 
 def _like(builder: Builder, value: Value, node_result: Value) -> Value:
     if value.type.dtype is not node_result.type.dtype:
-        value = builder.emit("aten._to_copy.default", value, node_result.type.dtype)
+        value = builder.aten._to_copy(value, node_result.type.dtype)
     return (
         value
         if value.type.rank == node_result.type.rank
-        else builder.emit("aten.view.default", value, node_result.type.dims)
+        else builder.aten.view(value, node_result.type.dims)
     )
 
 
@@ -394,12 +394,12 @@ def _expand_max_backward(builder: Builder, node: Node) -> Value:
     slopes, x, indices = node.tensor("slopes"), node.tensor("x"), node.tensor("indices")
     *lead, height, width = x.type.dims
     flat = [
-        builder.emit("aten.view.default", each, (*lead, each.type.dims[-2] * each.type.dims[-1]))
+        builder.aten.view(each, (*lead, each.type.dims[-2] * each.type.dims[-1]))
         for each in (indices, slopes)
     ]
-    zeros = builder.emit("aten.full.default", (*lead, height * width), 0, x.type.dtype)
-    made = builder.emit("aten.scatter_add.default", zeros, len(lead), *flat)
-    return builder.emit("aten.view.default", made, x.type.dims)
+    zeros = builder.aten.full((*lead, height * width), fill_value=0, dtype=x.type.dtype)
+    made = builder.aten.scatter_add(zeros, len(lead), *flat)
+    return builder.aten.view(made, x.type.dims)
 
 
 register(

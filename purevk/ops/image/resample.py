@@ -336,7 +336,7 @@ def _grid(
     count, flag = rank - 2, "true" if align else "false"
     dims = range(2, rank)
     if grid.type.dtype is not x.type.dtype:
-        grid = builder.emit("aten._to_copy.default", grid, x.type.dtype)
+        grid = builder.aten._to_copy(grid, x.type.dtype)
     pixel = ", ".join(["i0", *(f"i{d}" for d in dims)])
     out = []
     for d in dims:

@@ -110,8 +110,8 @@ def check(
 
 
 def _assert(builder: Builder, node: Node, x: Value, assert_msg: str) -> None:
-    fails = builder.emit("aten.logical_not.default", x)
-    fails = builder.emit("aten._to_copy.default", fails, DType.int32)
+    fails = builder.aten.logical_not(x)
+    fails = builder.aten._to_copy(fails, DType.int32)
     check(builder, node, fails, 0, 1, assert_msg)
 
 

@@ -26,19 +26,19 @@ from purevk.tuning import DeviceTraits
 
 
 def _flat(builder: Builder, x: Value) -> Value:
-    return builder.emit("aten.view.default", x, (x.type.numel,))
+    return builder.aten.view(x, (x.type.numel,))
 
 
 def _flags(builder: Builder, x: Value) -> Value:
     """Which elements are not zero, flat."""
     if x.type.dtype is not DType.bool:
-        x = builder.emit("aten.ne.Tensor", x, 0)
+        x = builder.aten.ne.Tensor(x, y=0)
     return _flat(builder, x)
 
 
 def _running_count(builder: Builder, flags: Value, size: Size) -> Value:
     """The running count of the flags. The last one is the value of `size` at a call."""
-    before = builder.emit("aten.cumsum.default", flags, 0, DType.int32)
+    before = builder.aten.cumsum(flags, dim=0, dtype=DType.int32)
     builder.bind_symbol(size, _last(builder, before))
     return before
 
@@ -56,7 +56,7 @@ def _last(builder: Builder, sums: Value) -> Value:
 
 def _nothing(builder: Builder, node: Node) -> tuple[Value, ...]:
     return tuple(
-        builder.emit("aten.full.default", value.type.dims, 0, value.type.dtype)
+        builder.aten.full(value.type.dims, fill_value=0, dtype=value.type.dtype)
         for value in node.results
     )
 
@@ -68,7 +68,7 @@ def _taken(builder: Builder, x: Value, mask: Value, size: Size) -> Value:
     before = _running_count(builder, flags, size)
     count, rest = x.type.dims[0], x.type.dims[1:]
     width = _dims.product(rest)
-    rows = builder.emit("aten.view.default", x, (count, width))
+    rows = builder.aten.view(x, (count, width))
     made = mapped_over(
         builder,
         "if (MASK(i0) != 0) R_PUT(BEFORE(i0) - 1, i1, X(i0, i1));",
@@ -76,7 +76,7 @@ def _taken(builder: Builder, x: Value, mask: Value, size: Size) -> Value:
         (count, width),
         TensorType(x.type.dtype, (size, width)),
     )
-    return builder.emit("aten.view.default", made, (size, *rest))
+    return builder.aten.view(made, (size, *rest))
 
 
 def _coordinates(builder: Builder, mask: Value, size: Size, dtype: DType) -> Value:
@@ -85,7 +85,7 @@ def _coordinates(builder: Builder, mask: Value, size: Size, dtype: DType) -> Val
     before = _running_count(builder, flags, size)
     rank = mask.type.rank
     if not rank:
-        return builder.emit("aten.full.default", (size, 0), 0, dtype)
+        return builder.aten.full((size, 0), fill_value=0, dtype=dtype)
     writes, left = [], "left"
     for d in reversed(range(rank)):
         writes.append(
@@ -120,12 +120,10 @@ rewrite("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default
 
 def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int) -> Value:
     if is_empty(x.type) or is_empty(node.result.type):
-        return builder.emit(
-            "aten.full.default", node.result.type.dims, fill, node.result.type.dtype
-        )
+        return builder.aten.full(node.result.type.dims, fill, node.result.type.dtype)
     flags = _flags(builder, x)
     found = _coordinates(builder, x, x.type.numel, DType.int32)
-    total = _last(builder, builder.emit("aten.cumsum.default", flags, 0, DType.int32))
+    total = _last(builder, builder.aten.cumsum(flags, dim=0, dtype=DType.int32))
     body = "r = fill; if (i0 < TOTAL(0)) r = FOUND(i0, i1);"
     return mapped(
         builder,
@@ -158,9 +156,7 @@ def _masked_select(
     sizes = broadcast(x.type.dims, mask.type.dims)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return _nothing(builder, node)
-    x, mask = (
-        _flat(builder, builder.emit("aten.expand.default", value, sizes)) for value in (x, mask)
-    )
+    x, mask = (_flat(builder, builder.aten.expand(value, sizes)) for value in (x, mask))
     return _taken(builder, x, mask, node.result.type.dims[0])
 
 
@@ -188,13 +184,11 @@ def index_by_mask(
     if is_empty(x.type) or is_empty(mask.type):
         return _nothing(builder, node)
     if at == 0:
-        rows = builder.emit(
-            "aten.view.default", x, (mask.type.numel, *x.type.dims[mask.type.rank :])
-        )
+        rows = builder.aten.view(x, (mask.type.numel, *x.type.dims[mask.type.rank :]))
         return _taken(builder, rows, mask, size)
     found = _coordinates(builder, mask, size, DType.int32)
-    columns = tuple(builder.emit("aten.select.int", found, 1, d) for d in range(mask.type.rank))
-    return builder.emit("aten.index.Tensor", x, (*([None] * at), *columns))
+    columns = tuple(builder.aten.select.int(found, dim=1, index=d) for d in range(mask.type.rank))
+    return builder.aten.index.Tensor(x, (*([None] * at), *columns))
 
 
 # -- unique --------------------------------------------------------------------------------------
@@ -258,15 +252,11 @@ def _unique(
         )
         body = f"r = i0 == 0 || {differs} ? 1 : 0;"
     else:
-        front = builder.emit(
-            "aten.permute.default", x, (at, *(d for d in range(x.type.rank) if d != at))
-        )
-        rows = builder.emit(
-            "aten.view.default", front, (x.type.dims[at], _dims.product(front.type.dims[1:]))
-        )
+        front = builder.aten.permute(x, (at, *(d for d in range(x.type.rank) if d != at)))
+        rows = builder.aten.view(front, (x.type.dims[at], _dims.product(front.type.dims[1:])))
         if not ordered:
             order = _slice_order(builder, rows)
-            rows = builder.emit("aten.index_select.default", rows, 0, order)
+            rows = builder.aten.index_select(rows, dim=0, index=order)
         body = "LOOPS(loop(x_size_1)) r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
     length, width = rows.type.dims[0], rows.type.dims[1:]
     flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
@@ -276,19 +266,17 @@ def _unique(
     inputs = {"X": rows, "FLAG": flags, "BEFORE": before}
     found = mapped_over(builder, body, inputs, rows.type.dims, rows.type.with_dims((size, *width)))
     if width:
-        found = builder.emit("aten.view.default", found, (size, *front.type.dims[1:]))
-        found = builder.emit(
-            "aten.permute.default", found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank))
-        )
+        found = builder.aten.view(found, (size, *front.type.dims[1:]))
+        found = builder.aten.permute(found, (*range(1, at + 1), 0, *range(at + 1, x.type.rank)))
     made = [found]
     index = TensorType(node.results[1].type.dtype, (length,))
     if inverse and order is not None:
         body = "R_PUT(int(ORDER(i0)), BEFORE(i0) - 1);"
         back = mapped_over(builder, body, {"ORDER": order, "BEFORE": before}, (length,), index)
-        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
+        made.append(builder.aten.view(back, node.results[1].type.dims))
     elif inverse:
         back = mapped(builder, "r = BEFORE(i0) - 1;", {"BEFORE": before}, index)
-        made.append(builder.emit("aten.view.default", back, node.results[1].type.dims))
+        made.append(builder.aten.view(back, node.results[1].type.dims))
     if counts:
         # Where the runs start, and the end of the last one.
         body = "if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1, i0); if (i0 == count - 1) R_PUT(BEFORE(i0), count);"
@@ -313,7 +301,7 @@ def _unique(
         )
     results = iter(made)
     return tuple(
-        next(results) if wanted else builder.emit("aten.full.default", (0,), 0, result.type.dtype)
+        next(results) if wanted else builder.aten.full((0,), fill_value=0, dtype=result.type.dtype)
         for wanted, result in zip((True, inverse, counts), node.results)
     )
 
@@ -409,7 +397,7 @@ def _repeat(
     size = node.result.type.dims[0]
     if is_empty(repeats.type):
         return _nothing(builder, node)
-    ends = builder.emit("aten.cumsum.default", repeats, 0, DType.int32)
+    ends = builder.aten.cumsum(repeats, dim=0, dtype=DType.int32)
     check(
         builder, node, repeats, 0, _dims.UNBOUNDED, "a number of repetitions is negative", node.op
     )

@@ -42,15 +42,15 @@ def _embedding_in_parts(
 ) -> Value:
     """The embedding of a table of `rows` rows that one binding cannot span. Each part of `count`
     rows gives its own rows, and a comparison picks them."""
-    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    column = builder.aten.unsqueeze(indices, dim=-1)
     made: Value | None = None
     for start in range(0, rows, count):
-        part = builder.emit("aten.slice.Tensor", weight, 0, start, min(start + count, rows), 1)
-        own = indices if start == 0 else builder.emit("aten.sub.Tensor", indices, start, 1)
-        found = builder.emit("aten.embedding.default", part, own)
+        part = builder.aten.slice.Tensor(weight, dim=0, start=start, end=min(start + count, rows))
+        own = indices if start == 0 else builder.aten.sub.Tensor(indices, start)
+        found = builder.aten.embedding(part, own)
         if made is not None:
-            later = builder.emit("aten.ge.Tensor", column, start)
-            found = builder.emit("aten.where.self", later, found, made)
+            later = builder.aten.ge.Tensor(column, start)
+            found = builder.aten.where.self(later, found, made)
         made = found
     if made is None:
         raise ShapeError("an embedding table has no rows")
@@ -102,7 +102,7 @@ def _bag(
     inputs = {"TABLE": weight, "INDEX": indices, "START": offsets}
     entries = indices.type.dims[0]
     if not is_empty(offsets.type):
-        first = builder.emit("aten.slice.Tensor", offsets, 0, 0, 1, 1)
+        first = builder.aten.slice.Tensor(offsets, dim=0, start=0, end=1)
         check(builder, node, first, 0, 1, "the first offset is not 0", node.op)
         wrong = "an offset is not among the indices"
         check(builder, node, offsets, 0, entries + 1, wrong, node.op)
@@ -137,7 +137,7 @@ def _bag(
     types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
     made = mapped_all(builder, body, inputs, *types, numbers=numbers)
     if mode == 0:  # torch needs no lengths to sum
-        lengths = builder.emit("aten.full.default", sizes.dims, 0, sizes.dtype)
+        lengths = builder.aten.full(sizes.dims, fill_value=0, dtype=sizes.dtype)
     else:
         count = (
             f"{span} r = 0;"
@@ -145,9 +145,9 @@ def _bag(
         )
         some = {"INDEX": indices, "START": offsets}
         lengths = mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers)
-        lengths = builder.emit("aten._to_copy.default", lengths, sizes.dtype)
+        lengths = builder.aten._to_copy(lengths, sizes.dtype)
     if to_bag.dims == (0,):
-        bags = builder.emit("aten.full.default", (0,), 0, to_bag.dtype)
+        bags = builder.aten.full((0,), fill_value=0, dtype=to_bag.dtype)
     else:
         find_bag = "LOOPS(loop(last + 1)) r = -1; for (int k = 0; k <= last; k++) if (int(START(k)) <= i0) r = k;"
         bags = mapped(
@@ -157,11 +157,11 @@ def _bag(
             to_bag.with_dtype(DType.int32),
             numbers={"last": last},
         )
-        bags = builder.emit("aten._to_copy.default", bags, to_bag.dtype)
+        bags = builder.aten._to_copy(bags, to_bag.dtype)
     if mode == 2:
-        return made[0], bags, lengths, builder.emit("aten._to_copy.default", made[1], best.dtype)
+        return made[0], bags, lengths, builder.aten._to_copy(made[1], best.dtype)
     if best.dims != sizes.dims:
-        shorter = builder.emit("aten.slice.Tensor", lengths, 0, 0, best.dims[0], 1)
+        shorter = builder.aten.slice.Tensor(lengths, dim=0, start=0, end=best.dims[0])
         return made[0], bags, lengths, shorter
     return made[0], bags, lengths, lengths
 
@@ -176,26 +176,18 @@ def _renorm(
     builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
 ) -> Value:
     """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
-    flat = builder.emit("aten.view.default", indices, (indices.type.numel,))
-    marks = builder.emit("aten.full.default", (weight.type.dims[0],), 0, DType.int32)
-    marks = builder.emit(
-        "aten.index_put.default",
+    flat = builder.aten.view(indices, (indices.type.numel,))
+    marks = builder.aten.full((weight.type.dims[0],), fill_value=0, dtype=DType.int32)
+    marks = builder.aten.index_put(
         marks,
         (flat,),
-        builder.emit("aten.full.default", (), 1, DType.int32),
-        False,
+        builder.aten.full((), fill_value=1, dtype=DType.int32),
     )
-    used = builder.emit("aten.gt.Tensor", builder.emit("aten.unsqueeze.default", marks, 1), 0)
-    norm = builder.emit("aten.linalg_vector_norm.default", weight, norm_type, (1,), True, None)
-    long = builder.emit(
-        "aten.logical_and.default", used, builder.emit("aten.gt.Tensor", norm, max_norm)
-    )
-    factor = builder.emit(
-        "aten.div.Tensor", max_norm, builder.emit("aten.add.Tensor", norm, 1e-7, 1)
-    )
-    return builder.emit(
-        "aten.where.self", long, builder.emit("aten.mul.Tensor", weight, factor), weight
-    )
+    used = builder.aten.gt.Tensor(builder.aten.unsqueeze(marks, dim=1), y=0)
+    norm = builder.aten.linalg_vector_norm(weight, norm_type, (1,), keepdim=True)
+    long = builder.aten.logical_and(used, builder.aten.gt.Tensor(norm, max_norm))
+    factor = builder.aten.div.Tensor(max_norm, builder.aten.add.Tensor(norm, y=1e-7))
+    return builder.aten.where.self(long, builder.aten.mul.Tensor(weight, factor), weight)
 
 
 rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)

@@ -240,7 +240,7 @@ def _expand_index_select(builder: Builder, node: Node) -> Value:
     x, index = node.tensor("x"), node.tensor("index")
     rank = x.type.rank
     if not rank:
-        return builder.emit("aten.alias.default", x)
+        return builder.aten.alias(x)
     at = wrap(node.int("dim"), rank)
     dims = GatherDims(
         x=tuple(None if d == at else d for d in range(rank)),
@@ -269,11 +269,9 @@ def _gather_aten_shape(
 def _expand_gather(builder: Builder, node: Node) -> Value:
     x, index = node.tensor("x"), node.tensor("index")
     if not x.type.rank or not index.type.rank:
-        flat = [
-            builder.emit("aten.view.default", value, (value.type.numel,)) for value in (x, index)
-        ]
-        made = builder.emit("aten.index_select.default", flat[0], 0, flat[1])
-        return builder.emit("aten.view.default", made, index.type.dims)
+        flat = [builder.aten.view(value, (value.type.numel,)) for value in (x, index)]
+        made = builder.aten.index_select(flat[0], dim=0, index=flat[1])
+        return builder.aten.view(made, index.type.dims)
     rank = x.type.rank
     at = wrap(node.int("dim"), rank)
     dims = GatherDims(
@@ -337,7 +335,7 @@ def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
         return index_by_mask(builder, node, x, indices)
     chosen = [index for index in indices if index is not None]
     if len({index.type.dtype for index in chosen}) > 1:
-        chosen = [builder.emit("aten._to_copy.default", index, DType.int64) for index in chosen]
+        chosen = [builder.aten._to_copy(index, DType.int64) for index in chosen]
     types = [None if index is None else index.type for index in indices]
     sizes, dims = _indexed(x.type, types)
     return builder.emit(NAME, x, tuple(chosen), sizes, dims)

@@ -46,17 +46,17 @@ def _scattered(
     wide = mode in ("add", "mean", "prod") and x.type.dtype in (DType.float16, DType.bfloat16)
     target = x
     if wide:
-        target = builder.emit("aten._to_copy.default", x, DType.float32)
+        target = builder.aten._to_copy(x, DType.float32)
     if isinstance(source, Value) and source.type.dtype is not target.type.dtype:
-        source = builder.emit("aten._to_copy.default", source, target.type.dtype)
+        source = builder.aten._to_copy(source, target.type.dtype)
     made = builder.emit(
         SCATTER, target, tuple(indices), source, along, tuple(given), mode, include_self
     )
-    return builder.emit("aten._to_copy.default", made, x.type.dtype) if wide else made
+    return builder.aten._to_copy(made, x.type.dtype) if wide else made
 
 
 def _at_least_1d(builder: Builder, x: Value) -> Value:
-    return x if x.type.rank else builder.emit("aten.view.default", x, (1,))
+    return x if x.type.rank else builder.aten.view(x, (1,))
 
 
 def scatter_along(
@@ -90,7 +90,7 @@ def _scattered_dim(
         source = _at_least_1d(builder, source)
     along, given = (None, (at,)) if shared else (at, ())
     made = _scattered(builder, x, (index,), source, along, given, mode, include_self)
-    return made if made.type.rank == len(sizes) else builder.emit("aten.view.default", made, sizes)
+    return made if made.type.rank == len(sizes) else builder.aten.view(made, sizes)
 
 
 # -- scatter -------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _source(builder: Builder, x: Value, index: Value, value: Value | Scalar) -> 
     """A number to scatter; one that is known only at a call as a tensor of the sizes of `index`."""
     if not isinstance(value, (Value, Dim)):
         return value
-    return builder.emit("aten.full.default", index.type.dims, value, x.type.dtype)
+    return builder.aten.full(index.type.dims, value, x.type.dtype)
 
 
 rewrite(
@@ -197,23 +197,18 @@ def _index_put(
     chosen = [index for index in indices if index is not None]
     mode = "add" if accumulate else "set"
     if not chosen:
-        wide = builder.emit(
-            "aten.expand.default",
-            builder.emit("aten._to_copy.default", values, x.type.dtype),
+        wide = builder.aten.expand(
+            builder.aten._to_copy(values, x.type.dtype),
             x.type.dims,
         )
-        return (
-            builder.emit("aten.add.Tensor", x, wide, 1)
-            if accumulate
-            else builder.emit("aten.alias.default", wide)
-        )
+        return builder.aten.add.Tensor(x, wide) if accumulate else builder.aten.alias(wide)
     if is_mask(chosen[0]):
         return _put_by_mask(
             builder,
             node,
             x,
             chosen[0],
-            builder.emit("aten._to_copy.default", values, x.type.dtype),
+            builder.aten._to_copy(values, x.type.dtype),
             accumulate,
         )
     return _scattered(builder, x, chosen, values, None, given, mode)
@@ -225,34 +220,33 @@ def _put_by_mask(
     """`x[mask] = values`. One value serves all true elements of the mask; of several, the n-th is for
     the n-th true element."""
     if mask.type.dtype is not DType.bool:
-        mask = builder.emit("aten.ne.Tensor", mask, 0)
+        mask = builder.aten.ne.Tensor(mask, y=0)
     rest = x.type.dims[mask.type.rank :]
     if values.type.rank <= len(rest) or values.type.dims[0] == 1:
-        wide = builder.emit("aten.view.default", mask, (*mask.type.dims, *([1] * len(rest))))
+        wide = builder.aten.view(mask, (*mask.type.dims, *([1] * len(rest))))
         if values.type.rank > len(rest):
-            values = builder.emit("aten.squeeze.dims", values, (0,))
-        other = builder.emit("aten.add.Tensor", x, values, 1) if accumulate else values
-        return builder.emit("aten.where.self", wide, other, x)
+            values = builder.aten.squeeze.dims(values, (0,))
+        other = builder.aten.add.Tensor(x, values) if accumulate else values
+        return builder.aten.where.self(wide, other, x)
     rows = values.type.dims[0]
     wrong = "the mask has another number of true elements than there are values"
     check_count(builder, node, mask, rows, rows + 1, wrong)
     if not rest and not accumulate:
         return put_by_mask(builder, x, mask, values)
     count, width = mask.type.numel, _dims.product(rest)
-    flat = builder.emit("aten.view.default", mask, (count,))
-    before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
-    values = builder.emit(
-        "aten.view.default",
-        builder.emit("aten.expand.default", values, (rows, *rest)),
+    flat = builder.aten.view(mask, (count,))
+    before = builder.aten.cumsum(flat, dim=0, dtype=DType.int32)
+    values = builder.aten.view(
+        builder.aten.expand(values, (rows, *rest)),
         (rows, width),
     )
-    whole = builder.emit("aten.view.default", x, (count, width))
+    whole = builder.aten.view(x, (count, width))
     taken = "VALUES(clamp(BEFORE(i0) - 1, 0, values_size_0 - 1), i1)"
     body = f"r = X(i0, i1); if (MASK(i0) != 0) r {'+=' if accumulate else '='} {taken};"
     made = mapped(
         builder, body, {"X": whole, "MASK": flat, "BEFORE": before, "VALUES": values}, whole.type
     )
-    return builder.emit("aten.view.default", made, x.type.dims)
+    return builder.aten.view(made, x.type.dims)
 
 
 rewrite("aten.index_put.default", _index_put_shape, _index_put, supports=_refuse_index_put)
@@ -282,7 +276,7 @@ def _index_add(
     builder: Builder, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Scalar
 ) -> Value:
     if alpha != 1:
-        source = builder.emit("aten.mul.Tensor", source, alpha)
+        source = builder.aten.mul.Tensor(source, alpha)
     return _one_index(builder, x, dim, index, source, "add")
 
 
@@ -305,7 +299,7 @@ def _index_fill(
     builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Value | Scalar
 ) -> Value:
     if isinstance(value, Dim):
-        value = builder.emit("aten.scalar_tensor.default", value, x.type.dtype)
+        value = builder.aten.scalar_tensor(value, x.type.dtype)
     return _one_index(builder, x, dim, index, value, "set")
 
 
@@ -320,39 +314,34 @@ rewrite(
 def _put(
     builder: Builder, node: Node, x: Value, index: Value, source: Value, accumulate: bool
 ) -> Value:
-    flat = [
-        builder.emit("aten.view.default", value, (value.type.numel,))
-        for value in (x, index, source)
-    ]
+    flat = [builder.aten.view(value, (value.type.numel,)) for value in (x, index, source)]
     made = _scattered(
         builder, flat[0], (flat[1],), flat[2], None, (0,), "add" if accumulate else "set"
     )
-    return builder.emit("aten.view.default", made, x.type.dims)
+    return builder.aten.view(made, x.type.dims)
 
 
 rewrite("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
 
 
 def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
-    flat = builder.emit("aten.view.default", x, (x.type.numel,))
-    picked = builder.emit(
-        "aten.index_select.default",
+    flat = builder.aten.view(x, (x.type.numel,))
+    picked = builder.aten.index_select(
         flat,
-        0,
-        builder.emit("aten.view.default", index, (index.type.numel,)),
+        dim=0,
+        index=builder.aten.view(index, (index.type.numel,)),
     )
-    return builder.emit("aten.view.default", picked, index.type.dims)
+    return builder.aten.view(picked, index.type.dims)
 
 
 rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
 
 
 def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
-    column = builder.emit("aten.unsqueeze.default", x, -1)
-    numbers = builder.emit("purevk.iota", num_classes, DType.int32)
-    return builder.emit(
-        "aten._to_copy.default",
-        builder.emit("aten.eq.Tensor", column, numbers),
+    column = builder.aten.unsqueeze(x, dim=-1)
+    numbers = builder.purevk.iota(num_classes, DType.int32)
+    return builder.aten._to_copy(
+        builder.aten.eq.Tensor(column, numbers),
         node.result.type.dtype,
     )
 
@@ -412,10 +401,10 @@ register(Operator("purevk.write_part", lambda x, source, op, args: x, Kernel(_wr
 def _part(name: str, view: str, shape: Callable[..., TensorType]) -> None:
     def expand(builder: Builder, node: Node, x: Value, source: Value, *args: Arg) -> Value:
         (type,) = _view_of(view).definition.infer((x, *args))
-        source = builder.emit("aten._to_copy.default", source, x.type.dtype)
+        source = builder.aten._to_copy(source, x.type.dtype)
         if source.type.dims != type.dims:
-            source = builder.emit("aten.expand.default", source, type.dims)
-        return builder.emit("purevk.write_part", x, source, view, tuple(args))
+            source = builder.aten.expand(source, type.dims)
+        return builder.purevk.write_part(x, source, view, tuple(args))
 
     rewrite(name, shape, expand)
 

@@ -74,14 +74,14 @@ def check_count(
 ) -> None:
     """Has calls raise `message` if `mask` (bool) has fewer true elements than `least`, or `below` and
     more."""
-    count = builder.emit("aten.sum.dim_IntList", mask, None, False, DType.int32)
+    count = builder.aten.sum.dim_IntList(mask, dim=None, keepdim=False, dtype=DType.int32)
     check(builder, node, count, least, below, message, node.op)
 
 
 def _masked_scatter(builder: Builder, node: Node, x: Value, mask: Value, source: Value) -> Value:
     sizes, values = broadcast(x.type.dims, mask.type.dims), source.type.numel
     if not (isinstance(values, int) and _dims.upper(_dims.product(sizes)) <= values):
-        wide = builder.emit("aten.expand.default", mask, sizes)
+        wide = builder.aten.expand(mask, sizes)
         wrong = "the mask has more true elements than the source has elements"
         check_count(builder, node, wide, 0, values + 1, wrong)
     return put_by_mask(builder, x, mask, source)
@@ -91,21 +91,19 @@ def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value
     """x with the elements of `source`, in their order, where `mask` (bool) is true."""
     sizes = broadcast(x.type.dims, mask.type.dims)
     count = _dims.product(sizes)
-    wide = builder.emit("aten.expand.default", mask, sizes)
-    flat = builder.emit("aten.view.default", wide, (count,))
-    picked = builder.emit("aten.view.default", source, (source.type.numel,))
-    whole = builder.emit(
-        "aten.view.default", builder.emit("aten.expand.default", x, sizes), (count,)
-    )
+    wide = builder.aten.expand(mask, sizes)
+    flat = builder.aten.view(wide, (count,))
+    picked = builder.aten.view(source, (source.type.numel,))
+    whole = builder.aten.view(builder.aten.expand(x, sizes), (count,))
     traits = builder.traits
     most = _MOST_BLOCKS * 16 * _local(traits)
     if traits.profile.has_fast_shared_memory and _dims.upper(count) <= most:
-        return builder.emit("aten.view.default", builder.emit(NAME, whole, flat, picked), sizes)
-    before = builder.emit("aten.cumsum.default", flat, 0, DType.int32)
+        return builder.aten.view(builder.emit(NAME, whole, flat, picked), sizes)
+    before = builder.aten.cumsum(flat, dim=0, dtype=DType.int32)
     body = "r = X(i0); if (MASK(i0) != 0) r = SOURCE(min(BEFORE(i0) - 1, source_size_0 - 1));"
     inputs = {"X": whole, "MASK": flat, "BEFORE": before, "SOURCE": picked}
     made = mapped(builder, body, inputs, TensorType(x.type.dtype, (count,)))
-    return builder.emit("aten.view.default", made, sizes)
+    return builder.aten.view(made, sizes)
 
 
 rewrite(

@@ -20,8 +20,8 @@ def _cholesky(builder: Builder, a: Value, upper: bool) -> tuple[Value, Value]:
     info_type = TensorType(INT, a.type.dims[:-2])
     numbers = {"rows": a.type.dims[-1]}
     made, info = matrix_kernel(builder, "cholesky", {"A": a}, numbers, a.type, info_type)
-    return matrix_transpose(builder, made) if upper else made, builder.emit(
-        "aten.view.default", info, info_type.dims
+    return matrix_transpose(builder, made) if upper else made, builder.aten.view(
+        info, info_type.dims
     )
 
 

@@ -159,16 +159,16 @@ def orthogonal_columns(builder: Builder, x: Value, vectors: bool) -> tuple[Value
     """The columns of matrices [..., m, n] rotated until they are orthogonal, as rows [..., n, m];
     and with `vectors` those of the product of the rotations, as rows [..., n, n]."""
     *batch, rows, columns = x.type.dims
-    turned = builder.emit("aten.transpose.int", x, -1, -2)
-    flat = builder.emit("aten.view.default", turned, (_dims.product(batch), columns, rows))
+    turned = builder.aten.transpose.int(x, dim0=-1, dim1=-2)
+    flat = builder.aten.view(turned, (_dims.product(batch), columns, rows))
     made = builder.emit(ORTHOGONAL, flat, vectors)
     if not vectors:
-        return builder.emit("aten.view.default", made, (*batch, columns, rows)), None
-    left = builder.emit("aten.slice.Tensor", made, 2, 0, rows, 1)
-    right = builder.emit("aten.slice.Tensor", made, 2, rows, rows + columns, 1)
+        return builder.aten.view(made, (*batch, columns, rows)), None
+    left = builder.aten.slice.Tensor(made, dim=2, start=0, end=rows)
+    right = builder.aten.slice.Tensor(made, dim=2, start=rows, end=rows + columns)
     return (
-        builder.emit("aten.view.default", left, (*batch, columns, rows)),
-        builder.emit("aten.view.default", right, (*batch, columns, columns)),
+        builder.aten.view(left, (*batch, columns, rows)),
+        builder.aten.view(right, (*batch, columns, columns)),
     )
 
 
@@ -178,8 +178,8 @@ def orthonormal_basis(builder: Builder, x: Value, lengths: Value, count: Size) -
     number = _dims.product(batch)
     made = builder.emit(
         BASIS,
-        builder.emit("aten.view.default", x, (number, given, size)),
-        builder.emit("aten.view.default", lengths, (number, given)),
+        builder.aten.view(x, (number, given, size)),
+        builder.aten.view(lengths, (number, given)),
         count,
     )
-    return builder.emit("aten.view.default", made, (*batch, count, size))
+    return builder.aten.view(made, (*batch, count, size))

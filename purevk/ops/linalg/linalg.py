@@ -31,15 +31,15 @@ def _scaled_sum(
     if not dtype.is_float:
         beta, alpha = (int(each) if isinstance(each, float) else each for each in (beta, alpha))
     if not (isinstance(alpha, (int, float)) and alpha == 1):
-        product = builder.emit("aten.mul.Tensor", product, alpha)
+        product = builder.aten.mul.Tensor(product, alpha)
     if not (isinstance(beta, (int, float)) and beta == 0):
-        product = builder.emit("aten.add.Tensor", product, x, beta)
-    return builder.emit("aten._to_copy.default", product, dtype)
+        product = builder.aten.add.Tensor(product, x, beta)
+    return builder.aten._to_copy(product, dtype)
 
 
 def _dot(builder: Builder, node: Node, x: Value, y: Value) -> Value:
-    product = builder.emit("aten.mul.Tensor", x, y)
-    return builder.emit("aten.sum.dim_IntList", product, (0,), False, node.result.type.dtype)
+    product = builder.aten.mul.Tensor(x, y)
+    return builder.aten.sum.dim_IntList(product, (0,), keepdim=False, dtype=node.result.type.dtype)
 
 
 def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
@@ -52,12 +52,12 @@ rewrite("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
 rewrite(
     "aten.mv.default",
     matmul_shape,
-    lambda builder, node, a, b: builder.emit("aten.matmul.default", a, b),
+    lambda builder, node, a, b: builder.aten.matmul(a, b),
 )
 
 
 def _outer(builder: Builder, x: Value, y: Value) -> Value:
-    return builder.emit("aten.mul.Tensor", builder.emit("aten.unsqueeze.default", x, 1), y)
+    return builder.aten.mul.Tensor(builder.aten.unsqueeze(x, dim=1), y)
 
 
 rewrite(
@@ -98,16 +98,14 @@ def _added(
 
 
 def _multiply(builder: Builder, a: Value, b: Value) -> Value:
-    return builder.emit("purevk.unrounded_matmul", a, b)
+    return builder.purevk.unrounded_matmul(a, b)
 
 
 def _summed(builder: Builder, a: Value, b: Value) -> Value:
     """The sum of the matmuls of a batch, as one matmul of longer rows."""
     count, n, k = a.type.dims
-    left = builder.emit(
-        "aten.view.default", builder.emit("aten.permute.default", a, (1, 0, 2)), (n, count * k)
-    )
-    right = builder.emit("aten.view.default", b, (count * k, b.type.dims[2]))
+    left = builder.aten.view(builder.aten.permute(a, (1, 0, 2)), (n, count * k))
+    right = builder.aten.view(b, (count * k, b.type.dims[2]))
     return _multiply(builder, left, right)
 
 
@@ -123,12 +121,11 @@ _added(
 
 # -- others --------------------------------------------------------------------------------------
 def _trace(builder: Builder, node: Node, x: Value) -> Value:
-    return builder.emit(
-        "aten.sum.dim_IntList",
-        builder.emit("aten.diagonal.default", x, 0, 0, 1),
+    return builder.aten.sum.dim_IntList(
+        builder.aten.diagonal(x),
         (0,),
-        False,
-        node.result.type.dtype,
+        keepdim=False,
+        dtype=node.result.type.dtype,
     )
 
 
@@ -158,15 +155,11 @@ def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) ->
     at = _cross_dim(type.dims, dim)
     wide = []
     for value in (x, y):
-        value = builder.emit("aten._to_copy.default", value, type.dtype)
-        wide.append(builder.emit("aten.expand.default", value, type.dims))
-    rolled = [
-        builder.emit("aten.roll.default", value, (-n,), (at,)) for value in wide for n in (1, 2)
-    ]
-    left = builder.emit("aten.mul.Tensor", rolled[0], rolled[3])
-    return builder.emit(
-        "aten.sub.Tensor", left, builder.emit("aten.mul.Tensor", rolled[1], rolled[2]), 1
-    )
+        value = builder.aten._to_copy(value, type.dtype)
+        wide.append(builder.aten.expand(value, type.dims))
+    rolled = [builder.aten.roll(value, (-n,), (at,)) for value in wide for n in (1, 2)]
+    left = builder.aten.mul.Tensor(rolled[0], rolled[3])
+    return builder.aten.sub.Tensor(left, builder.aten.mul.Tensor(rolled[1], rolled[2]))
 
 
 rewrite("aten.linalg_cross.default", _cross_shape, _cross)
@@ -211,7 +204,7 @@ def _cdist(
     x, y = (
         value
         if value.type.dims[:-2] == batch
-        else builder.emit("aten.expand.default", value, (*batch, *value.type.dims[-2:]))
+        else builder.aten.expand(value, (*batch, *value.type.dims[-2:]))
         for value in (x, y)
     )
     rank = type.rank
@@ -222,9 +215,9 @@ def _cdist(
         and x.type.dtype is y.type.dtype
         and x.type.dtype in _DISTANCE_TYPES
     ):
-        return builder.emit(DISTANCES, x, builder.emit("aten.permute.default", y, order), float(p))
+        return builder.emit(DISTANCES, x, builder.aten.permute(y, order), float(p))
     # Neighbouring invocations read neighbouring elements of y.
-    y = builder.emit("purevk.copy", builder.emit("aten.permute.default", y, order))
+    y = builder.purevk.copy(builder.aten.permute(y, order))
     lead = [f"i{d}" for d in range(rank - 2)]
     a, b = ", ".join([*lead, f"i{rank - 2}", "k"]), ", ".join([*lead, "k", f"i{rank - 1}"])
     body = _distance(float(p), f"A({a})", f"B({b})")
@@ -319,7 +312,7 @@ def _trilinear(
     expands = (expand1, expand2, expand3)
     whole, summed = _Trilinear.of((a.type, b.type, c.type), expands, sumdim)
     wide = [
-        builder.emit("aten.view.default", each, _widened(each.type, expand))
+        builder.aten.view(each, _widened(each.type, expand))
         for each, expand in zip((a, b, c), expands)
     ]
     kept = [d for d in range(len(whole)) if d not in summed]

@@ -38,7 +38,7 @@ def _lu(builder: Builder, a: Value) -> tuple[Value, Value, Value]:
     types = _lu_types(a.type)
     numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
     lu, pivots, info = matrix_kernel(builder, "lu", {"A": a}, numbers, *types)
-    return lu, pivots, builder.emit("aten.view.default", info, types[2].dims)
+    return lu, pivots, builder.aten.view(info, types[2].dims)
 
 
 def _order(builder: Builder, pivots: Value, rows: Size) -> Value:
@@ -71,11 +71,8 @@ def _unswapped(builder: Builder, b: Value, order: Value) -> Value:
 
 def _lu_solve(builder: Builder, lu: Value, pivots: Value, b: Value, adjoint: bool = False) -> Value:
     batch = broadcast(lu.type.dims[:-2], b.type.dims[:-2])
-    lu, b = (
-        builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:]))
-        for each in (lu, b)
-    )
-    pivots = builder.emit("aten.expand.default", pivots, (*batch, pivots.type.dims[-1]))
+    lu, b = (builder.aten.expand(each, (*batch, *each.type.dims[-2:])) for each in (lu, b))
+    pivots = builder.aten.expand(pivots, (*batch, pivots.type.dims[-1]))
     order = _order(builder, pivots, lu.type.dims[-2])
     if adjoint:
         transposed = matrix_transpose(builder, lu)
@@ -112,10 +109,8 @@ def _solve(
 ) -> tuple[Value, ...]:
     lu, pivots, info = _lu(builder, a)
     if _is_vector(a.type, b.type):
-        made = _lu_solve(
-            builder, lu, pivots, builder.emit("aten.unsqueeze.default", b, b.type.rank)
-        )
-        made = builder.emit("aten.view.default", made, node.results[0].type.dims)
+        made = _lu_solve(builder, lu, pivots, builder.aten.unsqueeze(b, b.type.rank))
+        made = builder.aten.view(made, node.results[0].type.dims)
     elif left:
         made = _lu_solve(builder, lu, pivots, b)
     else:
@@ -176,7 +171,7 @@ def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ..
         *([type] * (1 + logarithm)),
         numbers={"rows": a.type.dims[-1]},
     )
-    return *(builder.emit("aten.view.default", each, a.type.dims[:-2]) for each in made), lu, pivots
+    return *(builder.aten.view(each, a.type.dims[:-2]) for each in made), lu, pivots
 
 
 def _determinant_shape(count: int) -> Callable[[TensorType], tuple[TensorType, ...]]:
@@ -204,8 +199,8 @@ def _parts(
     """The permutation and the two factors."""
     permutation, low, up = results
     rank, rows = lu.type.rank, lu.type.dims[-2]
-    lower = builder.emit("aten.slice.Tensor", lu, rank - 1, 0, low.dims[-1], 1)
-    upper = builder.emit("aten.slice.Tensor", lu, rank - 2, 0, up.dims[-2], 1)
+    lower = builder.aten.slice.Tensor(lu, rank - 1, start=0, end=low.dims[-1])
+    upper = builder.aten.slice.Tensor(lu, rank - 2, start=0, end=up.dims[-2])
     identity = eye(builder, permutation, rows, rows)
     return (
         _unswapped(builder, identity, _order(builder, pivots, rows)),
@@ -236,7 +231,7 @@ def _unpack(
     builder: Builder, node: Node, lu: Value, pivots: Value, unpack_data: bool, unpack_pivots: bool
 ) -> tuple[Value, ...]:
     made = _parts(builder, lu, pivots, _parts_shape(lu.type))
-    nothing = builder.emit("aten.full.default", (0,), 0.0, lu.type.dtype)
+    nothing = builder.aten.full((0,), fill_value=0.0, dtype=lu.type.dtype)
     return tuple(
         value if wanted else nothing
         for value, wanted in zip(made, (unpack_pivots, unpack_data, unpack_data))

@@ -46,10 +46,10 @@ def _qr(builder: Builder, node: Node, a: Value, mode: str) -> tuple[Value, Value
     packed, factors = _reflectors(builder, a)
     q, r = (value.type for value in node.results)
     upper = triangle(
-        builder, builder.emit("aten.slice.Tensor", packed, a.type.rank - 2, 0, r.dims[-2], 1), True
+        builder, builder.aten.slice.Tensor(packed, a.type.rank - 2, start=0, end=r.dims[-2]), True
     )
     if mode == "r":
-        return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype), upper
+        return builder.aten.full((0,), fill_value=0.0, dtype=a.type.dtype), upper
     return _reflect(builder, packed, factors, eye(builder, a.type, *q.dims[-2:]), False), upper
 
 

@@ -106,7 +106,7 @@ def require_square(x: TensorType) -> None:
 
 def matrix_transpose(builder: Builder, x: Value) -> Value:
     """The last two dims in the other order."""
-    return builder.emit("aten.transpose.int", x, -1, -2)
+    return builder.aten.transpose.int(x, dim0=-1, dim1=-2)
 
 
 def triangle(builder: Builder, x: Value, upper: bool, unit: bool = False) -> Value:
@@ -122,8 +122,8 @@ def triangle(builder: Builder, x: Value, upper: bool, unit: bool = False) -> Val
 
 def eye(builder: Builder, like: TensorType, rows: Size, columns: Size) -> Value:
     """Identity matrices for a batch of the dims of `like`."""
-    made = builder.emit("aten.eye.m", rows, columns, like.dtype)
-    return builder.emit("aten.expand.default", made, (*like.dims[:-2], rows, columns))
+    made = builder.aten.eye.m(rows, columns, like.dtype)
+    return builder.aten.expand(made, (*like.dims[:-2], rows, columns))
 
 
 def with_info(a: TensorType) -> tuple[TensorType, TensorType]:

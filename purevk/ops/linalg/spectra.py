@@ -46,19 +46,19 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
 def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
     """Matrices whose largest element is 1 or -1, so that squares stay in range, and the factors that
     were divided out."""
-    top = builder.emit("aten.amax.default", builder.emit("aten.abs.default", a), (-2, -1), True)
-    top = builder.emit("aten.where.self", builder.emit("aten.gt.Tensor", top, 0.0), top, 1.0)
-    return builder.emit("aten.div.Tensor", a, top), top
+    top = builder.aten.amax(builder.aten.abs(a), (-2, -1), keepdim=True)
+    top = builder.aten.where.self(builder.aten.gt.Tensor(top, y=0.0), top, y=1.0)
+    return builder.aten.div.Tensor(a, top), top
 
 
 def _lengths(builder: Builder, rows: Value) -> Value:
-    return builder.emit("aten.linalg_vector_norm.default", rows, 2, (-1,), False, None)
+    return builder.aten.linalg_vector_norm(rows, ord=2, dim=(-1,))
 
 
 def _unscaled(builder: Builder, values: Value, top: Value) -> Value:
     """Singular values of matrices that `_scaled` has divided."""
-    flat = builder.emit("aten.view.default", top, (*top.type.dims[:-2], 1))
-    return builder.emit("aten.mul.Tensor", values, flat)
+    flat = builder.aten.view(top, (*top.type.dims[:-2], 1))
+    return builder.aten.mul.Tensor(values, flat)
 
 
 def _values(builder: Builder, a: Value) -> Value:
@@ -70,13 +70,13 @@ def _values(builder: Builder, a: Value) -> Value:
 
 def _in_order(builder: Builder, rows: Value, order: Value) -> Value:
     """The rows [..., n, m] in the order of indices [..., n]."""
-    index = builder.emit("aten.unsqueeze.default", order, -1)
-    index = builder.emit("aten.expand.default", index, rows.type.dims)
-    return builder.emit("aten.gather.default", rows, -2, index, False)
+    index = builder.aten.unsqueeze(order, dim=-1)
+    index = builder.aten.expand(index, rows.type.dims)
+    return builder.aten.gather(rows, dim=-2, index=index)
 
 
 def _nothing(builder: Builder, a: Value) -> Value:
-    return builder.emit("aten.full.default", (0,), 0.0, a.type.dtype)
+    return builder.aten.full((0,), fill_value=0.0, dtype=a.type.dtype)
 
 
 def _svd_shape(
@@ -95,14 +95,14 @@ def _svd(
     builder: Builder, node: Node, a: Value, full: bool, compute_uv: bool, *_: Arg
 ) -> tuple[Value, ...]:
     if not compute_uv:
-        values = builder.emit_all("aten.sort.default", _values(builder, a), -1, True)[0]
+        values = builder.aten.sort.all(_values(builder, a), dim=-1, descending=True)[0]
         return _nothing(builder, a), values, _nothing(builder, a)
     rows, columns = a.type.dims[-2:]
     wide = bool(rows < columns)
     a, top = _scaled(builder, matrix_transpose(builder, a) if wide else a)
     rotated, v = orthogonal_columns(builder, a, True)
     assert v is not None
-    lengths, order = builder.emit_all("aten.sort.default", _lengths(builder, rotated), -1, True)
+    lengths, order = builder.aten.sort.all(_lengths(builder, rotated), dim=-1, descending=True)
     count = a.type.dims[-2] if full else a.type.dims[-1]
     u = orthonormal_basis(builder, _in_order(builder, rotated, order), lengths, count)
     v = _in_order(builder, v, order)
@@ -118,9 +118,7 @@ def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
     """The symmetric matrices of which `a` has one triangle."""
     half = "aten.triu.default" if upper else "aten.tril.default"
     rest = builder.emit(half, a, 1 if upper else -1)
-    return builder.emit(
-        "aten.add.Tensor", builder.emit(half, a, 0), matrix_transpose(builder, rest), 1
-    )
+    return builder.aten.add.Tensor(builder.emit(half, a, 0), matrix_transpose(builder, rest))
 
 
 def _eigh_shape(
@@ -137,23 +135,21 @@ def _eigh(
     # A symmetric matrix plus its norm times the identity has no negative eigenvalue. Its eigenvalues
     # and eigenvectors are then its singular values and right singular vectors.
     a, top = _scaled(builder, _symmetric(builder, a, side.upper() == "U"))
-    up = builder.emit("aten.linalg_vector_norm.default", a, 2, (-2, -1), True, None)
-    moved = builder.emit(
-        "aten.add.Tensor",
+    up = builder.aten.linalg_vector_norm(a, ord=2, dim=(-2, -1), keepdim=True)
+    moved = builder.aten.add.Tensor(
         a,
-        builder.emit("aten.mul.Tensor", eye(builder, a.type, *a.type.dims[-2:]), up),
-        1,
+        builder.aten.mul.Tensor(eye(builder, a.type, *a.type.dims[-2:]), up),
     )
     rotated, v = orthogonal_columns(builder, moved, compute_v)
     if v is None:
-        flat = builder.emit("aten.view.default", up, (*up.type.dims[:-2], 1))
-        values = builder.emit("aten.sub.Tensor", _lengths(builder, rotated), flat, 1)
-        values = builder.emit_all("aten.sort.default", values, -1, False)[0]
+        flat = builder.aten.view(up, (*up.type.dims[:-2], 1))
+        values = builder.aten.sub.Tensor(_lengths(builder, rotated), flat)
+        values = builder.aten.sort.all(values)[0]
         return _unscaled(builder, values, top), _nothing(builder, a)
     # The quotient of a vector v, v a v, loses no digits to the norm.
-    product = builder.emit("aten.mul.Tensor", builder.emit("aten.matmul.default", v, a), v)
-    values = builder.emit("aten.sum.dim_IntList", product, (-1,), False, None)
-    values, order = builder.emit_all("aten.sort.default", values, -1, False)
+    product = builder.aten.mul.Tensor(builder.aten.matmul(v, a), v)
+    values = builder.aten.sum.dim_IntList(product, (-1,))
+    values, order = builder.aten.sort.all(values)
     vectors = matrix_transpose(builder, _in_order(builder, v, order))
     return _unscaled(builder, values, top), vectors
 
@@ -191,9 +187,9 @@ def _inverse(
         for rows in orthogonal_columns(builder, whole, True)
     )
     assert rotated is not None and v is not None
-    norms = builder.emit("aten.linalg_vector_norm.default", rotated, 2, (-2,), True, None)
+    norms = builder.aten.linalg_vector_norm(rotated, ord=2, dim=(-2,), keepdim=True)
     atol, rtol = (
-        builder.emit("aten.view.default", value, (*value.type.dims, 1, 1))
+        builder.aten.view(value, (*value.type.dims, 1, 1))
         if value is not None and value.type.rank
         else value
         for value in (atol, rtol)
@@ -204,29 +200,21 @@ def _inverse(
     else:
         share = max(_dims.upper(rows), _dims.upper(columns)) * EPSILON[a.type.dtype]
         if atol is not None:
-            given = builder.emit("aten.gt.Tensor", atol, 0.0)
-            share = builder.emit("aten.where.self", given, 0.0, share)
-    least = builder.emit(
-        "aten.mul.Tensor", builder.emit("aten.amax.default", norms, (-1,), True), share
-    )
+            given = builder.aten.gt.Tensor(atol, y=0.0)
+            share = builder.aten.where.self(given, x=0.0, y=share)
+    least = builder.aten.mul.Tensor(builder.aten.amax(norms, (-1,), keepdim=True), share)
     if atol is not None:
-        least = builder.emit(
-            "aten.maximum.default",
+        least = builder.aten.maximum(
             least,
-            builder.emit(
-                "aten._to_copy.default", builder.emit("aten.div.Tensor", atol, top), a.type.dtype
-            ),
+            builder.aten._to_copy(builder.aten.div.Tensor(atol, top), a.type.dtype),
         )
-    counts = builder.emit("aten.gt.Tensor", norms, least)
-    over = builder.emit(
-        "aten.where.self", counts, builder.emit("aten.reciprocal.default", norms), 0.0
+    counts = builder.aten.gt.Tensor(norms, least)
+    over = builder.aten.where.self(counts, builder.aten.reciprocal(norms), y=0.0)
+    left = builder.aten.mul.Tensor(
+        builder.aten.mul.Tensor(rotated, over),
+        builder.aten.div.Tensor(over, top),
     )
-    left = builder.emit(
-        "aten.mul.Tensor",
-        builder.emit("aten.mul.Tensor", rotated, over),
-        builder.emit("aten.div.Tensor", over, top),
-    )
-    made = builder.emit("aten.matmul.default", v, matrix_transpose(builder, left))
+    made = builder.aten.matmul(v, matrix_transpose(builder, left))
     return matrix_transpose(builder, made) if wide and not hermitian else made
 
 

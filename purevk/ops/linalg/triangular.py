@@ -11,9 +11,7 @@ from purevk.ops.shapes import broadcast
 def solve_triangle(builder: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
     """The x with a x = b, where `a` is one triangle of a matrix."""
     batch = broadcast(a.type.dims[:-2], b.type.dims[:-2])
-    a, b = (
-        builder.emit("aten.expand.default", each, (*batch, *each.type.dims[-2:])) for each in (a, b)
-    )
+    a, b = (builder.aten.expand(each, (*batch, *each.type.dims[-2:])) for each in (a, b))
     inputs, numbers = {"A": a, "B": b}, {"rows": b.type.dims[-2]}
     options = {"FORWARD": int(not upper), "UNIT": int(unit)}
     return matrix_kernel(builder, "solve", inputs, numbers, b.type, **options)[0]
@@ -57,10 +55,10 @@ def _older_triangular_shape(
 def _older_triangular(
     builder: Builder, node: Node, b: Value, a: Value, upper: bool, transpose: bool, unit: bool
 ) -> tuple[Value, Value]:
-    wide = builder.emit("aten.expand.default", a, node.results[1].type.dims)
+    wide = builder.aten.expand(a, node.results[1].type.dims)
     if transpose:
         a, upper = matrix_transpose(builder, a), not upper
-    return solve_triangle(builder, a, b, upper, unit), builder.emit("purevk.copy", wide)
+    return solve_triangle(builder, a, b, upper, unit), builder.purevk.copy(wide)
 
 
 factorization("triangular_solve", _older_triangular_shape, _older_triangular)

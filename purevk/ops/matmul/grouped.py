@@ -184,10 +184,10 @@ def emit_grouped(builder: Builder, a: Value, b: Value, groups: Value, sorted: bo
     and is converted if its dtype is another."""
     dtype = a.type.dtype
     if b.type.dtype is not dtype:
-        a = builder.emit("aten._to_copy.default", a, DType.float32)
-    groups = builder.emit("aten._to_copy.default", groups, DType.int32)
+        a = builder.aten._to_copy(a, DType.float32)
+    groups = builder.aten._to_copy(groups, DType.int32)
     made = builder.emit(NAME, a, b, groups, sorted, None, ())
-    return builder.emit("aten._to_copy.default", made, dtype)
+    return builder.aten._to_copy(made, dtype)
 
 
 def takes_rows(rows: Size) -> bool:
@@ -228,14 +228,14 @@ def _grouped_mm(
     builder: Builder, node: Node, a: Value, b: Value, offs: Value | None, *_: object
 ) -> Value:
     if offs is None:
-        return builder.emit("aten.bmm.default", a, b)
+        return builder.aten.bmm(a, b)
     if b.type.rank == 3:
         return emit_grouped(builder, a, b, offs)
     if a.type.rank == 3:  # columns in groups: the rows of the transposed matrices
-        turned = builder.emit("aten.permute.default", a, (0, 2, 1))
-        rows = builder.emit("aten.permute.default", b, (1, 0))
+        turned = builder.aten.permute(a, (0, 2, 1))
+        rows = builder.aten.permute(b, (1, 0))
         made = emit_grouped(builder, rows, turned, offs)
-        return builder.emit("aten.permute.default", made, (1, 0))
+        return builder.aten.permute(made, (1, 0))
     return _depth_in_groups(builder, a, b, offs)
 
 

@@ -50,8 +50,8 @@ def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _expand_int_mm(builder: Builder, node: Node) -> Value:
-    x, y = (builder.emit("aten._to_copy.default", node.tensor(name), DType.int32) for name in "xy")
-    return builder.emit("aten.mm.default", x, y)
+    x, y = (builder.aten._to_copy(node.tensor(name), DType.int32) for name in "xy")
+    return builder.aten.mm(x, y)
 
 
 def _scaled_mm_shape(
@@ -93,10 +93,10 @@ def _unrounded_shape(a: TensorType, b: TensorType) -> TensorType:
 
 def _expand_matmul(builder: Builder, node: Node) -> Value:
     a, b = node.tensor("a"), node.tensor("b")
-    left = a if a.type.rank > 1 else builder.emit("aten.view.default", a, (1, *a.type.dims))
-    right = b if b.type.rank > 1 else builder.emit("aten.view.default", b, (*b.type.dims, 1))
+    left = a if a.type.rank > 1 else builder.aten.view(a, (1, *a.type.dims))
+    right = b if b.type.rank > 1 else builder.aten.view(b, (*b.type.dims, 1))
     result = _multiply(builder, left, right, node.op == _UNROUNDED_MATMUL)
-    return builder.emit("aten.view.default", result, node.result.type.dims)
+    return builder.aten.view(result, node.result.type.dims)
 
 
 register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
@@ -117,38 +117,38 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
 def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     if weight.type.rank == 1:  # one column, without a dim of its own
-        weight = builder.emit("aten.view.default", weight, (1, *weight.type.dims))
-        result = builder.emit("aten.linear.default", x, weight, None)
-        result = builder.emit("aten.view.default", result, node.result.type.dims)
-        return result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
+        weight = builder.aten.view(weight, (1, *weight.type.dims))
+        result = builder.aten.linear(x, weight)
+        result = builder.aten.view(result, node.result.type.dims)
+        return result if bias is None else builder.aten.add.Tensor(result, bias)
     k, n = weight.type.dims[1], weight.type.dims[0]
     if bias is not None and not is_of_columns(bias.type, n):  # torch broadcasts any bias
-        weight = builder.emit("aten.permute.default", weight, (1, 0))
+        weight = builder.aten.permute(weight, (1, 0))
         result = builder.emit(_UNROUNDED_MATMUL, x, weight)
-        bias = builder.emit("aten._to_copy.default", bias, result.type.dtype)
-        result = builder.emit("aten.add.Tensor", result, bias, 1)
-        result = builder.emit("aten._to_copy.default", result, node.result.type.dtype)
-        return builder.emit("aten.view.default", result, node.result.type.dims)
+        bias = builder.aten._to_copy(bias, result.type.dtype)
+        result = builder.aten.add.Tensor(result, bias)
+        result = builder.aten._to_copy(result, node.result.type.dtype)
+        return builder.aten.view(result, node.result.type.dims)
     rows = _dims.product(x.type.dims[:-1])
-    flat = builder.emit("aten.view.default", x, (rows, k))
+    flat = builder.aten.view(x, (rows, k))
     limit = builder.traits.max_storage_range
     if weight.type.nbytes > limit and weight.type.is_static:
         row_bytes = _dims.specialize(k) * weight.type.dtype.itemsize
         result = _linear_in_parts(builder, flat, weight, bias, limit // row_bytes)
-        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
-    packed = builder.emit("aten.permute.default", weight, (1, 0))
+        return builder.aten.view(result, (*x.type.dims[:-1], n))
+    packed = builder.aten.permute(weight, (1, 0))
     if x.type.dtype not in KERNEL_TYPES:
         result = _multiply(builder, flat, packed)
-        result = result if bias is None else builder.emit("aten.add.Tensor", result, bias, 1)
-        return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+        result = result if bias is None else builder.aten.add.Tensor(result, bias)
+        return builder.aten.view(result, (*x.type.dims[:-1], n))
     half = both_half(x.type.dtype, weight.type.dtype) and (
         x.type.dtype is DType.float16 or builder.traits.bfloat16_fragments
     )
     columns = prefers_columns(builder.traits, _dims.upper(rows), _dims.upper(k), half)
     if weight in builder.graph.constants and not columns:
-        packed = builder.emit("purevk.copy", packed)
+        packed = builder.purevk.copy(packed)
     result = builder.emit(NAME, flat, packed, bias, None, ())
-    return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+    return builder.aten.view(result, (*x.type.dims[:-1], n))
 
 
 def _linear_in_parts(
@@ -160,14 +160,13 @@ def _linear_in_parts(
     parts: list[Value] = []
     for start in range(0, n, count):
         end = min(start + count, n)
-        rows = builder.emit(
-            "aten.permute.default",
-            builder.emit("aten.slice.Tensor", weight, 0, start, end, 1),
+        rows = builder.aten.permute(
+            builder.aten.slice.Tensor(weight, dim=0, start=start, end=end),
             (1, 0),
         )
-        own = None if bias is None else builder.emit("aten.slice.Tensor", bias, 0, start, end, 1)
+        own = None if bias is None else builder.aten.slice.Tensor(bias, dim=0, start=start, end=end)
         parts.append(builder.emit(NAME, flat, rows, own, None, ()))
-    return builder.emit("aten.cat.default", tuple(parts), 1)
+    return builder.aten.cat(tuple(parts), dim=1)
 
 
 register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
@@ -192,10 +191,10 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     if not unscaled:
         if isinstance(alpha, int) and a.type.dtype.is_float:
             alpha = float(alpha)
-        result = builder.emit("aten.mul.Tensor", result, alpha)
+        result = builder.aten.mul.Tensor(result, alpha)
     if not (static and beta == 0):  # the bias may be infinite
-        result = builder.emit("aten.add.Tensor", result, bias, beta)
-    return builder.emit("aten._to_copy.default", result, node.result.type.dtype)
+        result = builder.aten.add.Tensor(result, bias, beta)
+    return builder.aten._to_copy(result, node.result.type.dtype)
 
 
 register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
@@ -210,12 +209,12 @@ def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Val
         halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]
 
         def cut(value: Value, dim: int, ends: tuple[Size, Size]) -> Value:
-            return builder.emit("aten.slice.Tensor", value, value.type.rank - dim, *ends, 1)
+            return builder.aten.slice.Tensor(value, value.type.rank - dim, *ends, 1)
 
         parts = [
             multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves
         ]
-        return builder.emit("aten.add.Tensor", *parts, 1)
+        return builder.aten.add.Tensor(*parts, 1)
     rank = type.rank
 
     def at(value: Value, row_text: str, column: str) -> str:

@@ -38,20 +38,21 @@ class _Weights:
 def _gates(builder: Builder, x: Value, count: int) -> list[Value]:
     width = x.type.dims[-1] // count
     return [
-        builder.emit("aten.slice.Tensor", x, 1, n * width, (n + 1) * width, 1) for n in range(count)
+        builder.aten.slice.Tensor(x, dim=1, start=n * width, end=(n + 1) * width)
+        for n in range(count)
     ]
 
 
 def _linear(builder: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
-    return builder.emit("aten.linear.default", x, weight, bias)
+    return builder.aten.linear(x, weight, bias)
 
 
 def _add(builder: Builder, a: Value, b: Value) -> Value:
-    return builder.emit("aten.add.Tensor", a, b, 1)
+    return builder.aten.add.Tensor(a, b)
 
 
 def _mul(builder: Builder, a: Value, b: Value) -> Value:
-    return builder.emit("aten.mul.Tensor", a, b)
+    return builder.aten.mul.Tensor(a, b)
 
 
 def _lstm_step(
@@ -61,13 +62,13 @@ def _lstm_step(
     gates = _gates(
         builder, _add(builder, x, _linear(builder, h, weights.outer, weights.outer_bias)), 4
     )
-    let_in, keep, show = (builder.emit("aten.sigmoid.default", gates[n]) for n in (0, 1, 3))
+    let_in, keep, show = (builder.aten.sigmoid(gates[n]) for n in (0, 1, 3))
     c = _add(
         builder,
         _mul(builder, keep, c),
-        _mul(builder, let_in, builder.emit("aten.tanh.default", gates[2])),
+        _mul(builder, let_in, builder.aten.tanh(gates[2])),
     )
-    h = _mul(builder, show, builder.emit("aten.tanh.default", c))
+    h = _mul(builder, show, builder.aten.tanh(c))
     return (h if weights.projection is None else _linear(builder, h, weights.projection, None)), c
 
 
@@ -77,11 +78,9 @@ def _gru_step(
     (h,) = state
     mine = _gates(builder, x, 3)
     theirs = _gates(builder, _linear(builder, h, weights.outer, weights.outer_bias), 3)
-    reset, update = (
-        builder.emit("aten.sigmoid.default", _add(builder, mine[n], theirs[n])) for n in (0, 1)
-    )
-    new = builder.emit("aten.tanh.default", _add(builder, mine[2], _mul(builder, reset, theirs[2])))
-    difference = builder.emit("aten.sub.Tensor", h, new, 1)
+    reset, update = (builder.aten.sigmoid(_add(builder, mine[n], theirs[n])) for n in (0, 1))
+    new = builder.aten.tanh(_add(builder, mine[2], _mul(builder, reset, theirs[2])))
+    difference = builder.aten.sub.Tensor(h, new)
     return (_add(builder, new, _mul(builder, update, difference)),)
 
 
@@ -125,10 +124,10 @@ def _layer(
     outputs, finals = [], []
     for direction, each in enumerate(weights):
         gates = _linear(builder, x, each.inner, each.inner_bias)
-        now = tuple(builder.emit("aten.select.int", value, 0, direction) for value in state)
+        now = tuple(builder.aten.select.int(value, dim=0, index=direction) for value in state)
         found: list[Value] = []
         for t in reversed(steps) if direction else steps:
-            now = step(builder, builder.emit("aten.select.int", gates, 0, t), now, each)
+            now = step(builder, builder.aten.select.int(gates, dim=0, index=t), now, each)
             found.append(now[0])
         outputs.append(_stack(builder, found[::-1] if direction else found))
         finals.append(now)
@@ -172,19 +171,19 @@ def _projected(
     for direction, each in enumerate(weights):
         assert each.projection is not None
         made = _linear(builder, x, each.inner, each.inner_bias)
-        first = builder.emit("aten.select.int", state[0], 0, direction)
-        first = builder.emit("aten.unsqueeze.default", _linear(builder, first, each.outer, None), 0)
+        first = builder.aten.select.int(state[0], dim=0, index=direction)
+        first = builder.aten.unsqueeze(_linear(builder, first, each.outer, None), dim=0)
         count = made.type.dims[0]
         cut = count - 1 if direction else 1
-        head = builder.emit("aten.slice.Tensor", made, 0, 0, cut, 1)
-        tail = builder.emit("aten.slice.Tensor", made, 0, cut, count, 1)
+        head = builder.aten.slice.Tensor(made, dim=0, start=0, end=cut)
+        tail = builder.aten.slice.Tensor(made, dim=0, start=cut, end=count)
         pieces = (
             (head, _add(builder, tail, first)) if direction else (_add(builder, head, first), tail)
         )
-        gates.append(builder.emit("aten.cat.default", pieces, 0))
-        outer.append(builder.emit("aten.mm.default", each.outer, each.projection))
+        gates.append(builder.aten.cat(pieces))
+        outer.append(builder.aten.mm(each.outer, each.projection))
     cell = state[1]
-    zeros = builder.emit("aten.full_like.default", cell, 0)
+    zeros = builder.aten.full_like(cell, fill_value=0)
     bias = _joint(builder, weights, "outer", "outer_bias")[1]
     outputs, *last = emit_steps(
         *(
@@ -204,7 +203,7 @@ def _projected(
         part = outputs
         if len(weights) > 1:
             ends = direction * hidden, (direction + 1) * hidden
-            part = builder.emit("aten.slice.Tensor", outputs, 2, *ends, 1)
+            part = builder.aten.slice.Tensor(outputs, 2, *ends, 1)
         assert each.projection is not None
         projected.append(_linear(builder, part, each.projection, None))
     outputs = _joined(builder, projected, -1)
@@ -220,7 +219,7 @@ def _joint(
 
 
 def _joined(builder: Builder, values: Sequence[Value], dim: int) -> Value:
-    return values[0] if len(values) == 1 else builder.emit("aten.cat.default", tuple(values), dim)
+    return values[0] if len(values) == 1 else builder.aten.cat(tuple(values), dim)
 
 
 def _run(
@@ -240,10 +239,10 @@ def _run(
     Returns the outputs and the last states."""
     unbatched = x.type.rank == 2
     if unbatched:
-        x = builder.emit("aten.unsqueeze.default", x, 1)
-        first = [builder.emit("aten.unsqueeze.default", value, 1) for value in first]
+        x = builder.aten.unsqueeze(x, dim=1)
+        first = [builder.aten.unsqueeze(value, dim=1) for value in first]
     elif batch_first:
-        x = builder.emit("aten.transpose.int", x, 0, 1)
+        x = builder.aten.transpose.int(x, dim0=0, dim1=1)
     directions = 2 if bidirectional else 1
     projected = len(params) == layers * directions * (5 if biases else 3)
     each = (4 if biases else 2) + projected
@@ -252,23 +251,22 @@ def _run(
         rows = range(layer * directions, (layer + 1) * directions)
         weights = [_Weights(params[n * each : (n + 1) * each], biases, projected) for n in rows]
         state = tuple(
-            builder.emit("aten.slice.Tensor", value, 0, rows[0], rows[-1] + 1, 1) for value in first
+            builder.aten.slice.Tensor(value, dim=0, start=rows[0], end=rows[-1] + 1)
+            for value in first
         )
         x, state = _layer(builder, kind, x, state, weights, step, lengths)
         finals.append(state)
     last = [_joined(builder, parts, 0) for parts in zip(*finals)]
     if unbatched:
-        return builder.emit("aten.squeeze.dims", x, (1,)), *(
-            builder.emit("aten.squeeze.dims", value, (1,)) for value in last
+        return builder.aten.squeeze.dims(x, (1,)), *(
+            builder.aten.squeeze.dims(value, (1,)) for value in last
         )
-    return (builder.emit("aten.transpose.int", x, 0, 1) if batch_first else x), *last
+    return (builder.aten.transpose.int(x, dim0=0, dim1=1) if batch_first else x), *last
 
 
 def _stack(builder: Builder, values: Sequence[Value]) -> Value:
-    return builder.emit(
-        "aten.cat.default",
-        tuple(builder.emit("aten.unsqueeze.default", value, 0) for value in values),
-        0,
+    return builder.aten.cat(
+        tuple(builder.aten.unsqueeze(value, dim=0) for value in values),
     )
 
 
@@ -435,7 +433,7 @@ def _register(
         train: bool,
         bidirectional: bool,
     ) -> tuple[Value, ...]:
-        count = builder.emit("aten._to_copy.default", lengths, DType.int32)
+        count = builder.aten._to_copy(lengths, DType.int32)
         rest = parts(hx), params, has_biases, num_layers, bidirectional, False, step, count
         return _run(builder, name, x, *rest)
 

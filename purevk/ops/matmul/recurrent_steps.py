@@ -142,19 +142,19 @@ def last_steps(
         made = outputs
         if directions > 1:
             first = direction * width
-            made = builder.emit("aten.slice.Tensor", made, 2, first, first + width, 1)
+            made = builder.aten.slice.Tensor(made, dim=2, start=first, end=first + width)
         if lengths is not None and not direction:
             batch = outputs.type.dims[1]
-            index = builder.emit("aten.add.Scalar", lengths, -1, 1)
-            index = builder.emit("aten._to_copy.default", index, DType.int64)
-            index = builder.emit("aten.view.default", index, (1, batch, 1))
-            index = builder.emit("aten.expand.default", index, (1, batch, width))
-            made = builder.emit("aten.gather.default", made, 0, index)
+            index = builder.aten.add.Scalar(lengths, y=-1)
+            index = builder.aten._to_copy(index, DType.int64)
+            index = builder.aten.view(index, (1, batch, 1))
+            index = builder.aten.expand(index, (1, batch, width))
+            made = builder.aten.gather(made, dim=0, index=index)
         else:
             end = 0 if direction else outputs.type.dims[0] - 1
-            made = builder.emit("aten.slice.Tensor", made, 0, end, end + 1, 1)
+            made = builder.aten.slice.Tensor(made, dim=0, start=end, end=end + 1)
         ends.append(made)
-    return ends[0] if directions == 1 else builder.emit("aten.cat.default", tuple(ends), 0)
+    return ends[0] if directions == 1 else builder.aten.cat(tuple(ends))
 
 
 def _shape(

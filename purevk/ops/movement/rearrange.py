@@ -53,12 +53,10 @@ def _roll(
     shifts = shifts if isinstance(shifts, tuple) else (shifts,)
     dims = (dims,) if isinstance(dims, int) else tuple(dims or ())
     if is_empty(x.type) or not x.type.rank:
-        return builder.emit("aten.alias.default", x)
+        return builder.aten.alias(x)
     if not dims:
-        flat = builder.emit("aten.view.default", x, (x.type.numel,))
-        return builder.emit(
-            "aten.view.default", builder.emit("aten.roll.default", flat, shifts, (0,)), x.type.dims
-        )
+        flat = builder.aten.view(x, (x.type.numel,))
+        return builder.aten.view(builder.aten.roll(flat, shifts, (0,)), x.type.dims)
     rank = x.type.rank
     total: dict[int, Size] = {}
     for shift, dim in zip(shifts, dims):
@@ -121,11 +119,11 @@ def pad(
         if not _is_zero(start) or not _is_zero(pads[2 * (rank - 1 - d) + 1])
     }
     if not moved:
-        return builder.emit("aten.alias.default", x)
+        return builder.aten.alias(x)
     value = 0 if value is None else value  # not `or`: -0.0 keeps its sign
     fill = glsl_number(value, x.type.dtype)
     if is_empty(x.type):
-        return builder.emit("aten.full.default", type.dims, value, type.dtype)
+        return builder.aten.full(type.dims, value, type.dtype)
     read = "r = X({});".format(
         coordinates(rank, **{f"d{d}": _BEYOND[mode].format(d=d) for d in moved})
     )
@@ -268,7 +266,7 @@ def _interleave(
     output_size: Size | None,
 ) -> Value:
     if dim is None or not x.type.rank:
-        x, dim = builder.emit("aten.view.default", x, (x.type.numel,)), 0
+        x, dim = builder.aten.view(x, (x.type.numel,)), 0
     rank, at = x.type.rank, wrap(dim, x.type.rank)
     body = f"r = X({coordinates(rank, **{f'd{at}': f'i{at} / repeats'})});"
     return mapped(
@@ -297,7 +295,7 @@ rewrite(
             for n, size in zip(_tile_dims(x, dims), (1,) * (len(dims) - x.rank) + tuple(x.dims))
         )
     ),
-    lambda builder, node, x, dims: builder.emit("aten.repeat.default", x, _tile_dims(x.type, dims)),
+    lambda builder, node, x, dims: builder.aten.repeat(x, _tile_dims(x.type, dims)),
 )
 
 
@@ -307,12 +305,8 @@ def _copy_shape(x: TensorType, src: TensorType, non_blocking: bool = False) -> T
 
 
 def _copy(builder: Builder, node: Node, x: Value, src: Value, non_blocking: bool) -> Value:
-    cast = builder.emit("aten._to_copy.default", src, x.type.dtype)
-    return (
-        cast
-        if cast.type.dims == x.type.dims
-        else builder.emit("aten.expand.default", cast, x.type.dims)
-    )
+    cast = builder.aten._to_copy(src, x.type.dtype)
+    return cast if cast.type.dims == x.type.dims else builder.aten.expand(cast, x.type.dims)
 
 
 rewrite("aten.copy.default", _copy_shape, _copy)
@@ -339,12 +333,10 @@ def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int])
     a, b = wrap_all(dims, x.type.rank)
     quarters = k % 4
     if quarters == 2:
-        return builder.emit("aten.flip.default", x, (a, b))
+        return builder.aten.flip(x, (a, b))
     if quarters == 0:
-        return builder.emit("aten.alias.default", x)
-    return builder.emit(
-        REVERSED, builder.emit("aten.transpose.int", x, a, b), a if quarters == 1 else b
-    )
+        return builder.aten.alias(x)
+    return builder.emit(REVERSED, builder.aten.transpose.int(x, a, b), a if quarters == 1 else b)
 
 
 def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorType:
@@ -367,7 +359,7 @@ def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorT
 def _narrow(builder: Builder, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
     at = wrap(dim, x.type.rank)
     start = start + x.type.dims[at] if isinstance(start, int) and start < 0 else start
-    return builder.emit("aten.slice.Tensor", x, at, start, start + length, 1)
+    return builder.aten.slice.Tensor(x, at, start, start + length)
 
 
 rewrite("aten.narrow_copy.default", _narrow_shape, _narrow)

@@ -55,11 +55,11 @@ class Blocks:
 
     def view(self, builder: Builder, value: Value) -> Value:
         """The view of a tensor."""
-        return builder.emit("aten.view.default", value, tuple(self.sizes))
+        return builder.aten.view(value, tuple(self.sizes))
 
     def parameters(self, builder: Builder, value: Value) -> Value:
         """Scales or zero points as they broadcast in the view."""
-        return builder.emit("aten.view.default", value, tuple(self.parameter_sizes))
+        return builder.aten.view(value, tuple(self.parameter_sizes))
 
 
 def _covers(length: Size, size: Size) -> bool:

@@ -325,13 +325,13 @@ def _emit(
     [KH, OC], to be added up."""
     weight, sums = node.tensor("weights"), node.tensor("weight_sums")
     if sums.type.rank == 2:
-        sums = builder.emit("aten.sum.dim_IntList", sums, (0,), False, DType.int32)
+        sums = builder.aten.sum.dim_IntList(sums, (0,), keepdim=False, dtype=DType.int32)
     channels = _out_channels(weight.type)
     if sums.type.dtype is not DType.int32:
-        sums = builder.emit("aten._to_copy.default", sums, DType.int32)
+        sums = builder.aten._to_copy(sums, DType.int32)
     if window.transposed and window.groups > 1:  # the first scales hold for each group
         group = by_rows(builder, scales, channels // window.groups)
-        scales = builder.emit("aten.cat.default", (group,) * window.groups, 0)
+        scales = builder.aten.cat((group,) * window.groups)
     sums, scales = by_rows(builder, sums, channels), by_rows(builder, scales, channels)
     return builder.emit(
         NAME,

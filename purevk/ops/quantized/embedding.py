@@ -162,19 +162,19 @@ def emit_embedding(
 
     def rows_of_part(start: int, end: int) -> Value:
         table = [
-            None if each is None else builder.emit("aten.slice.Tensor", each, 0, start, end, 1)
+            None if each is None else builder.aten.slice.Tensor(each, dim=0, start=start, end=end)
             for each in (weight, scales, zeros, minimums)
         ]
-        local = builder.emit("aten.sub.Tensor", indices, start, 1)
+        local = builder.aten.sub.Tensor(indices, start)
         return builder.emit(NAME, *table[:3], local, bits, high_first, dtype, table[3])
 
-    column = builder.emit("aten.unsqueeze.default", indices, -1)
+    column = builder.aten.unsqueeze(indices, dim=-1)
     first, *others = parts
     result = rows_of_part(*first)
     for start, end in others:
         rows = rows_of_part(start, end)
-        is_later = builder.emit("aten.ge.Tensor", column, start)
-        result = builder.emit("aten.where.self", is_later, rows, result)
+        is_later = builder.aten.ge.Tensor(column, start)
+        result = builder.aten.where.self(is_later, rows, result)
     return result
 
 

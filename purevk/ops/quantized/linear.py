@@ -179,9 +179,9 @@ def _mixed_mm_shape(
 
 def _expand_mixed_mm(builder: Builder, node: Node) -> Value:
     """The scales are those of the rows of the weight [K, N], so x is multiplied by them."""
-    scaled = builder.emit("aten.mul.Tensor", node.tensor("x"), node.tensor("weight_scales"))
-    weight = builder.emit("aten._to_copy.default", node.tensor("weight"), scaled.type.dtype)
-    return builder.emit("aten.mm.default", scaled, weight)
+    scaled = builder.aten.mul.Tensor(node.tensor("x"), node.tensor("weight_scales"))
+    weight = builder.aten._to_copy(node.tensor("weight"), scaled.type.dtype)
+    return builder.aten.mm(scaled, weight)
 
 
 _SPACE = "quantized_decomposed"
@@ -220,7 +220,7 @@ def _expand_dq8ca(builder: Builder, node: Node) -> Value:
     x, weight = node.tensor("x"), node.tensor("weights")
     x_scale, x_zero = node.tensor("input_scales"), node.tensor("input_zp")
     n, per_row = weight.type.dims[0], (*x.type.dims[:-1], 1)
-    scale, zero = (builder.emit("aten.view.default", each, per_row) for each in (x_scale, x_zero))
+    scale, zero = (builder.aten.view(each, per_row) for each in (x_scale, x_zero))
     quantized = emit_quantize(builder, x, scale, zero, *INT8, DType.int8)
     scales, sums = node.tensor("weight_scales"), node.tensor("weight_sums")
     return emit_linear(

@@ -276,14 +276,14 @@ def by_rows(builder: Builder, parameters: Value, rows: Size, transposed: bool = 
     """Scales or sums as [rows, groups]: from [rows or more], or [rows or more, groups], or if
     `transposed` [groups, rows or more]."""
     if parameters.type.rank == 1:
-        parameters = builder.emit("aten.view.default", parameters, (parameters.type.dims[0], 1))
+        parameters = builder.aten.view(parameters, (parameters.type.dims[0], 1))
     elif transposed:
-        parameters = builder.emit("aten.permute.default", parameters, (1, 0))
+        parameters = builder.aten.permute(parameters, (1, 0))
     if parameters.type.dims[0] != rows:
-        parameters = builder.emit("aten.slice.Tensor", parameters, 0, 0, rows, 1)
+        parameters = builder.aten.slice.Tensor(parameters, dim=0, start=0, end=rows)
     if parameters.type.dtype in (DType.float64, DType.bfloat16):
-        parameters = builder.emit("aten._to_copy.default", parameters, REAL)
-    return builder.emit("purevk.copy", parameters)
+        parameters = builder.aten._to_copy(parameters, REAL)
+    return builder.purevk.copy(parameters)
 
 
 def emit_linear(
@@ -309,7 +309,7 @@ def emit_linear(
     scales = _needed_groups(builder, scales, k, group)
     sums = None if sums is None else _needed_groups(builder, sums, k, group)
     minimums = None if minimums is None else _needed_groups(builder, minimums, k, group)
-    flat = builder.emit("aten.view.default", x, (rows, k))
+    flat = builder.aten.view(x, (rows, k))
     row_scales = row_zeros = None
     if isinstance(x_scale, Value):
         row_scales = _row_parameter(builder, x_scale, rows, REAL, REAL)
@@ -359,13 +359,13 @@ def emit_linear(
     else:
         parts = []
         for start, end in ranges:
-            part = builder.emit("aten.slice.Tensor", weight, 0, start, end, 1)
+            part = builder.aten.slice.Tensor(weight, dim=0, start=start, end=end)
             others = (
                 _copy_rows(builder, each, start, end) for each in (scales, sums, bias, minimums)
             )
             parts.append(multiply(part, *others))
-        result = builder.emit("aten.cat.default", tuple(parts), 1)
-    return builder.emit("aten.view.default", result, (*x.type.dims[:-1], n))
+        result = builder.aten.cat(tuple(parts), dim=1)
+    return builder.aten.view(result, (*x.type.dims[:-1], n))
 
 
 def _needed_groups(builder: Builder, parameters: Value, k: Size, group: int) -> Value:
@@ -377,19 +377,19 @@ def _needed_groups(builder: Builder, parameters: Value, k: Size, group: int) -> 
     needed = max(-(-k // group), 1)
     if groups <= needed:
         return parameters
-    parameters = builder.emit("aten.slice.Tensor", parameters, 1, 0, needed, 1)
-    return builder.emit("purevk.copy", parameters)
+    parameters = builder.aten.slice.Tensor(parameters, dim=1, start=0, end=needed)
+    return builder.purevk.copy(parameters)
 
 
 def _copy_rows(builder: Builder, value: Value | None, start: int, end: int) -> Value | None:
     """A copy of some rows of a tensor. It is made once if the tensor is constant."""
     if value is None:
         return None
-    return builder.emit("purevk.copy", builder.emit("aten.slice.Tensor", value, 0, start, end, 1))
+    return builder.purevk.copy(builder.aten.slice.Tensor(value, dim=0, start=start, end=end))
 
 
 def _row_parameter(builder: Builder, value: Value, rows: Size, dtype: DType, other: DType) -> Value:
     """As a vector of `dtype`, or of the `other` that the kernels read too."""
     if value.type.dtype not in (dtype, other):
-        value = builder.emit("aten._to_copy.default", value, dtype)
-    return builder.emit("aten.view.default", value, (rows,))
+        value = builder.aten._to_copy(value, dtype)
+    return builder.aten.view(value, (rows,))

@@ -154,13 +154,12 @@ def _choose(
         and scale.dtype in (*_KERNEL_FLOATS, DType.float64)
         and not (first == 0 and _dims.upper(inner) > 65536)
     ):
-        flat = builder.emit("aten.view.default", x, (_dims.product(x.type.dims[:first]), inner))
+        flat = builder.aten.view(x, (_dims.product(x.type.dims[:first]), inner))
         made = builder.emit_all(NAME, flat, choice, scale.dtype, zero.dtype)
     else:
         made = _choose_pointwise(builder, x, dims, choice, scale.dtype, zero.dtype)
     scales, zeros = (
-        builder.emit("aten.view.default", value, type.dims)
-        for value, type in zip(made, (scale, zero))
+        builder.aten.view(value, type.dims) for value, type in zip(made, (scale, zero))
     )
     return scales, zeros
 
@@ -176,11 +175,11 @@ def _choose_pointwise(
     """Scales and zero points from reductions and a pointwise program. The reduced dims have size
     1."""
     if x.type.dtype is not REAL:
-        x = builder.emit("aten._to_copy.default", x, REAL)
+        x = builder.aten._to_copy(x, REAL)
     least = most = x
     if dims:
-        least = builder.emit("aten.amin.default", x, tuple(dims), True)
-        most = builder.emit("aten.amax.default", x, tuple(dims), True)
+        least = builder.aten.amin(x, tuple(dims), keepdim=True)
+        most = builder.aten.amax(x, tuple(dims), keepdim=True)
     program = Program(
         builder, tuple(1 if d in dims else size for d, size in enumerate(x.type.dims))
     )
@@ -219,7 +218,7 @@ _Expand: TypeAlias = Callable[[Builder, Node], tuple[Value, Value]]
 def _expand_tensor(rule: str) -> _Expand:
     def expand(builder: Builder, node: Node) -> tuple[Value, Value]:
         x = node.tensor("x")
-        flat = builder.emit("aten.view.default", x, (x.type.numel,))
+        flat = builder.aten.view(x, (x.type.numel,))
         unsigned = dtype_or(node.arg("target"), DType.int8) is DType.uint8
         choice = Choice(
             rule,

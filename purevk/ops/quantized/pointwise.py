@@ -151,7 +151,7 @@ def _expand_shuffle(builder: Builder, node: Node) -> Value:
     program = Program(builder, x.type.dims)
     output = _Output(scale, zero, *INT8, DType.int8)
     quantized = output.emit(program, _input_number(program, node))
-    return builder.emit("aten.pixel_shuffle.default", quantized, factor)
+    return builder.aten.pixel_shuffle(quantized, factor)
 
 
 register(Operator("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle)))

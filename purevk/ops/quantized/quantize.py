@@ -37,7 +37,7 @@ def _number(builder: Builder, node: Node, name: str) -> Number:
     if not isinstance(node.arg(name), Value):
         return node.float(name)
     value = node.tensor(name)
-    return builder.emit("aten.view.default", value, ()) if value.type.rank else value
+    return builder.aten.view(value, ()) if value.type.rank else value
 
 
 # -- per tensor ----------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def _convert_shape(x: TensorType, dtype: FileDType) -> TensorType:
 
 
 def _expand_convert(builder: Builder, node: Node) -> Value:
-    return builder.emit("aten._to_copy.default", node.tensor("x"), node.result.type.dtype)
+    return builder.aten._to_copy(node.tensor("x"), node.result.type.dtype)
 
 
 register(
@@ -189,7 +189,7 @@ def _channel_parameters(builder: Builder, node: Node) -> tuple[Value, Value | No
 
     def along(values: Value) -> Value:
         sizes = tuple(values.type.numel if d == axis else 1 for d in range(rank))
-        return builder.emit("aten.view.default", values, sizes)
+        return builder.aten.view(values, sizes)
 
     scales, zeros = along(node.tensor("scales")), node.optional_tensor("zero_points")
     return scales, None if zeros is None else along(zeros)
@@ -263,8 +263,8 @@ def _dequantize_token_shape(
 def _token_parameters(builder: Builder, node: Node) -> tuple[Value, Value]:
     """Scales and zero points as they broadcast along the last dim."""
     sizes = (*node.tensor("x").type.dims[:-1], 1)
-    scales = builder.emit("aten.view.default", node.tensor("scales"), sizes)
-    return scales, builder.emit("aten.view.default", node.tensor("zero_points"), sizes)
+    scales = builder.aten.view(node.tensor("scales"), sizes)
+    return scales, builder.aten.view(node.tensor("zero_points"), sizes)
 
 
 def _expand_quantize_token(builder: Builder, node: Node) -> Value:
@@ -315,7 +315,7 @@ def _quantize_blocks(
     x, (scale, zero) = node.tensor("x"), _block_parameters(builder, blocks, scale, zero)
     view, dtype = blocks.view(builder, x), node.result.type.dtype
     quantized = emit_quantize(builder, view, scale, zero, *bounds, dtype, zero_first)
-    return builder.emit("aten.view.default", quantized, x.type.dims)
+    return builder.aten.view(quantized, x.type.dims)
 
 
 def _dequantize_blocks(
@@ -324,7 +324,7 @@ def _dequantize_blocks(
     x, (scale, zero) = node.tensor("x"), _block_parameters(builder, blocks, scale, zero)
     view, dtype = blocks.view(builder, x), node.result.type.dtype
     numbers = emit_dequantize(builder, view, scale, zero, dtype)
-    return builder.emit("aten.view.default", numbers, x.type.dims)
+    return builder.aten.view(numbers, x.type.dims)
 
 
 def _block_parameters(

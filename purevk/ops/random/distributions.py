@@ -39,7 +39,7 @@ def _normals(
     if not isinstance(std, Value):
         _refuse(node, std >= 0, f"std >= 0, and std is {std}")
     made = random(builder, generator, "normal", type.dims, _computed(type.dtype))
-    return builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", made, std), mean)
+    return builder.aten.add.Tensor(builder.aten.mul.Tensor(made, std), mean)
 
 
 rewrite(
@@ -67,9 +67,7 @@ rewrite(
 rewrite(
     "aten.log_normal.default",
     lambda x, mean=1.0, std=2.0, generator=None: x,
-    lambda builder, node, x, *rest: builder.emit(
-        "aten.exp.default", _normals(builder, node, *rest)
-    ),
+    lambda builder, node, x, *rest: builder.aten.exp(_normals(builder, node, *rest)),
 )
 
 
@@ -80,13 +78,13 @@ def _between(
     _refuse(node, low <= high, f"from <= to, and they are {low} and {high}")
     type = node.result.type
     made = uniform(builder, generator, type.dims, type.dtype)
-    made = builder.emit("aten._to_copy.default", made, _computed(type.dtype))
-    made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", made, high - low), low)
-    made = builder.emit("aten._to_copy.default", made, type.dtype)
-    end = builder.emit("aten.full.default", (), high, type.dtype)
-    beyond = builder.emit("aten.ge.Tensor", made, end)
-    start = builder.emit("aten.full.default", (), low, type.dtype)
-    return builder.emit("aten.where.self", beyond, start, made)
+    made = builder.aten._to_copy(made, _computed(type.dtype))
+    made = builder.aten.add.Tensor(builder.aten.mul.Tensor(made, high - low), low)
+    made = builder.aten._to_copy(made, type.dtype)
+    end = builder.aten.full((), high, type.dtype)
+    beyond = builder.aten.ge.Tensor(made, end)
+    start = builder.aten.full((), low, type.dtype)
+    return builder.aten.where.self(beyond, start, made)
 
 
 rewrite("aten.uniform.default", lambda x, low=0.0, high=1.0, generator=None: x, _between)
@@ -96,14 +94,14 @@ def exponential(builder: Builder, generator: Arg, type: TensorType) -> Value:
     """-log of numbers in (0, 1], as float32 or float64. Never 0."""
     dtype = _computed(type.dtype)
     made = random(builder, generator, "open", type.dims, dtype)
-    made = builder.emit("aten.neg.default", builder.emit("aten.log.default", made))
+    made = builder.aten.neg(builder.aten.log(made))
     least = 2.0**-54 if dtype is DType.float64 else 2.0**-25
-    return builder.emit("aten.clamp_min.default", made, least)
+    return builder.aten.clamp_min(made, least)
 
 
 def _exponentials(builder: Builder, node: Node, x: Value, rate: float, generator: Arg) -> Value:
     _refuse(node, rate > 0, f"lambd > 0, and lambd is {rate}")
-    return builder.emit("aten.div.Tensor", exponential(builder, generator, node.result.type), rate)
+    return builder.aten.div.Tensor(exponential(builder, generator, node.result.type), rate)
 
 
 rewrite("aten.exponential.default", lambda x, lambd=1.0, generator=None: x, _exponentials)
@@ -118,16 +116,15 @@ def _cauchy(
     type = node.result.type
     dtype = _computed(type.dtype)
     angle = random(builder, generator, "open", type.dims, dtype)
-    angle = builder.emit("aten.mul.Tensor", angle, math.pi / 2)
-    size = builder.emit(
-        "aten.div.Tensor",
-        builder.emit("aten.cos.default", angle),
-        builder.emit("aten.sin.default", angle),
+    angle = builder.aten.mul.Tensor(angle, math.pi / 2)
+    size = builder.aten.div.Tensor(
+        builder.aten.cos(angle),
+        builder.aten.sin(angle),
     )
     signs = random(builder, generator, "integers", type.dims, DType.int32, 0, 2)
-    below = builder.emit("aten.eq.Scalar", signs, 0)
-    size = builder.emit("aten.where.self", below, builder.emit("aten.neg.default", size), size)
-    return builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", size, sigma), median)
+    below = builder.aten.eq.Scalar(signs, y=0)
+    size = builder.aten.where.self(below, builder.aten.neg(size), size)
+    return builder.aten.add.Tensor(builder.aten.mul.Tensor(size, sigma), median)
 
 
 rewrite("aten.cauchy.default", lambda x, median=0.0, sigma=1.0, generator=None: x, _cauchy)
@@ -137,8 +134,8 @@ def _geometric(builder: Builder, node: Node, x: Value, p: float, generator: Arg)
     _refuse(node, 0 < p < 1, f"0 < p < 1, and p is {p}")
     type = node.result.type
     made = random(builder, generator, "open", type.dims, _computed(type.dtype))
-    made = builder.emit("aten.div.Tensor", builder.emit("aten.log.default", made), math.log1p(-p))
-    return builder.emit("aten.clamp_min.default", builder.emit("aten.ceil.default", made), 1.0)
+    made = builder.aten.div.Tensor(builder.aten.log(made), math.log1p(-p))
+    return builder.aten.clamp_min(builder.aten.ceil(made), y=1.0)
 
 
 rewrite("aten.geometric.default", lambda x, p, generator=None: x, _geometric)
@@ -165,11 +162,7 @@ def _rejected(builder: Builder, generator: Arg, text: str, **inputs: Value) -> V
 
 
 def _narrow(builder: Builder, x: Value) -> Value:
-    return (
-        x
-        if x.type.dtype is DType.float32
-        else builder.emit("aten._to_copy.default", x, DType.float32)
-    )
+    return x if x.type.dtype is DType.float32 else builder.aten._to_copy(x, DType.float32)
 
 
 rewrite(
@@ -193,22 +186,22 @@ rewrite(
 
 
 def _expanded(builder: Builder, node: Node, x: Value) -> Value:
-    return builder.emit("aten.expand.default", _narrow(builder, x), node.result.type.dims)
+    return builder.aten.expand(_narrow(builder, x), node.result.type.dims)
 
 
 def _gamma(builder: Builder, node: Node, x: Value, generator: Arg) -> Value:
     """Not below the least normal number, as torch has it: a logarithm may follow."""
     logs = _rejected(builder, generator, "pv_log_gamma({place}, {X})", X=_narrow(builder, x))
-    made = builder.emit("aten.exp.default", logs)
+    made = builder.aten.exp(logs)
     least = 6.103515625e-05 if x.type.dtype is DType.float16 else 1.1754943508222875e-38
-    return builder.emit("aten.clamp_min.default", made, least)
+    return builder.aten.clamp_min(made, least)
 
 
 def _dirichlet(builder: Builder, node: Node, x: Value, generator: Arg) -> Value:
     """Gamma distributed numbers by their sum, from logarithms: with small parameters, all of them
     may be too small for float32."""
     logs = _rejected(builder, generator, "pv_log_gamma({place}, {X})", X=_narrow(builder, x))
-    return builder.emit("aten._softmax.default", logs, -1, False)
+    return builder.aten._softmax(logs, dim=-1)
 
 
 rewrite("aten._standard_gamma.default", lambda x, generator=None: x, _gamma)

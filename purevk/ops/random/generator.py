@@ -143,12 +143,11 @@ def next_number(builder: Builder) -> int:
 def _normal_in_double(builder: Builder, generator: Arg, sizes: Sequence[Size]) -> Value:
     """Box and Muller's method in double precision, one number of each pair."""
     size, angle = (random(builder, generator, "open", sizes, DType.float64) for _ in range(2))
-    size = builder.emit("aten.mul.Tensor", builder.emit("aten.log.default", size), -2.0)
-    angle = builder.emit("aten.mul.Tensor", angle, 6.283185307179586)
-    return builder.emit(
-        "aten.mul.Tensor",
-        builder.emit("aten.sqrt.default", size),
-        builder.emit("aten.cos.default", angle),
+    size = builder.aten.mul.Tensor(builder.aten.log(size), y=-2.0)
+    angle = builder.aten.mul.Tensor(angle, y=6.283185307179586)
+    return builder.aten.mul.Tensor(
+        builder.aten.sqrt(size),
+        builder.aten.cos(angle),
     )
 
 
@@ -166,7 +165,7 @@ def whole(
     fits = isinstance(low, Dim) or (-(2**31) <= low and _dims.upper(high) <= 2**31)
     made = dtype if dtype.is_int else DType.int32 if fits else DType.int64
     values = random(builder, generator, "integers", sizes, made, low, span)
-    return values if made is dtype else builder.emit("aten._to_copy.default", values, dtype)
+    return values if made is dtype else builder.aten._to_copy(values, dtype)
 
 
 def uniform(builder: Builder, generator: Arg, sizes: Sequence[Size], dtype: DType) -> Value:
@@ -175,10 +174,8 @@ def uniform(builder: Builder, generator: Arg, sizes: Sequence[Size], dtype: DTyp
         return random(builder, generator, "uniform", sizes, dtype)
     made = random(builder, generator, "uniform", sizes, DType.float32)
     steps = float(MANTISSA.get(dtype, 1 << 24))
-    made = builder.emit("aten.floor.default", builder.emit("aten.mul.Tensor", made, steps))
-    return builder.emit(
-        "aten._to_copy.default", builder.emit("aten.mul.Tensor", made, 1 / steps), dtype
-    )
+    made = builder.aten.floor(builder.aten.mul.Tensor(made, steps))
+    return builder.aten._to_copy(builder.aten.mul.Tensor(made, 1 / steps), dtype)
 
 
 # The first integer after which not all integers are numbers of the type.

@@ -18,7 +18,7 @@ def chance(builder: Builder, generator: Arg, sizes: Sequence[Size], p: Value | f
     """True with probability p."""
     wide = isinstance(p, Value) and p.type.dtype is DType.float64
     dtype = DType.float64 if wide else DType.float32
-    return builder.emit("aten.lt.Tensor", random(builder, generator, "uniform", sizes, dtype), p)
+    return builder.aten.lt.Tensor(random(builder, generator, "uniform", sizes, dtype), p)
 
 
 def _bernoulli(builder: Builder, node: Node, p: Value | float, generator: Arg) -> Value:
@@ -26,7 +26,7 @@ def _bernoulli(builder: Builder, node: Node, p: Value | float, generator: Arg) -
         raise ShapeError(f"{node.op} needs 0 <= p <= 1, and p is {p}")
     sizes = node.result.type.dims
     if isinstance(p, Value) and p.type.dims != sizes:
-        p = builder.emit("aten.expand.default", p, sizes)
+        p = builder.aten.expand(p, sizes)
     return chance(builder, generator, sizes, p)
 
 
@@ -60,32 +60,32 @@ def _multinomial(
 ) -> Value:
     dtype = DType.float64 if x.type.dtype is DType.float64 else DType.float32
     if x.type.dtype is not dtype:
-        x = builder.emit("aten._to_copy.default", x, dtype)
+        x = builder.aten._to_copy(x, dtype)
     if replacement and samples != 1:
         return _with_replacement(builder, x, samples, generator)
     # The first of exponentially distributed arrivals, whose rates are the weights. It is never one
     # of weight 0.
-    ranks = builder.emit("aten.div.Tensor", x, exponential(builder, generator, x.type))
+    ranks = builder.aten.div.Tensor(x, exponential(builder, generator, x.type))
     if samples == 1:
-        return builder.emit("aten.argmax.default", ranks, -1, True)
+        return builder.aten.argmax(ranks, dim=-1, keepdim=True)
     return sort(builder, ranks, -1, True, samples)[1]
 
 
 def _with_replacement(builder: Builder, x: Value, samples: Size, generator: Arg) -> Value:
     """The first category whose cumulative weight is above a uniform number. A category of weight 0
     repeats the cumulative weight before it, so that it is never the first."""
-    total = builder.emit("aten.cumsum.default", x, -1)
-    none = builder.emit("aten.eq.Scalar", x, 0)
-    zero = builder.emit("aten.full.default", (), 0.0, x.type.dtype)
-    total = builder.emit("aten.where.self", none, zero, total)
-    total = builder.emit_all("aten.cummax.default", total, -1)[0]
-    last = builder.emit("aten.slice.Tensor", total, -1, -1, None)
+    total = builder.aten.cumsum(x, dim=-1)
+    none = builder.aten.eq.Scalar(x, y=0)
+    zero = builder.aten.full((), fill_value=0.0, dtype=x.type.dtype)
+    total = builder.aten.where.self(none, zero, total)
+    total = builder.aten.cummax.all(total, dim=-1)[0]
+    last = builder.aten.slice.Tensor(total, dim=-1, start=-1)
     drawn = uniform(builder, generator, (*x.type.dims[:-1], samples), x.type.dtype)
     # Below the total also after rounding.
     below = 1 - 2.0 ** (-51 if x.type.dtype is DType.float64 else -22)
-    drawn = builder.emit("aten.mul.Tensor", drawn, below)
-    drawn = builder.emit("aten.mul.Tensor", drawn, last)
-    return builder.emit("aten.searchsorted.Tensor", total, drawn, False, True)
+    drawn = builder.aten.mul.Tensor(drawn, below)
+    drawn = builder.aten.mul.Tensor(drawn, last)
+    return builder.aten.searchsorted.Tensor(total, drawn, out_int32=False, right=True)
 
 
 rewrite("aten.multinomial.default", _multinomial_shape, _multinomial)
@@ -98,7 +98,7 @@ def dropped(builder: Builder, x: Value, p: float) -> tuple[Value, Value]:
         raise ShapeError(f"dropout needs 0 <= p <= 1, and p is {p}")
     kept = chance(builder, None, x.type.dims, 1.0 - float(p))
     scale = 0.0 if p == 1 else 1.0 / (1.0 - float(p))
-    return builder.emit("aten.mul.Tensor", builder.emit("aten.mul.Tensor", x, kept), scale), kept
+    return builder.aten.mul.Tensor(builder.aten.mul.Tensor(x, kept), scale), kept
 
 
 def _native(
@@ -106,12 +106,12 @@ def _native(
 ) -> tuple[Value, Value]:
     if train is not False and p:
         return dropped(builder, x, p)
-    kept = builder.emit("aten.full.default", x.type.dims, True, DType.bool)
-    return builder.emit("aten.alias.default", x), kept
+    kept = builder.aten.full(x.type.dims, fill_value=True, dtype=DType.bool)
+    return builder.aten.alias(x), kept
 
 
 def _plain(builder: Builder, node: Node, x: Value, p: float, train: bool) -> Value:
-    return dropped(builder, x, p)[0] if train and p else builder.emit("aten.alias.default", x)
+    return dropped(builder, x, p)[0] if train and p else builder.aten.alias(x)
 
 
 rewrite(
@@ -139,13 +139,13 @@ def _rrelu(
     """The result, and the slope of each element: 1 where it is positive. Without training, the
     slope is the mean of the bounds."""
     if not train:
-        return builder.emit("aten.leaky_relu.default", x, (low + high) / 2), None
+        return builder.aten.leaky_relu(x, (low + high) / 2), None
     slope = uniform(builder, generator, x.type.dims, x.type.dtype)
-    slope = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", slope, high - low), low)
-    below = builder.emit("aten.le.Scalar", x, 0)
-    one = builder.emit("aten.full.default", (), 1.0, x.type.dtype)
-    slope = builder.emit("aten.where.self", below, slope, one)
-    return builder.emit("aten.mul.Tensor", x, slope), slope
+    slope = builder.aten.add.Tensor(builder.aten.mul.Tensor(slope, high - low), low)
+    below = builder.aten.le.Scalar(x, y=0)
+    one = builder.aten.full((), fill_value=1.0, dtype=x.type.dtype)
+    slope = builder.aten.where.self(below, slope, one)
+    return builder.aten.mul.Tensor(x, slope), slope
 
 
 rewrite(

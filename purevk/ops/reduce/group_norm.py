@@ -49,30 +49,28 @@ def _moments(builder: Builder, x: Value, dims: Sequence[int]) -> tuple[Value, Va
 
 
 def _scaled(builder: Builder, x: Value, scale: Value, shift: Value) -> Value:
-    made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)
-    return builder.emit("aten._to_copy.default", made, x.type.dtype)
+    made = builder.aten.add.Tensor(builder.aten.mul.Tensor(x, scale), shift)
+    return builder.aten._to_copy(made, x.type.dtype)
 
 
 def _normalized(
     builder: Builder, x: Value, mean: Value, scale: Value, bias: Value | None = None
 ) -> Value:
     """Not x * scale + shift, which cancel where the mean is far from 0."""
-    made = builder.emit("aten.sub.Tensor", x, mean, 1)
-    made = builder.emit("aten.mul.Tensor", made, scale)
+    made = builder.aten.sub.Tensor(x, mean)
+    made = builder.aten.mul.Tensor(made, scale)
     if bias is not None:
-        made = builder.emit("aten.add.Tensor", made, bias, 1)
-    return builder.emit("aten._to_copy.default", made, x.type.dtype)
+        made = builder.aten.add.Tensor(made, bias)
+    return builder.aten._to_copy(made, x.type.dtype)
 
 
 def _rstd(builder: Builder, variance: Value, eps: float) -> Value:
-    return builder.emit(
-        "aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, float(eps), 1)
-    )
+    return builder.aten.rsqrt(builder.aten.add.Tensor(variance, float(eps)))
 
 
 def _as(builder: Builder, value: Value, dtype: DType, sizes: Sequence[Size] | None = None) -> Value:
-    made = builder.emit("aten._to_copy.default", value, dtype)
-    return made if sizes is None else builder.emit("aten.view.default", made, tuple(sizes))
+    made = builder.aten._to_copy(value, dtype)
+    return made if sizes is None else builder.aten.view(made, tuple(sizes))
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
@@ -167,7 +165,7 @@ def _normalize_groups(
 ) -> tuple[Value, Value, Value]:
     """The result, and the mean and 1 / deviation of each group."""
     batch, channels, *rest = x.type.dims
-    seen = builder.emit("aten.view.default", x, (batch, groups, channels // groups, *rest))
+    seen = builder.aten.view(x, (batch, groups, channels // groups, *rest))
     mean, variance = _moments(builder, seen, range(2, seen.type.rank))
     rstd = _rstd(builder, variance, eps)
     profile = builder.traits.profile
@@ -178,19 +176,19 @@ def _normalize_groups(
         made = builder.emit(NAME, x, *alike(builder, weight, bias), groups, eps, None, ())
         mean, rstd = (_as(builder, each, x.type.dtype, (batch, groups)) for each in (mean, rstd))
         return made, mean, rstd
-    flat = [builder.emit("aten.view.default", value, (batch, groups, 1)) for value in (mean, rstd)]
+    flat = [builder.aten.view(value, (batch, groups, 1)) for value in (mean, rstd)]
     by_group = (1, groups, channels // groups)
     scale = flat[1]
     if weight is not None:
         wide = _as(builder, weight, rstd.type.dtype, by_group)
-        scale = builder.emit("aten.mul.Tensor", scale, wide)
+        scale = builder.aten.mul.Tensor(scale, wide)
     factors = [flat[0], scale]
     if bias is not None:
         factors.append(_as(builder, bias, rstd.type.dtype, by_group))
     sizes = (batch, channels, *([1] * len(rest)))
     for number, value in enumerate(factors):
-        wide = builder.emit("aten.expand.default", value, (batch, groups, channels // groups))
-        factors[number] = builder.emit("aten.view.default", wide, sizes)
+        wide = builder.aten.expand(value, (batch, groups, channels // groups))
+        factors[number] = builder.aten.view(wide, sizes)
     made = _normalized(builder, x, *factors)
     mean, rstd = (_as(builder, each, x.type.dtype, (batch, groups)) for each in (mean, rstd))
     return made, mean, rstd
@@ -236,7 +234,7 @@ def _others(x: TensorType) -> list[int]:
 
 
 def _of_channels(builder: Builder, value: Value, x: Value) -> Value:
-    return builder.emit("aten.view.default", value, (x.type.dims[1], *([1] * (x.type.rank - 2))))
+    return builder.aten.view(value, (x.type.dims[1], *([1] * (x.type.rank - 2))))
 
 
 class _BatchNorm(NamedTuple):
@@ -263,19 +261,18 @@ def _normalize_batch(
     if training or mean is None or variance is None:
         channels = (x.type.dims[1],)
         mine, theirs = (
-            builder.emit("aten.view.default", value, channels)
-            for value in _moments(builder, x, _others(x.type))
+            builder.aten.view(value, channels) for value in _moments(builder, x, _others(x.type))
         )
         scale = _rstd(builder, theirs, eps)
         if weight is not None:
-            scale = builder.emit("aten.mul.Tensor", scale, weight)
+            scale = builder.aten.mul.Tensor(scale, weight)
         factors = [mine, scale, *([bias] if bias is not None else [])]
         made = _normalized(builder, x, *(_of_channels(builder, value, x) for value in factors))
         running: tuple[Value, ...] = ()
         if mean is not None and variance is not None:
             count = _dims.product(size for d, size in enumerate(x.type.dims) if d != 1)
-            summed = builder.emit("aten.mul.Tensor", theirs, count)
-            unbiased = builder.emit("aten.div.Tensor", summed, count - 1)
+            summed = builder.aten.mul.Tensor(theirs, count)
+            unbiased = builder.aten.div.Tensor(summed, count - 1)
             running = (
                 _moved(builder, mean, mine, momentum),
                 _moved(builder, variance, unbiased, momentum),
@@ -283,19 +280,17 @@ def _normalize_batch(
         return _BatchNorm(made, mine, _rstd(builder, theirs, eps), running)
     scale, shift = batch_norm_factors(builder, weight, bias, mean, variance, eps)
     made = _scaled(builder, x, _of_channels(builder, scale, x), _of_channels(builder, shift, x))
-    empty = builder.emit("aten.full.default", (0,), 0.0, DType.float32)
+    empty = builder.aten.full((0,), fill_value=0.0, dtype=DType.float32)
     return _BatchNorm(made, empty, empty, (mean, variance))
 
 
 def _moved(builder: Builder, old: Value, new: Value, momentum: float) -> Value:
     """A running statistic after a batch."""
-    made = builder.emit(
-        "aten.add.Tensor",
-        builder.emit("aten.mul.Tensor", old, 1.0 - momentum),
-        builder.emit("aten.mul.Tensor", new, momentum),
-        1,
+    made = builder.aten.add.Tensor(
+        builder.aten.mul.Tensor(old, 1.0 - momentum),
+        builder.aten.mul.Tensor(new, momentum),
     )
-    return builder.emit("aten._to_copy.default", made, old.type.dtype)
+    return builder.aten._to_copy(made, old.type.dtype)
 
 
 def _batch_shape(
@@ -372,8 +367,8 @@ def _updated(
     eps: float,
 ) -> tuple[Value, ...]:
     made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
-    reserve = builder.emit(
-        "aten.full.default", node.results[3].type.dims, 0, node.results[3].type.dtype
+    reserve = builder.aten.full(
+        node.results[3].type.dims, fill_value=0, dtype=node.results[3].type.dtype
     )
     return (*made[:3], reserve, *made.running)
 

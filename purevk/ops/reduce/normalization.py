@@ -289,7 +289,7 @@ def alike(
 ) -> tuple[Value | None, Value | None]:
     """Weight and bias with the same dtype, as the kernel has them."""
     if weight is not None and bias is not None and weight.type.dtype is not bias.type.dtype:
-        bias = builder.emit("aten._to_copy.default", bias, weight.type.dtype)
+        bias = builder.aten._to_copy(bias, weight.type.dtype)
     return weight, bias
 
 
@@ -307,17 +307,14 @@ def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     result = _normalized(builder, x, weight, bias, count, eps)
     # Mean and rstd. A pass drops these nodes if nothing reads them.
     dtype = wide_type(x.type.dtype)
-    wide = builder.emit("aten._to_copy.default", x, dtype)
+    wide = builder.aten._to_copy(x, dtype)
     mean = builder.emit(REDUCE, wide, "mean", dims, True, dtype)
-    centred = builder.emit("aten.sub.Tensor", wide, mean, 1)
+    centred = builder.aten.sub.Tensor(wide, mean)
     variance = builder.emit(
-        REDUCE, builder.emit("aten.mul.Tensor", centred, centred), "mean", dims, True, dtype
+        REDUCE, builder.aten.mul.Tensor(centred, centred), "mean", dims, True, dtype
     )
-    rstd = builder.emit("aten.rsqrt.default", builder.emit("aten.add.Tensor", variance, eps, 1))
-    stats = [
-        builder.emit("aten._to_copy.default", value, node.results[1].type.dtype)
-        for value in (mean, rstd)
-    ]
+    rstd = builder.aten.rsqrt(builder.aten.add.Tensor(variance, eps))
+    stats = [builder.aten._to_copy(value, node.results[1].type.dtype) for value in (mean, rstd)]
     return result, stats[0], stats[1]
 
 
@@ -431,17 +428,15 @@ def batch_norm_factors(
     """Scale and shift, one of each per channel: batch norm is x * scale + shift."""
 
     def wide(value: Value) -> Value:
-        return builder.emit("aten._to_copy.default", value, wide_type(variance.type.dtype))
+        return builder.aten._to_copy(value, wide_type(variance.type.dtype))
 
-    scale = builder.emit(
-        "aten.rsqrt.default", builder.emit("aten.add.Tensor", wide(variance), float(eps), 1)
-    )
+    scale = builder.aten.rsqrt(builder.aten.add.Tensor(wide(variance), float(eps)))
     if weight is not None:
-        scale = builder.emit("aten.mul.Tensor", scale, wide(weight))
-    shift = builder.emit("aten.mul.Tensor", wide(mean), scale)
+        scale = builder.aten.mul.Tensor(scale, wide(weight))
+    shift = builder.aten.mul.Tensor(wide(mean), scale)
     if bias is not None:
-        return scale, builder.emit("aten.sub.Tensor", wide(bias), shift, 1)
-    return scale, builder.emit("aten.neg.default", shift)
+        return scale, builder.aten.sub.Tensor(wide(bias), shift)
+    return scale, builder.aten.neg(shift)
 
 
 def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
@@ -455,10 +450,10 @@ def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
         node.float("eps"),
     )
     sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))
-    scale, shift = (builder.emit("aten.view.default", value, sizes) for value in (scale, shift))
-    made = builder.emit("aten.add.Tensor", builder.emit("aten.mul.Tensor", x, scale), shift, 1)
-    made = builder.emit("aten._to_copy.default", made, x.type.dtype)
-    empty = builder.emit("aten.full.default", (0,), 0.0, x.type.dtype)
+    scale, shift = (builder.aten.view(value, sizes) for value in (scale, shift))
+    made = builder.aten.add.Tensor(builder.aten.mul.Tensor(x, scale), shift)
+    made = builder.aten._to_copy(made, x.type.dtype)
+    empty = builder.aten.full((0,), fill_value=0.0, dtype=x.type.dtype)
     return made, empty, empty
 
 

@@ -451,14 +451,12 @@ def _expand_reduction(
     builder: Builder, x: Value, kind: str, dims: tuple[int, ...], keepdim: bool, dtype: DType
 ) -> Value:
     if x.type.rank == 0:
-        x = builder.emit("aten.view.default", x, (1,))
-        return builder.emit(
-            "aten.view.default", _expand_reduction(builder, x, kind, (0,), False, dtype), ()
-        )
+        x = builder.aten.view(x, (1,))
+        return builder.aten.view(_expand_reduction(builder, x, kind, (0,), False, dtype), ())
     if kind in ("mean", "sum", "prod") and (
         dtype.is_float != x.type.dtype.is_float or dtype is DType.bool
     ):
-        x = builder.emit("aten._to_copy.default", x, dtype)
+        x = builder.aten._to_copy(x, dtype)
     return builder.emit(NAME, x, kind, dims, keepdim, dtype)
 
 

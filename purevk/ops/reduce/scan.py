@@ -312,8 +312,8 @@ register(Operator(NAME, _shape, Kernel(_lower)))
 # -- operators -----------------------------------------------------------------------------------
 def _scan(builder: Builder, x: Value, kind: str, dim: int, dtype: DType) -> Value:
     if not x.type.rank:
-        made = builder.emit(NAME, builder.emit("aten.view.default", x, (1,)), kind, 0, dtype, None)
-        return builder.emit("aten.view.default", made, ())
+        made = builder.emit(NAME, builder.aten.view(x, (1,)), kind, 0, dtype, None)
+        return builder.aten.view(made, ())
     return builder.emit(NAME, x, kind, dim, dtype, None)
 
 
@@ -321,11 +321,11 @@ def _scan_with_index(
     builder: Builder, x: Value, kind: str, dim: int, dtype: DType, index: DType
 ) -> tuple[Value, Value]:
     if not x.type.rank:
-        flat = builder.emit("aten.view.default", x, (1,))
+        flat = builder.aten.view(x, (1,))
         values, indices = _scan_with_index(builder, flat, kind, 0, dtype, index)
         return (
-            builder.emit("aten.view.default", values, ()),
-            builder.emit("aten.view.default", indices, ()),
+            builder.aten.view(values, ()),
+            builder.aten.view(indices, ()),
         )
     values, indices = builder.emit_all(NAME, x, kind, dim, dtype, index)
     return values, indices
@@ -342,7 +342,7 @@ def _cumulative(kind: str) -> Callable[..., Value]:
     def expand(builder: Builder, node: Node, x: Value, dim: int, dtype: DType | None) -> Value:
         made = node.result.type.dtype
         if x.type.dtype is not made and (x.type.dtype.is_float or made.is_float):
-            x = builder.emit("aten._to_copy.default", x, made)
+            x = builder.aten._to_copy(x, made)
         return _scan(builder, x, kind, dim, made)
 
     return expand

@@ -56,12 +56,12 @@ def _segment(
     given = _given(lengths, offsets)
     lead = given.type.rank - 1
     if lengths is not None:
-        end = builder.emit("aten.cumsum.default", lengths, lead, DType.int64)
-        start = builder.emit("aten.sub.Tensor", end, lengths, 1)
+        end = builder.aten.cumsum(lengths, lead, DType.int64)
+        start = builder.aten.sub.Tensor(end, lengths)
     else:
         count = given.type.dims[-1]
-        start = builder.emit("aten.slice.Tensor", given, lead, 0, count - 1, 1)
-        end = builder.emit("aten.slice.Tensor", given, lead, 1, count, 1)
+        start = builder.aten.slice.Tensor(given, lead, start=0, end=count - 1)
+        end = builder.aten.slice.Tensor(given, lead, start=1, end=count)
     first, step = _SEGMENT[kind]
     first = first if initial is None else repr(float(initial))
     segment = ", ".join(f"i{d}" for d in range(lead + 1))

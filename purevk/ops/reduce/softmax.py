@@ -117,11 +117,11 @@ def _softmax(name: str, log: bool, *names: str) -> None:
     def expand(builder: Builder, node: Node) -> Value:
         x = node.tensor("x")
         if not x.type.dtype.is_float:
-            x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
+            x = builder.aten._to_copy(x, node.result.type.dtype)
         if x.type.rank == 0:
-            flat = builder.emit("aten.view.default", x, (1,))
+            flat = builder.aten.view(x, (1,))
             made = builder.emit(NAME, flat, 0, log, False, node.result.type.dtype)
-            return builder.emit("aten.view.default", made, ())
+            return builder.aten.view(made, ())
         return builder.emit(NAME, x, node.int("dim"), log, False, node.result.type.dtype)
 
     register(Operator(name, shape, Rewrite(expand, _refuse), names=names))

@@ -27,9 +27,9 @@ def reduce(
 ) -> Value:
     """Emits `purevk.reduce`. A 0-d tensor counts as one of one element."""
     if not x.type.rank:
-        flat = builder.emit("aten.view.default", x, (1,))
+        flat = builder.aten.view(x, (1,))
         made = builder.emit(NAME, flat, kind, (0,), False, dtype, None)
-        return builder.emit("aten.view.default", made, ())
+        return builder.aten.view(made, ())
     return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, None)
 
 
@@ -44,11 +44,11 @@ def reduce_with_index(
 ) -> tuple[Value, Value]:
     """Emits `purevk.reduce` for the extreme elements and their indices, of the dtype `index`."""
     if not x.type.rank:
-        flat = builder.emit("aten.view.default", x, (1,))
+        flat = builder.aten.view(x, (1,))
         values, indices = reduce_with_index(builder, flat, kind, (0,), False, dtype, index)
         return (
-            builder.emit("aten.view.default", values, ()),
-            builder.emit("aten.view.default", indices, ()),
+            builder.aten.view(values, ()),
+            builder.aten.view(indices, ()),
         )
     values, indices = builder.emit_all(NAME, x, kind, tuple(dims), keepdim, dtype, index)
     return values, indices
@@ -235,7 +235,7 @@ def _norm(
     builder: Builder, x: Value, p: Real | None, dims: Sequence[int], keepdim: bool, dtype: DType
 ) -> Value:
     if not x.type.dtype.is_float:
-        x = builder.emit("aten._to_copy.default", x, dtype)
+        x = builder.aten._to_copy(x, dtype)
     return reduce(builder, x, norm_reduction(2.0 if p is None else float(p)), dims, keepdim, dtype)
 
 
@@ -284,7 +284,7 @@ rewrite(
 def _logsumexp(builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool) -> Value:
     dims = wrap_all(dim, x.type.rank)
     if not x.type.dtype.is_float:
-        x = builder.emit("aten._to_copy.default", x, node.result.type.dtype)
+        x = builder.aten._to_copy(x, node.result.type.dtype)
     return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
 
 
@@ -298,7 +298,7 @@ rewrite(
 
 
 def _count(builder: Builder, node: Node, x: Value, dim: Dims = None) -> Value:
-    found = builder.emit("aten.ne.Tensor", x, 0)
+    found = builder.aten.ne.Tensor(x, y=0)
     return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
 
 
@@ -318,9 +318,9 @@ def _nansum(
     builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool, dtype: DType | None
 ) -> Value:
     if x.type.dtype.is_float:
-        x = builder.emit("aten.where.self", builder.emit("aten.isnan.default", x), 0.0, x)
+        x = builder.aten.where.self(builder.aten.isnan(x), x=0.0, y=x)
     dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
-    return builder.emit("aten.sum.dim_IntList", x, dims, keepdim, node.result.type.dtype)
+    return builder.aten.sum.dim_IntList(x, dims, keepdim, node.result.type.dtype)
 
 
 def _nansum_shape(
@@ -334,7 +334,7 @@ rewrite("aten.nansum.default", _nansum_shape, _nansum)
 
 
 def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Real) -> Value:
-    difference = builder.emit("aten.sub.Tensor", x, y, 1)
+    difference = builder.aten.sub.Tensor(x, y)
     return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
 
 

@@ -42,11 +42,10 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
         f" high = m; }} r = i{at} - low + 1;"
     )
     runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
-    best = builder.emit("aten.argmax.default", runs, at, True)
-    made = [builder.emit("aten.gather.default", each, at, best) for each in (values, order)]
+    best = builder.aten.argmax(runs, at, keepdim=True)
+    made = [builder.aten.gather(each, at, best) for each in (values, order)]
     values, indices = (
-        builder.emit("aten.view.default", each, result.type.dims)
-        for each, result in zip(made, node.results)
+        builder.aten.view(each, result.type.dims) for each, result in zip(made, node.results)
     )
     return values, indices
 
@@ -60,37 +59,29 @@ def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, hi
     dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
     # Integers join in shared memory at once, floats by exchanges that many entries of a bin repeat.
     counts = constant(builder, 0, (bins,), DType.int32)
-    x = builder.emit(
-        "aten._to_copy.default", builder.emit("aten.view.default", x, (x.type.numel,)), wide
-    )
+    x = builder.aten._to_copy(builder.aten.view(x, (x.type.numel,)), wide)
     first: Value | float
     last: Value | float
     width: Value | float
     if low == high == 0:
         ends = [builder.emit(f"aten.{name}.default", x, (), False) for name in ("amin", "amax")]
-        same = builder.emit("aten.eq.Tensor", *ends)
+        same = builder.aten.eq.Tensor(*ends)
         first, last = (
-            builder.emit(
-                "aten.where.self", same, builder.emit("aten.add.Tensor", end, step, 1), end
-            )
+            builder.aten.where.self(same, builder.aten.add.Tensor(end, step), end)
             for end, step in zip(ends, (-1.0, 1.0))
         )
-        width = builder.emit("aten.sub.Tensor", last, first, 1)
+        width = builder.aten.sub.Tensor(last, first)
     else:
         margin = 1.0 if low == high else 0.0
         first, last = float(low) - margin, float(high) + margin
         width = last - first
-    above, below = builder.emit("aten.ge.Tensor", x, first), builder.emit("aten.le.Tensor", x, last)
-    inside = builder.emit(
-        "aten._to_copy.default", builder.emit("aten.logical_and.default", above, below), DType.int32
-    )
-    bin = builder.emit("aten.mul.Tensor", builder.emit("aten.sub.Tensor", x, first, 1), float(bins))
-    bin = builder.emit(
-        "aten.clamp.default", builder.emit("aten.div.Tensor", bin, width), 0, bins - 1
-    )
-    bin = builder.emit("aten._to_copy.default", bin, DType.int32)
-    made = builder.emit("aten.index_put.default", counts, (bin,), inside, True)
-    return builder.emit("aten._to_copy.default", made, dtype)
+    above, below = builder.aten.ge.Tensor(x, first), builder.aten.le.Tensor(x, last)
+    inside = builder.aten._to_copy(builder.aten.logical_and(above, below), DType.int32)
+    bin = builder.aten.mul.Tensor(builder.aten.sub.Tensor(x, first), float(bins))
+    bin = builder.aten.clamp(builder.aten.div.Tensor(bin, width), min=0, max=bins - 1)
+    bin = builder.aten._to_copy(bin, DType.int32)
+    made = builder.aten.index_put(counts, (bin,), inside, accumulate=True)
+    return builder.aten._to_copy(made, dtype)
 
 
 rewrite("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
@@ -136,22 +127,20 @@ def _binned(
     made = constant(builder, 0.0 if weight is not None else 0, (total + 1,), dtype)
     if not is_empty(x.type):
         made = _filled(builder, made, x, edges, weight)
-    made = builder.emit("aten._to_copy.default", made, x.type.dtype)
-    made = builder.emit(
-        "aten.view.default", builder.emit("aten.slice.Tensor", made, 0, 0, total, 1), tuple(bins)
+    made = builder.aten._to_copy(made, x.type.dtype)
+    made = builder.aten.view(
+        builder.aten.slice.Tensor(made, dim=0, start=0, end=total), tuple(bins)
     )
     if density:
-        made = builder.emit("aten.div.Tensor", made, builder.emit("aten.sum.default", made))
+        made = builder.aten.div.Tensor(made, builder.aten.sum(made))
         for d, each in enumerate(edges):
             ends = [
-                builder.emit("aten.slice.Tensor", each, 0, first, bins[d] + first, 1)
+                builder.aten.slice.Tensor(each, dim=0, start=first, end=bins[d] + first)
                 for first in (1, 0)
             ]
-            lengths = builder.emit("aten.sub.Tensor", *ends, 1)
-            lengths = builder.emit(
-                "aten.view.default", lengths, (bins[d], *([1] * (len(bins) - d - 1)))
-            )
-            made = builder.emit("aten.div.Tensor", made, lengths)
+            lengths = builder.aten.sub.Tensor(*ends, 1)
+            lengths = builder.aten.view(lengths, (bins[d], *([1] * (len(bins) - d - 1))))
+            made = builder.aten.div.Tensor(made, lengths)
     return made
 
 
@@ -175,21 +164,21 @@ def _filled(
         builder, body + " r = inside ? bin : total;", inputs, type, numbers={"total": total}
     )
     given = (
-        builder.emit("aten.view.default", weight, (count,))
+        builder.aten.view(weight, (count,))
         if weight is not None
         else constant(builder, 1, (count,), DType.int32)
     )
-    return builder.emit("aten.index_put.default", zeros, (bin,), given, True)
+    return builder.aten.index_put(zeros, (bin,), given, accumulate=True)
 
 
 def _rows(builder: Builder, x: Value, width: Size) -> Value:
-    return builder.emit("aten.view.default", x, (x.type.numel // width, width))
+    return builder.aten.view(x, (x.type.numel // width, width))
 
 
 def _all_edges(
     builder: Builder, x: Value, bins: Sequence[int], ends: Sequence[float] | None
 ) -> list[Value]:
-    columns = [builder.emit("aten.select.int", x, 1, d) for d in range(len(bins))]
+    columns = [builder.aten.select.int(x, dim=1, index=d) for d in range(len(bins))]
     pairs = [None if ends is None else tuple(ends[2 * d : 2 * d + 2]) for d in range(len(bins))]
     return [_edges(builder, *each) for each in zip(columns, bins, pairs)]
 
@@ -221,7 +210,7 @@ rewrite(
     lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
     lambda builder, node, x, bins, *rest: (
         _binned(builder, _rows(builder, x, 1), [bins], *rest),
-        builder.emit("aten.alias.default", bins),
+        builder.aten.alias(bins),
     ),
     supports=_refuse_histogram,
 )

@@ -56,11 +56,11 @@ def _same_type(builder: Builder, x: Value | Scalar, y: Value) -> tuple[Value, Va
     """Both as tensors of the dtype that torch compares them in. A number takes that of the tensor."""
     if not isinstance(x, Value):
         dtype = result_type((x, y.type))
-        x = builder.emit("aten.scalar_tensor.default", x, dtype)
+        x = builder.aten.scalar_tensor(x, dtype)
     else:
         dtype = promote_types(x.type.dtype, y.type.dtype)
     x, y = (
-        value if value.type.dtype is dtype else builder.emit("aten._to_copy.default", value, dtype)
+        value if value.type.dtype is dtype else builder.aten._to_copy(value, dtype)
         for value in (x, y)
     )
     return x, y
@@ -99,7 +99,7 @@ def _search(
 ) -> Value:
     right = bool(right) or side == "right"
     if sorter is not None:
-        rows = builder.emit("aten.gather.default", rows, -1, sorter)
+        rows = builder.aten.gather(rows, dim=-1, index=sorter)
     if rows.type.rank == 1 or not isinstance(x, Value):
         return _bucketize(builder, node, x, rows, out_int32, right)
     x, rows = _same_type(builder, x, rows)
@@ -125,7 +125,7 @@ def _isin(
     invert: bool,
 ) -> Value:
     x, tests = _same_type(builder, x, tests)
-    tests = builder.emit("aten.view.default", tests, (tests.type.numel,))
+    tests = builder.aten.view(tests, (tests.type.numel,))
     found, other = (0, 1) if invert else (1, 0)
     if _dims.upper(tests.type.dims[0]) > _FEW_TESTS:
         ordered = sort(builder, tests, 0, False)[0]

@@ -70,8 +70,8 @@ def sort(
     """The `count` first elements along a dim (None: all) in their order, and their indices; equal
     ones keep their order."""
     if not x.type.rank:
-        made = sort(builder, builder.emit("aten.view.default", x, (1,)), 0, descending)
-        values, indices = (builder.emit("aten.view.default", value, ()) for value in made)
+        made = sort(builder, builder.aten.view(x, (1,)), 0, descending)
+        values, indices = (builder.aten.view(value, ()) for value in made)
         return values, indices
     at = wrap(dim, x.type.rank)
     index = DType.int64 if "int64" in builder.traits.features else DType.int32
@@ -140,7 +140,7 @@ def _pick(
     made = select(builder, x, at, rank, number)
     if keepdim:
         return made
-    values, indices = (builder.emit("aten.squeeze.dims", value, (at,)) for value in made)
+    values, indices = (builder.aten.squeeze.dims(value, (at,)) for value in made)
     return values, indices
 
 
@@ -161,10 +161,8 @@ rewrite(
 def _median_of_all(name: str) -> Callable[..., Value]:
     def expand(builder: Builder, node: Node, x: Value) -> Value:
         if is_empty(x.type):
-            return builder.emit("aten.full.default", (), float("nan"), x.type.dtype)
-        return _pick(
-            builder, builder.emit("aten.view.default", x, (x.type.numel,)), 0, False, name
-        )[0]
+            return builder.aten.full((), float("nan"), x.type.dtype)
+        return _pick(builder, builder.aten.view(x, (x.type.numel,)), 0, False, name)[0]
 
     return expand
 

@@ -96,12 +96,8 @@ def _expanded(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value
     """A value broadcast to `dims`."""
     lead = len(dims) - value.type.rank
     if lead:
-        value = rewriter.emit("aten.view.default", value, (*([1] * lead), *value.type.dims))
-    return (
-        value
-        if value.type.dims == dims
-        else rewriter.emit("aten.expand.default", value, tuple(dims))
-    )
+        value = rewriter.aten.view(value, (*([1] * lead), *value.type.dims))
+    return value if value.type.dims == dims else rewriter.aten.expand(value, tuple(dims))
 
 
 def _is_distinct(graph: Graph, producers: dict[Value, Node], index: Value, rows: Size) -> bool:

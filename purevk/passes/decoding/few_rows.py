@@ -73,7 +73,7 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
         a, scale = (rewriter.resolve(norm.tensor(name)) for name in ("x", "weight"))
         eps = norm.float("eps")
         if a.type.dims != dims:
-            a = rewriter.emit("aten.view.default", a, dims)
+            a = rewriter.aten.view(a, dims)
     operands = [rewriter.resolve(operand) for operand in _operands(matmul, a)]
     few_rows, to_cache = _NAMES[matmul.op]
     if fused.end is None or end is None:
@@ -88,7 +88,7 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
         result = rewriter.emit(
             few_rows, *operands, scale, eps, fused.end.pair, fused.end.program(), ()
         )
-        rewriter.replace(end, rewriter.emit("aten.view.default", result, end.result.type.dims))
+        rewriter.replace(end, rewriter.aten.view(result, end.result.type.dims))
 
 
 def _operands(matmul: Node, rows: Value) -> tuple[Arg, ...]:

@@ -47,7 +47,7 @@ def find_rms_norm(graph: Graph) -> Graph:
         x, weight = (
             None if value is None else rewriter.resolve(value) for value in (norm.x, norm.weight)
         )
-        return rewriter.emit("aten.rms_norm.default", x, (norm.x.type.dims[-1],), weight, norm.eps)
+        return rewriter.aten.rms_norm(x, (norm.x.type.dims[-1],), weight, norm.eps)
 
     return each_node(graph, visit) if norms else graph
 

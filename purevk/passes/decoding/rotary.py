@@ -51,14 +51,14 @@ def find_rotary(graph: Graph) -> Graph:
             x = rewriter.emit(_VIEW, x, (1, *dims))
         turned = match.rows == len(dims) - 2
         if turned:
-            x = rewriter.emit("aten.permute.default", x, _SWAP)
+            x = rewriter.aten.permute(x, _SWAP)
         size, width = x.type.dims[1], cos.type.dims[-1]
         tables = [rewriter.emit(_VIEW, table, (size, width)) for table in (cos, sin)]
         if width != dims[-1]:
             tables = [_doubled(rewriter, table) for table in tables]
         result = rewriter.emit(HALVES, x, *tables, 0)
         if turned:
-            result = rewriter.emit("aten.permute.default", result, _SWAP)
+            result = rewriter.aten.permute(result, _SWAP)
         return result if len(dims) == 4 else rewriter.emit(_VIEW, result, dims)
 
     return each_node(graph, visit)
@@ -68,8 +68,8 @@ def _doubled(rewriter: Rewriter, table: Value) -> Value:
     """A table with its columns twice."""
     rows, columns = table.type.dims
     table = rewriter.emit(_VIEW, table, (rows, 1, columns))
-    table = rewriter.emit("aten.expand.default", table, (rows, 2, columns))
-    return rewriter.emit("aten.reshape.default", table, (rows, 2 * columns))
+    table = rewriter.aten.expand(table, (rows, 2, columns))
+    return rewriter.aten.reshape(table, (rows, 2 * columns))
 
 
 class _Matcher:
@@ -274,7 +274,7 @@ def _emit(rewriter: Rewriter, group: _Group) -> None:
     resolve, dim = rewriter.resolve, group.write_keys.int("dim")
     values = resolve(group.write_values.tensor("value"))
     if dim == 2:
-        values = rewriter.emit("aten.permute.default", values, _SWAP)
+        values = rewriter.aten.permute(values, _SWAP)
     result = rewriter.emit(
         ROTATE_TO_CACHE,
         resolve(group.queries.tensor("x")),

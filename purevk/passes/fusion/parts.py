@@ -123,7 +123,7 @@ class PartReader:
             if start == 0 and step == 1 and size == value.type.dims[dim]:
                 continue
             end = start + (size - 1) * step + 1
-            value = self._rewriter.emit("aten.slice.Tensor", value, dim, start, end, step)
+            value = self._rewriter.aten.slice.Tensor(value, dim, start, end, step)
         self._views[base, box] = value
         return value
 

@@ -255,9 +255,7 @@ class _Joiner:
             return self._reader.view(value, Box(starts, (1,) * (at + 1), sizes))
 
         angles = [
-            rewriter.emit(
-                "aten.unsqueeze.default", columns(table, first, half), 0 if swapped else 1
-            )
+            rewriter.aten.unsqueeze(columns(table, first, half), 0 if swapped else 1)
             for first in (0, half)
             for table in (cos, sin)
         ]

@@ -235,7 +235,7 @@ class Columns:
             return line if whole else None
         if not isinstance(offset, Value):
             return line
-        return Line(line.sign, self.emit("aten._to_copy.default", offset, dtype))
+        return Line(line.sign, self.rewriter.aten._to_copy(offset, dtype))
 
     def _constant_line(self, value: Value) -> Line | None:
         constant = self.graph.constants[value]
@@ -388,7 +388,7 @@ class Columns:
     def again(self, node: Node, x: Value, dims: tuple[Size, ...]) -> Value | None:
         """A node that `moves`, applied to another tensor; `dims` are the sizes of the result."""
         if node.op in _RESHAPES:
-            return x if x.type.dims == dims else self.emit("aten.view.default", x, dims)
+            return x if x.type.dims == dims else self.rewriter.aten.view(x, dims)
         if node.op in (*_COPIES, "aten.expand.default"):
             return self.expanded(x, dims)
         if node.op == GATHER:
@@ -400,7 +400,7 @@ class Columns:
 
     def expanded(self, value: Value, dims: tuple[Size, ...]) -> Value:
         """A value broadcast to `dims`."""
-        return value if value.type.dims == dims else self.emit("aten.expand.default", value, dims)
+        return value if value.type.dims == dims else self.rewriter.aten.expand(value, dims)
 
     def limit(self, high: Line, low: Line) -> Value:
         """`high.rest - low.rest` as int32, without overflow: beyond `MOST_KEYS` it is any number beyond
@@ -425,13 +425,13 @@ class Columns:
 
     def _clamped(self, offset: Value | Size, low: int, high: int) -> Value:
         assert isinstance(offset, Value)
-        return self.emit("aten.clamp.default", offset, low, high)
+        return self.rewriter.aten.clamp(offset, low, high)
 
     def _narrow(self, offset: Value | Size) -> Value:
         assert isinstance(offset, Value)
         if offset.type.dtype is DType.int32:
             return offset
-        return self.emit("aten._to_copy.default", offset, DType.int32)
+        return self.rewriter.aten._to_copy(offset, DType.int32)
 
 
 def is_column(value: Value) -> bool:

@@ -77,7 +77,9 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             results=(result.with_dims((result.dims[0], columns, *result.dims[2:])),),
         )
         if columns != result.dims[1]:
-            convolution = rewriter.emit("aten.slice.Tensor", convolution, 1, 0, result.dims[1], 1)
+            convolution = rewriter.aten.slice.Tensor(
+                convolution, dim=1, start=0, end=result.dims[1]
+            )
         rewriter.replace(node, convolution)
     return rewriter.finish()
 

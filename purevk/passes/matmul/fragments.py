@@ -370,7 +370,7 @@ class _Emitter:
         elif gate is None:
             rewriter.replace(node, result)
         else:
-            result = rewriter.emit("aten.view.default", result, value.type.dims)
+            result = rewriter.aten.view(result, value.type.dims)
             rewriter.replace(gate.node, result)
 
     def _few_rows(self, node: Node, current: Node) -> None:

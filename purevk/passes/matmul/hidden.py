@@ -162,5 +162,5 @@ class _Padded:
             more = _missing(value.type.dims[dim])
             sizes = tuple(more if at == dim else size for at, size in enumerate(value.type.dims))
             zeros = self._rewriter.constant(np.zeros(sizes), value.type.dtype)
-            self._made[key] = self._rewriter.emit("aten.cat.default", (value, zeros), dim)
+            self._made[key] = self._rewriter.aten.cat((value, zeros), dim)
         return self._made[key]

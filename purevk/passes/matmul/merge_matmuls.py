@@ -184,13 +184,13 @@ def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
     for name in _QUANTIZED_CONSTANTS:
         if joint.optional_tensor(name) is not None:
             parts = tuple(node.tensor(name) for node in nodes)
-            joined = rewriter.emit("aten.cat.default", parts, 0)
+            joined = rewriter.aten.cat(parts)
             joint = joint.with_arguments(**{name: joined})
     matmul = rewriter.emit(QUANTIZED, *(rewriter.resolve(arg) for arg in joint.args))
     start: Size = 0
     for node in nodes:
         end = start + node.result.type.dims[1]
-        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", matmul, 1, start, end, 1))
+        rewriter.replace(node, rewriter.aten.slice.Tensor(matmul, dim=1, start=start, end=end))
         start = end
 
 
@@ -202,12 +202,12 @@ def _merge(rewriter: Rewriter, producers: dict[Value, Node], nodes: list[Node]) 
     bias = None
     if first.optional_tensor("bias") is not None:
         biases = [node.tensor("bias") for node in nodes]
-        bias = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, biases)), 0)
+        bias = rewriter.aten.cat(tuple(map(rewriter.resolve, biases)))
     matmul = rewriter.emit(NAME, rewriter.resolve(first.tensor("a")), weight, bias, None, ())
     start: Size = 0
     for node, matrix in zip(nodes, weights):
         end = start + matrix.type.dims[1]
-        rewriter.replace(node, rewriter.emit("aten.slice.Tensor", matmul, 1, start, end, 1))
+        rewriter.replace(node, rewriter.aten.slice.Tensor(matmul, dim=1, start=start, end=end))
         start = end
 
 
@@ -216,9 +216,9 @@ def _joined(rewriter: Rewriter, producers: dict[Value, Node], weights: list[Valu
     nodes = [producers.get(weight) for weight in weights]
     turned = [node.tensor("x") for node in nodes if node is not None and is_transpose(node)]
     if len(turned) < len(weights):
-        return rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, weights)), 1)
-    joint = rewriter.emit("aten.cat.default", tuple(map(rewriter.resolve, turned)), 0)
-    return rewriter.emit("aten.permute.default", joint, (1, 0))
+        return rewriter.aten.cat(tuple(map(rewriter.resolve, weights)), dim=1)
+    joint = rewriter.aten.cat(tuple(map(rewriter.resolve, turned)))
+    return rewriter.aten.permute(joint, (1, 0))
 
 
 def is_transpose(node: Node) -> bool:
