@@ -104,6 +104,7 @@ def fill(
             text.setdefault(kind, operand.dtype.glsl)
         own = f"VEC4_{flag}"
         declares = texel in interface.macros and (own in interface.macros or name == "bias")
+        declares = declares and text.get(f"VEC8_{flag}", "0") == "0"  # words of 8 elements
         if text.get(texel, AUTO if declares else "") == AUTO:
             modes[name] = _texel(texel_of, own if own in interface.macros else "", operand, text)
             text[texel] = str(texel_form(modes[name]))

@@ -329,7 +329,7 @@ class _Writer:
         if spec.body:
             macros["BODY"] = in_double(self._body()) if wide else self._body()
         else:
-            macros["REAL"] = "double" if wide else "float"
+            macros["NUMBER"] = "double" if wide else "float"
         macros["T_R"] = self._type(len(self.inputs))
         declared: list[str] = []
         words: dict[str, Size] = {}

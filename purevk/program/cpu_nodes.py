@@ -40,7 +40,7 @@ def log_cpu_nodes(name: str, plans: Sequence[Plan], binding: int) -> None:
             binding,
             ", ".join(list(bounds)[:_SHOWN]),
         )
-    if find_spec("torch") is None:
+    if not _has_torch():
         warn_of_torch(name, plans)
     # The arguments of such a node are the operator, the reason, and the operator's arguments.
     counts = Counter((str(node.args[0]), str(node.args[1])) for _, node in nodes)
@@ -54,6 +54,13 @@ def log_cpu_nodes(name: str, plans: Sequence[Plan], binding: int) -> None:
         sum(len(step.nodes) for plan in plans for step in plan.steps),
         ", ".join(kinds),
     )
+
+
+def _has_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except ImportError:  # something keeps it from being imported
+        return False
 
 
 def warn_of_torch(name: str, plans: Iterable[Plan]) -> None:

@@ -303,7 +303,9 @@ class Program:
         from purevk.frontends.saved import write_program
 
         self.check_open()
-        plans = [method.executable.plan for method in self.methods.values()]
+        plans = [
+            method.executable.plan for method in self.methods.values() if method.specializations
+        ]
         warn_of_torch(self.name, [each for plan in plans for each in plan.nested()])
         sources = {
             name: getattr(method.source, "for_file", method.source)

@@ -210,7 +210,7 @@ class TestDispatches:
     VALUE = Value("v", TensorType(DType.float32, (4,)))
     BUFFERS: ClassVar[dict[str, tuple[Value, str]]] = {"out": (VALUE, "w"), "x": (VALUE, "r")}
     GOOD: ClassVar[dict[str, dict]] = {
-        "buffers": BUFFERS,
+        "tensors": BUFFERS,
         "params": {"x_offset": 3, "rows": 4, "last": 5},
         "constants": {"local_size_x": 64},
         "macros": {"BODY": "X(0)"},
@@ -247,7 +247,6 @@ class TestDispatches:
                 {"params": {"x_offset": 3, "rows": 4, "lost": 5}},
                 "unknown .*: lost; missing .*: last",
             ),
-            ({"params": [3, 4]}, "unknown parameters: 3, 4; missing .*: last, rows, x_offset"),
             ({"macros": {"RANK": 2}}, "unknown parameters: last; missing parameters: stride"),
             ({"constants": {}}, "missing constants: local_size_x"),
             ({"constants": {"local_size_x": 64, "wide": 1}}, "unknown constants: wide"),
@@ -255,15 +254,15 @@ class TestDispatches:
             ({"specialize": ["stride"]}, "cannot become constants: stride"),
             ({"macros": {"RANKS": 2}}, "unknown macros: RANKS"),
             ({"helpers": {"RANK": 2}}, "declares these macros itself: RANK"),
-            ({"buffers": {"x": (VALUE, "r")}}, "missing buffers: out"),
-            ({"buffers": {**BUFFERS, "y": (VALUE, "r")}}, "unknown buffers: y"),
-            ({"buffers": {**BUFFERS, "x": (VALUE, "rw")}}, "the buffer x is used as 'rw'"),
-            ({"buffers": {**BUFFERS, "out": (VALUE, "r")}}, "the buffer out is used as 'r'"),
-            ({"buffers": {**BUFFERS, "x": (VALUE, "r:r32f")}}, "the buffer x is used as 'r:r32f'"),
+            ({"tensors": {"x": (VALUE, "r")}}, "missing buffers: out"),
+            ({"tensors": {**BUFFERS, "y": (VALUE, "r")}}, "unknown buffers: y"),
+            ({"tensors": {**BUFFERS, "x": (VALUE, "rw")}}, "the buffer x is used as 'rw'"),
+            ({"tensors": {**BUFFERS, "out": (VALUE, "r")}}, "the buffer out is used as 'r'"),
+            ({"tensors": {**BUFFERS, "x": (VALUE, "r:r32f")}}, "the buffer x is used as 'r:r32f'"),
             (
                 {
                     "macros": {"BODY": "BUFFER(EXTRA_BINDING, sums, float)"},
-                    "buffers": {**BUFFERS, "sums": (VALUE, "r")},
+                    "tensors": {**BUFFERS, "sums": (VALUE, "r")},
                 },
                 "the buffer sums is used as 'r'",
             ),

@@ -12,7 +12,7 @@
 //   4  SOLVE: R = the solution of A R = B for one triangle of A [rows, rows]
 // FORWARD  REFLECT: from the first reflection on; SOLVE: from the first row on, for a lower triangle
 // UNIT     SOLVE: 1: the diagonal of A has ones
-// REAL     the type that is computed in
+// NUMBER   the type that is computed in
 // X_AT(i, j), X_SET(i, j, v)  an element of the matrix X of this invocation; X_AT(i) of a vector
 // COLUMN   the column of this invocation
 // Otherwise as elementwise/map.comp.
@@ -26,8 +26,8 @@
 #ifndef UNIT
 #define UNIT 0
 #endif
-#ifndef REAL
-#define REAL float
+#ifndef NUMBER
+#define NUMBER float
 #endif
 #ifndef COLUMN
 #define COLUMN 0
@@ -77,17 +77,17 @@ void main() {
             for (int i = k + 1; i < rows; i++) if (abs(R_AT(i, k)) > abs(R_AT(p, k))) p = i;
             R1_SET(k, p + 1);
             if (p != k) for (int j = 0; j < columns; j++) {
-                REAL t = R_AT(k, j);
+                NUMBER t = R_AT(k, j);
                 R_SET(k, j, R_AT(p, j));
                 R_SET(p, j, t);
             }
-            REAL d = R_AT(k, k);
-            if (d == REAL(0.0)) {
+            NUMBER d = R_AT(k, k);
+            if (d == NUMBER(0.0)) {
                 if (info == 0) info = k + 1;
                 continue;
             }
             for (int i = k + 1; i < rows; i++) {
-                REAL f = R_AT(i, k) / d;
+                NUMBER f = R_AT(i, k) / d;
                 R_SET(i, k, f);
                 for (int j = k + 1; j < columns; j++) R_SET(i, j, R_AT(i, j) - f * R_AT(k, j));
             }
@@ -96,15 +96,15 @@ void main() {
 #elif FORM == 1
         for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_SET(i, j, A_AT(i, j));
         for (int k = 0; k < min(rows, columns); k++) {
-            REAL below = REAL(0.0), head = R_AT(k, k), tau = REAL(0.0);
+            NUMBER below = NUMBER(0.0), head = R_AT(k, k), tau = NUMBER(0.0);
             for (int i = k + 1; i < rows; i++) below += R_AT(i, k) * R_AT(i, k);
-            if (below > REAL(0.0)) {
-                REAL b = head > REAL(0.0) ? -sqrt(head * head + below) : sqrt(head * head + below);
+            if (below > NUMBER(0.0)) {
+                NUMBER b = head > NUMBER(0.0) ? -sqrt(head * head + below) : sqrt(head * head + below);
                 tau = (b - head) / b;
                 for (int i = k + 1; i < rows; i++) R_SET(i, k, R_AT(i, k) / (head - b));
                 R_SET(k, k, b);
                 for (int j = k + 1; j < columns; j++) {
-                    REAL s = R_AT(k, j);
+                    NUMBER s = R_AT(k, j);
                     for (int i = k + 1; i < rows; i++) s += R_AT(i, k) * R_AT(i, j);
                     s *= tau;
                     R_SET(k, j, R_AT(k, j) - s);
@@ -120,7 +120,7 @@ void main() {
 #else
         for (int k = count - 1; k >= 0; k--) {
 #endif
-            REAL s = R_AT(k, COLUMN);
+            NUMBER s = R_AT(k, COLUMN);
             for (int i = k + 1; i < rows; i++) s += V_AT(i, k) * R_AT(i, COLUMN);
             s *= TAU_AT(k);
             R_SET(k, COLUMN, R_AT(k, COLUMN) - s);
@@ -129,14 +129,14 @@ void main() {
 #elif FORM == 3
         int info = 0;
         for (int j = 0; j < rows; j++) {
-            REAL d = A_AT(j, j);
+            NUMBER d = A_AT(j, j);
             for (int k = 0; k < j; k++) d -= R_AT(j, k) * R_AT(j, k);
-            if (!(d > REAL(0.0)) && info == 0) info = j + 1;
+            if (!(d > NUMBER(0.0)) && info == 0) info = j + 1;
             d = sqrt(d);
             R_SET(j, j, d);
-            for (int i = 0; i < j; i++) R_SET(i, j, REAL(0.0));
+            for (int i = 0; i < j; i++) R_SET(i, j, NUMBER(0.0));
             for (int i = j + 1; i < rows; i++) {
-                REAL sum = A_AT(i, j);
+                NUMBER sum = A_AT(i, j);
                 for (int k = 0; k < j; k++) sum -= R_AT(i, k) * R_AT(j, k);
                 R_SET(i, j, sum / d);
             }
@@ -145,11 +145,11 @@ void main() {
 #else
 #if FORWARD
         for (int i = 0; i < rows; i++) {
-            REAL sum = B_AT(i, COLUMN);
+            NUMBER sum = B_AT(i, COLUMN);
             for (int j = 0; j < i; j++) sum -= A_AT(i, j) * R_AT(j, COLUMN);
 #else
         for (int i = rows - 1; i >= 0; i--) {
-            REAL sum = B_AT(i, COLUMN);
+            NUMBER sum = B_AT(i, COLUMN);
             for (int j = i + 1; j < rows; j++) sum -= A_AT(i, j) * R_AT(j, COLUMN);
 #endif
 #if UNIT

@@ -92,7 +92,7 @@ def test_two_operands():
                 ]
             ),
             rtol=1e-5,
-            atol=0.0,
+            atol=3e-45,  # two of the least float32 numbers
         )
     ]
     cases += [
@@ -113,6 +113,9 @@ def test_two_operands():
     cases += [
         close(getattr(torch.special, name), points, degrees, rtol=1e-4, atol=1e-4) for name in names
     ]
+    # Powers whose inverse is infinite, and which are below the normal numbers.
+    large, whole = torch.tensor([1e10, -5e9, 3e12, 7e37])[:, None], torch.arange(-6.0, 0.0)
+    cases.append(close(torch.pow, large, whole, rtol=1e-4, atol=0.0))
     check(cases)
 
 
