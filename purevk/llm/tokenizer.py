@@ -130,10 +130,22 @@ class Tokenizer:
             next="convert the model again",
         )
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text, with the one that begins a sequence if the model wants it. Control
-        tokens such as "<|im_end|>" are recognized."""
-        if self._adds_bos and not text.startswith(self.bos):
+    @property
+    def control_tokens(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset(self._hidden)
+
+    def name(self, token: int) -> str:
+        """How the vocabulary writes a token."""
+        return self._texts[token] if token < len(self._texts) else ""
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        """The token ids of a text. Control tokens such as "<|im_end|>" are recognized.
+
+        Args:
+            start: the text begins a sequence: it gets the token for that if the model wants it.
+        """
+        if start and self._adds_bos and not text.startswith(self.bos):
             text = self.bos + text
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -13,9 +13,11 @@ pytest.importorskip("gguf")
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
 
 import purevk.llm
 from purevk.errors import FileFormatError, InputError
+from purevk.llm.templates import Template
 from tests.llm.harness import write_llama
 
 pytestmark = pytest.mark.device
@@ -100,6 +102,102 @@ def test_stop_strings(model: purevk.llm.Model) -> None:
     model.position = 0
     made = model.chat("hi", max_tokens=4, stop=[text[1:3]])
     assert made.text() == text[: text.find(text[1:3])] and made.stats.why == "stop"
+
+
+def test_tokens_are_rewound(model: purevk.llm.Model) -> None:
+    session = model.session(**OPTIONS)
+    session.messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello w12"},
+    ]
+    session.rewind(tokens=2)
+    assert session.messages[-1]["content"] == "hello w"
+    for wrong in (99, -1, True):
+        with pytest.raises(InputError, match="tokens="):
+            session.rewind(tokens=wrong)
+    with pytest.raises(InputError, match="both"):
+        session.rewind(turns=1, tokens=1)
+    session.rewind()
+    assert session.messages == []
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_an_answer_by_a_schema(model: purevk.llm.Model) -> None:
+    """Noise, but for the schema."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    for options in ({}, {"temperature": 1.0, "seed": 3, "presence_penalty": 0.5}):
+        model.position = 0
+        pieces = model.chat("hi", json_schema=schema, logit_bias={10: -5.0, 32: -5.0}, **options)
+        text = pieces.text()
+        if pieces.stats.why == "end":
+            data = json.loads(text)
+            assert isinstance(data["a"], int) and data["b"] in ("x", "y")
+        else:  # the noise is a long number
+            assert pieces.stats.why == "context" and text.lstrip().startswith("{")
+
+
+def test_an_answer_by_a_grammar(model: purevk.llm.Model) -> None:
+    model.position = 0
+    pieces = model.generate("hi", grammar='start: "hello" (" w12" | "!")', max_tokens=20)
+    assert pieces.text() in ("hello w12", "hello!") and pieces.stats.why == "end"
+    for wrong in ({"grammar": "start: ("}, {"json_schema": "{"}, {"json_schema": {"type": "no"}}):
+        with pytest.raises(InputError):
+            model.generate("hi", **wrong)
+    with pytest.raises(InputError, match="both"):
+        model.generate("hi", grammar="start: /a/", json_schema={})
+
+
+def test_tools(model: purevk.llm.Model) -> None:
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    grammar = f"start: /x/ {json.dumps('<tool_call>' + call + '</tool_call>')}"
+    session = model.session(tools=[TOOL], grammar=grammar)
+    model.position = 0
+    parts: dict[str, str] = {}
+    for piece in session.send("1+1"):
+        parts[piece.kind] = parts.get(piece.kind, "") + piece.text
+    assert parts["tool_call"] == call and parts.get("text", "") == "x"
+    answer = session.messages[-1]
+    assert answer["content"] == "x" and answer["tool_calls"] == [
+        {"type": "function", "function": json.loads(call)}
+    ]
+    again = session.send({"role": "tool", "content": "2"}, grammar='start: "2"')
+    assert again.text() == "2" and again.stats.why == "end"
+    assert [each["role"] for each in session.messages] == ["user", "assistant", "tool", "assistant"]
+    with pytest.raises(InputError, match="no tool"):
+        model.chat("hi", tools=[{"name": "add"}])
+
+
+def test_tools_and_arguments_reach_the_template(model: purevk.llm.Model) -> None:
+    text = "{{ tools[0].function.name }}{{ enable_thinking }}"
+    template = Template(text, "test", {})
+    assert template.render([{"role": "user", "content": ""}], tools=[TOOL], enable_thinking=0) == (
+        "add0"
+    )
+
+
+def test_penalties_and_logprobs(model: purevk.llm.Model) -> None:
+    """A penalty that no logit can make up for has no token stand in the answer twice."""
+    model.position = 0
+    plain = model.generate("hi", max_tokens=12, logprobs=2)
+    pieces = [piece for piece in plain if piece.tokens]
+    for piece in pieces:
+        (entry,) = piece.logprobs
+        assert (entry.token,) == piece.tokens and entry.top[0] == (entry.token, entry.logprob)
+        assert len(entry.top) == 2 and entry.top[1][1] <= entry.logprob < 0
+    model.position = 0
+    tokens = model.generate("hi", max_tokens=12, presence_penalty=100.0).tokens()
+    assert len(set(tokens)) == len(tokens) == 12
+    first = pieces[0].tokens[0]
+    model.position = 0
+    banned = model.generate("hi", max_tokens=4, logit_bias={first: -float("inf")}).tokens()
+    assert first not in banned
 
 
 def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.blocks import FORMS  # noqa: E402
-from purevk.llm.model import ChunkSize  # noqa: E402
+from purevk.llm.decoding import ChunkSize  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -144,7 +144,17 @@ def test_seeds(pair: tuple[purevk.llm.Model, Any], seed: int) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"temperature": -1.0}, {"top_k": 1.5}, {"top_p": 2}, {"seed": -1}, {"max_tokens": 0}],
+    [
+        {"temperature": -1.0},
+        {"top_k": 1.5},
+        {"top_p": 2},
+        {"seed": -1},
+        {"max_tokens": 0},
+        {"repetition_penalty": 0},
+        {"presence_penalty": "1"},
+        {"logprobs": 21},
+        {"logit_bias": {96000: 1}},
+    ],
     ids=str,
 )
 def test_options_are_checked(pair: tuple[purevk.llm.Model, Any], option: dict[str, Any]) -> None:
@@ -194,9 +204,9 @@ def test_narrow_dtypes(dtype: str, tolerance: float, tmp_path: Path) -> None:
 def test_a_prompt_in_chunks(pair: tuple[purevk.llm.Model, Any]) -> None:
     model, reference = pair
     model.position = 0
-    model._chunk.rows = 3
+    model.decoder.chunk.rows = 3
     assert model.generate(PROMPT, max_tokens=4).tokens() == greedy(reference, PROMPT, 4)
-    model._chunk.rows = 32
+    model.decoder.chunk.rows = 32
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 0.004, 0.02, 0.4])

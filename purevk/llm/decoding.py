@@ -1,0 +1,212 @@
+"""The loop of a generation: what the cache holds, and the calls that are submitted."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import InputError
+from purevk.llm.grammar import Constraint
+from purevk.llm.graphs import source_of
+from purevk.llm.pieces import Stats, TokenLogprobs
+from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
+from purevk.program.program import Program
+
+IN_FLIGHT = 6  # calls: two steps, of three each
+
+
+class ChunkSize:
+    """How many tokens of a prompt are computed in one submission. Drivers of desktops end what takes
+    two seconds, so a submission that takes long has the next ones be smaller.
+
+    Args:
+        most: tokens.
+        adapts: the device has such a driver; else it is always `most`.
+
+    Attributes:
+        rows: tokens of the next submission.
+    """
+
+    LONG, SHORT = 0.5, 0.15  # seconds
+
+    def __init__(self, most: int, adapts: bool) -> None:
+        self._most, self._adapts = most, adapts
+        self.rows = min(64, most) if adapts else most
+
+    def took(self, seconds: float, rows: int) -> None:
+        """Notes how long a submission of so many tokens took."""
+        if not self._adapts:
+            return
+        if seconds > self.LONG:
+            self.rows = max(rows // 2, 1)
+        elif seconds < self.SHORT and rows == self.rows:
+            self.rows = min(2 * rows, self._most)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Calls that choose a token: futures of it, and of the results of `logprobs_graph`."""
+
+    token: Future[Any]
+    logprobs: Future[Any] | None = None
+
+
+class Decoder:
+    """Runs the methods "prompt" and "decode" of a program, and the cache that they write.
+
+    Args:
+        program: gets further methods when they are first needed.
+        context: tokens that the cache holds.
+        vocab: tokens that there are.
+        dtype: of the state "logits".
+        chunk: tokens of a submission.
+
+    Attributes:
+        tokens: whose keys and values are in the cache.
+    """
+
+    def __init__(
+        self, program: Program, context: int, vocab: int, dtype: DType, chunk: ChunkSize
+    ) -> None:
+        self.program, self.context, self.vocab, self._dtype = program, context, vocab, dtype
+        self.chunk = chunk
+        self.tokens: list[int] = []
+        self._running: object = None
+        program.in_flight = IN_FLIGHT
+
+    def stop(self) -> None:
+        """Ends the generation that runs."""
+        self._running = None
+
+    def logits(self) -> np.ndarray:
+        """Those that the last token was chosen by, float32 [vocab]."""
+        stored = self.program.state["logits"].reshape(-1)
+        if self._dtype is DType.bfloat16:
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
+    def steps(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        constraint: Constraint | None,
+        stats: Stats,
+    ) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
+        """The tokens that follow a prompt, with what is asked for of their probabilities, until the
+        cache is full, or the constraint lets nothing follow. The next step is submitted before the
+        token of the last one is read."""
+        mine = self._running = object()
+        random = np.random.default_rng(sampling.seed)
+        sampler = self._sampler(prompt, sampling, constraint)
+        choose = functools.partial(self._choose, sampler, sampling, constraint, random)
+        step = choose(self._prompt(prompt, stats))
+        while True:
+            position = len(self.tokens)
+            computed = self._decode(position) if position < self.context else None
+            following = choose(computed) if computed is not None and constraint is None else None
+            token = self._token(step.token.result())
+            if computed is not None:
+                self.tokens.append(token)  # the step that was submitted has it as its input
+            yield token, self._logprobs(step, token, sampling.logprobs or 0)
+            if computed is None:
+                return
+            if self._running is not mine:
+                raise InputError(
+                    "this generation was ended",
+                    why="another one has begun, or the position was set",
+                    next="finish one generation before the next one",
+                )
+            if constraint is not None:
+                constraint.accept(token)
+                if constraint.is_complete:
+                    stats.why = "end"
+                    return
+                following = choose(computed)
+            assert following is not None
+            step = following
+
+    def _decode(self, position: int) -> Future[Any]:
+        """Submits the step whose input is the token that was chosen last."""
+        return self.program.method("decode").submit(np.array([position]))
+
+    def _chunk(self, tokens: Sequence[int], position: int) -> Future[Any]:
+        """Submits tokens of a prompt."""
+        return self.program.method("prompt").submit(np.array([tokens]), np.array([position]))
+
+    @staticmethod
+    def _token(result: Any) -> int:
+        return int(result.reshape(-1)[0])
+
+    def _prompt(self, prompt: Sequence[int], stats: Stats) -> Future[Any]:
+        """Computes what the cache does not hold of a prompt."""
+        common = 0
+        for ours, theirs in zip(self.tokens, prompt[:-1]):
+            if ours != theirs:
+                break
+            common += 1
+        stats.reused_tokens = common
+        del self.tokens[common:]
+        while True:
+            at = len(self.tokens)
+            part = prompt[at : at + self.chunk.rows]
+            start = time.perf_counter()
+            future = self._chunk(part, at)
+            future.result()
+            self.chunk.took(time.perf_counter() - start, len(part))
+            self.tokens += part
+            if len(self.tokens) == len(prompt):
+                return future
+
+    def _sampler(
+        self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None
+    ) -> str:
+        """The method that chooses tokens, lowered at its first use; "" if "decode" does."""
+        if sampling.logprobs is not None and "logprobs" not in self.program.methods:
+            build = functools.partial(logprobs_graph, self.vocab, self._dtype)
+            self.program.add_methods({"logprobs": source_of(build)})
+        if sampling.greedy and not sampling.adjusts and constraint is None:
+            return ""
+        features = sampling.adjusts, constraint is not None
+        name = sampling_name(*features)
+        if name not in self.program.methods:
+            build = functools.partial(sampling_graph, self.vocab, self._dtype, *features)
+            self.program.add_methods({name: source_of(build)})
+        if sampling.adjusts:
+            seen = np.zeros((2, self.vocab), np.float32)
+            seen[0, np.asarray(prompt)] = 1
+            self.program.state["seen"] = seen
+            self.program.state["bias"] = sampling.bias(self.vocab)
+        return name
+
+    def _choose(
+        self,
+        sampler: str,
+        sampling: Sampling,
+        constraint: Constraint | None,
+        random: np.random.Generator,
+        computed: Future[Any],
+    ) -> _Step:
+        """Has a token be chosen by the logits of the last call."""
+        if sampler:
+            inputs = [sampling.parameters(random.random())]
+            if constraint is not None:
+                inputs.append(constraint.allowed())
+            computed = self.program.method(sampler).submit(*inputs)
+        if sampling.logprobs is None:
+            return _Step(computed)
+        return _Step(computed, self.program.method("logprobs").submit())
+
+    @staticmethod
+    def _logprobs(step: _Step, token: int, count: int) -> tuple[TokenLogprobs, ...]:
+        if step.logprobs is None:
+            return ()
+        logprob, largest, tokens = step.logprobs.result()
+        pairs = zip(tokens[:count].tolist(), largest[:count].tolist())
+        return (TokenLogprobs(token, float(logprob[0]), tuple(pairs)),)

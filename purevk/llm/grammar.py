@@ -1,0 +1,138 @@
+"""Answers that follow a grammar or a JSON schema, by the package llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from purevk.errors import InputError, UnsupportedProgramError
+
+if TYPE_CHECKING:
+    from purevk.llm.tokenizer import Tokenizer
+
+_MOST_TEXT = 1 << 20  # characters of a grammar
+
+
+class Constraint:
+    """Which tokens may come next. It is for one generation.
+
+    Args:
+        engine: of the tokenizer, see `engine_of`.
+        grammar: in the form of llguidance, see `checked_grammar`.
+
+    Raises:
+        InputError: the grammar is damaged.
+    """
+
+    def __init__(self, engine: Any, grammar: str) -> None:
+        from llguidance import LLMatcher
+
+        self._matcher = LLMatcher(engine, grammar, log_level=0)
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> np.ndarray:
+        """A bit for each token that may come next, uint8 [bytes].
+
+        Raises:
+            InputError: the grammar asks for more than llguidance's limits.
+        """
+        bits = self._matcher.compute_bitmask()
+        self._check()
+        return np.frombuffer(bits, np.uint8)
+
+    def accept(self, token: int) -> None:
+        """Goes on after a token."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InputError("the grammar cannot be used", why=self._matcher.get_error()[:1000])
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance takes it: attributes by these names, and a function."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer = tokenizer
+        control = tokenizer.control_tokens
+        self.eos_token_id = min(tokenizer.end_tokens, default=0)
+        self.bos_token_id = None
+        self.special_token_ids = sorted(control)
+        self.tokens = [
+            # llguidance recognizes names of control tokens by this byte
+            b"\xff" + tokenizer.name(token).encode()
+            if token in control
+            else tokenizer.token_bytes(token)
+            for token in range(vocab)
+        ]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, start=False)
+
+
+def engine_of(tokenizer: Tokenizer, vocab: int) -> Any:
+    """What llguidance knows of a tokenizer; it is the same for all generations.
+
+    Raises:
+        UnsupportedProgramError: the package is not installed, or the tokenizer has no token that
+            ends an answer.
+    """
+    try:
+        from llguidance import LLTokenizer, TokenizerWrapper
+    except ImportError:
+        raise UnsupportedProgramError(
+            "the package llguidance is not installed", next="pip install purevk[llm]"
+        ) from None
+    ends = sorted(tokenizer.end_tokens)
+    if not ends:
+        raise UnsupportedProgramError(
+            "the tokenizer has no token that ends an answer",
+            why="a grammar must be able to end one",
+            next="generate without a grammar, with max_tokens",
+        )
+    return LLTokenizer(
+        TokenizerWrapper(_Vocabulary(tokenizer, vocab)), n_vocab=vocab, eos_token=ends
+    )
+
+
+def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> str | None:
+    """A grammar in the form of llguidance; None if there is none.
+
+    Raises:
+        InputError: both are there, or one is not what is expected.
+        UnsupportedProgramError: the package is not installed.
+    """
+    if grammar is None and json_schema is None:
+        return None
+    if grammar is not None and json_schema is not None:
+        raise InputError("both grammar and json_schema are there", next="leave one of them out")
+    if grammar is not None and not isinstance(grammar, str):
+        raise InputError(f"grammar={grammar!r} is not accepted", why="a text is expected")
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        raise UnsupportedProgramError(
+            "the package llguidance is not installed", next="pip install purevk[llm]"
+        ) from None
+    if grammar is not None:
+        text: str = LLMatcher.grammar_from_lark(grammar)
+    else:
+        try:
+            schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+            text = LLMatcher.grammar_from_json_schema(schema)
+        except (TypeError, ValueError) as error:
+            raise InputError("json_schema is no JSON schema", why=str(error)[:1000]) from None
+    if len(text) > _MOST_TEXT:
+        raise InputError(
+            f"the grammar has {len(text)} characters", why=f"{_MOST_TEXT} are accepted"
+        )
+    return text
