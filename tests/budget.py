@@ -27,6 +27,7 @@ import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +43,8 @@ RECENT = 20.0  # seconds that a measurement of the loop holds
 LANDING = 38 * 60.0  # CPU seconds of the landing tier
 DRIVER = 3.0  # times what shaderc takes for a kernel, the driver may take for it
 
-_totals: list[float] = []  # of each test, where the reports of all processes come together
+# CPU seconds of each file, where the reports of all processes come together.
+_totals: dict[str, float] = defaultdict(float)
 
 
 def cpu_seconds() -> float:
@@ -86,28 +88,43 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the process that collects the reports: the sum of the tier."""
     if report.when == "teardown":
-        _totals.append(sum(value for name, value in report.user_properties if name == "landing"))
+        file = report.nodeid.partition("::")[0].removeprefix("tests/")
+        _totals[file] += sum(value for name, value in report.user_properties if name == "landing")
+
+
+def _judges(config: pytest.Config) -> bool:
+    return bool(config.getoption("--budget")) and tiers.is_whole()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    judges = session.config.getoption("--budget") and tiers.is_whole()
-    if judges and sum(_totals) > LANDING:
+    if _judges(session.config) and sum(_totals.values()) > LANDING:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if config.getoption("--budget"):
+    if not config.getoption("--budget"):
+        return
+    total = sum(_totals.values())
+    terminalreporter.write_line(
+        f"tests of the landing tier took {total / 60:.1f} CPU-minutes of the reference machine, and may"
+        f" take {LANDING / 60:.0f}"
+    )
+    if _judges(config) and total > LANDING:
         terminalreporter.write_line(
-            f"tests of the landing tier took {sum(_totals) / 60:.1f} CPU-minutes of the reference"
-            f" machine, and may take {LANDING / 60:.0f}"
+            "This fails the run. Make tests cheaper, or write nightly in place of landing in"
+            " tests/budget.txt where something cheaper tests most of it. The files furthest above their"
+            " sums there:"
         )
+        sums = {file: tiers.budget().get(file, (0.0, ""))[0] for file in _totals}
+        for file in sorted(sums, key=lambda file: sums[file] - _totals[file])[:10]:
+            terminalreporter.write_line(f"  {_totals[file]:.1f} s, not {sums[file]:.1f}: {file}")
 
 
 class _Meter:
     def __init__(self, config: pytest.Config) -> None:
         path = config.getoption("--costs")
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._judges = config.getoption("--budget") and tiers.is_whole()
+        self._judges = _judges(config)
         self._compiled = 0.0  # CPU seconds of shaderc in the test
         self._landing = False  # the tier of the test
         self._test = ""

@@ -52,6 +52,12 @@ def test_a_test_over_its_budget_fails(
     made.stdout.fnmatch_lines(["*test_it.py::test_new took 0.? CPU seconds*allows 0.1*"])
     monkeypatch.setattr(budget, "slowness", lambda: 9.0)  # a busy machine
     pytester.runpytest_inprocess(*plugins, "--budget").assert_outcomes(passed=4)
+    monkeypatch.setattr(budget, "LANDING", 0.01)
+    ran = pytester.runpytest_inprocess(*plugins, "--budget")
+    assert ran.ret == pytest.ExitCode.TESTS_FAILED
+    ran.stdout.fnmatch_lines(
+        ["*This fails the run. Make tests cheaper*", "*s, not 0.0: test_it.py"]
+    )
     files = [str(pytester.path / "costs.jsonl")]
     assert script.is_whole(files)
     costs = script.measured(files)
