@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.errors import InputError
 from purevk.ir import Dim, Size, Symbol
 from purevk.ir import dims as _dims
 
@@ -39,10 +40,21 @@ class SizeTable:
         self.symbols: tuple[Symbol, ...] = tuple(sorted(found, key=lambda symbol: symbol.name))
 
     def evaluate(self, env: Mapping[Symbol, int]) -> np.ndarray:
-        """The sizes as int64, for the values of the symbols in `env`."""
+        """The sizes as int64, for the values of the symbols in `env`.
+
+        Raises:
+            InputError: one has more than 64 bits.
+        """
         numbers: np.ndarray = self._fixed.copy()
         if self._expressions:
-            numbers[self._at] = np.array(self.values(env), np.int64)[self._which]
+            values = self.values(env)
+            try:
+                numbers[self._at] = np.array(values, np.int64)[self._which]
+            except OverflowError:
+                raise InputError(
+                    f"the integers of this call make the number {max(values, key=abs)}",
+                    why="tensors have integers of up to 64 bits",
+                ) from None
         return numbers
 
     def values(self, env: Mapping[Symbol, int]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Size, Value
+from purevk.ir import dims as _dims
 from purevk.shaders.code_size import code_size
 
 
@@ -166,6 +167,13 @@ _RESULT_ZERO = re.compile(
 )
 # GLSL that rounds $0, a float, to the nearest number of a dtype.
 ROUND = {DType.float16: "pv_round_float16($0)", DType.bfloat16: "pv_round_bfloat16($0)"}
+# GLSL of a number of 64 bits whose lower 32 bits are $0 and whose others are $1.
+_OF_WORDS = {
+    "bool": "(($0 | $1) != 0)",
+    "int64_t": "packInt2x32(ivec2($0, $1))",
+    "float": "pv_float_of_words($1, uint($0))",
+    "double": "(double($1) * 4294967296.0lf + double(uint($0)))",
+}
 # Steps that give 0 if all of their operands are 0.
 _KEEPS_ZERO = ("($0 * $1)", "($0 * $0)", *ROUND.values())
 
@@ -210,6 +218,19 @@ class ExpressionBuilder:
             self._scalars[size] = Term("scalar", len(self.scalars))
             self.scalars[size] = dtype
         return self._scalars[size]
+
+    def number(self, size: Size, dtype: DType) -> Term:
+        """A number known only at a call, as an element of a dtype. It may have 64 bits, unless
+        `dtype` has fewer."""
+        low, high = _dims.range_of(size)
+        if -(2**31) <= low and high < 2**31 or dtype.acc not in _OF_WORDS:
+            term, text = self.scalar(size, DType.int32), convert("$0", DType.int32, dtype)
+            term = term if text == "$0" else self.step(text, [term], dtype)
+        else:
+            lower = size - 2**32 * ((size + 2**31) // 2**32)
+            words = [self.scalar(word, DType.int32) for word in (lower, size // 2**32)]
+            term = self.step(_OF_WORDS[dtype.acc], words, dtype)
+        return self.rounded(term, dtype)
 
     def step(self, glsl: str, operands: Sequence[Term], dtype: DType, name: str = "") -> Term:
         """Appends a step; `name` is the operator that it computes."""

@@ -276,3 +276,48 @@ def test_integers_of_calls_may_be_negative() -> None:
         for i in (5, -4, -40, 0, 3):
             for have, want in zip(program(x, i), module(x, i), strict=True):
                 assert torch.equal(have, want), i
+
+
+_WIDE: dict[str, Callable[[Any, int], Any]] = {
+    "add": lambda x, n: x + n,
+    "mul": lambda x, n: x * (n - 3),
+    "eq": lambda x, n: x == n,
+    "floor_divide": lambda x, n: x // torch.sym_max(n, 1),
+    "remainder": lambda x, n: x % torch.sym_max(n, 5),
+    "full": lambda x, n: torch.full((3,), n, dtype=x.dtype),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "truth": lambda x, n: (x > 0).float() * (n > 2**40),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64], ids=str)
+def test_integers_of_calls_may_have_64_bits(dtype: Any, tmp_path: Path) -> None:
+    rng = random.Random(7)
+
+    class Wide(nn.Module):
+        def forward(self, x: Any, numbers: Any) -> list[Any]:
+            return [make(x, numbers[1].item()) for make in _WIDE.values()]
+
+    # Ties of float32, and numbers next to them.
+    numbers = [0xFFFFFFFF, 2**31, 2**56 + 2**32, 2**56 + 2**32 + 1, -(2**40) - 1]
+    numbers += [rng.randrange(-(2 ** (k - 1)), 2 ** (k - 1)) for k in (20, 34, 50, 55, 58)]
+    x = torch.tensor([1, -7, 2**33 + 5, numbers[3]]).to(dtype)
+    with purevk.compile(Wide(), (x, torch.tensor([0, 5]))) as program:
+        program.save(tmp_path / "wide.pvk")
+    with purevk.load(tmp_path / "wide.pvk") as loaded:
+        for number in numbers:
+            call = x, torch.tensor([0, number])
+            for name, made, reference in zip(_WIDE, loaded(*call), Wide()(*call)):
+                where = f"{name} of {number}"
+                torch.testing.assert_close(made, reference, rtol=0, atol=0, msg=where)
+
+
+def test_products_of_sizes_may_have_64_bits() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + x.shape[0] * x.shape[0] * 100_000
+
+    with purevk.compile(Scaled(), (torch.ones(8),), ({0: Dynamic.AUTO},)) as program:
+        for size in (3, 400, 5000):
+            x = torch.ones(size, dtype=torch.float32)
+            assert torch.equal(program(x), Scaled()(x))

@@ -181,20 +181,20 @@ def expression_of(
     terms: dict[str, Term] = {}
     texts: dict[str, str] = {}
     for name, arg in arguments.items():
+        keep = name == "cond" or form.compute == "as is"
         if isinstance(arg, Value):
             source = arg.type.dtype
             joined = name in form.arithmetic and source is computing
             term = builder.input(arg, source) if joined else builder.rounded_input(arg)
         elif isinstance(arg, Dim):
-            source = DType.int32
-            term = builder.scalar(arg, source)
+            terms[name] = builder.scalar(arg, DType.int32) if keep else builder.number(arg, computing)
+            continue
         else:
             if isinstance(arg, (int, float, bool)):
                 if computing in ROUND and name in "xyz" and name not in form.arithmetic:
                     arg = rounded(arg, computing)  # as torch does, for comparisons and the like
                 texts[name] = literal(arg, computing)
             continue
-        keep = name == "cond" or form.compute == "as is"
         terms[name] = term if keep else _converted(builder, term, source, computing)
     text = re.sub(r"\bACC\(([^()]*)\)", lambda match: _acc(match[1], arguments, computing), text)
     operands_used: list[Term] = []

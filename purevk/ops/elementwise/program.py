@@ -31,9 +31,9 @@ def constant(
         flat = builder.aten.view(builder.aten._to_copy(number, dtype), ())
         return builder.aten.expand(flat, tuple(sizes))
     if isinstance(number, Dim):
-        expression = Expression((), (DType.int32,), (), (0,))
-        made = builder.emit(POINTWISE, expression, (), (number,), tuple(sizes))
-        return builder.aten._to_copy(made, dtype)
+        steps = ExpressionBuilder()
+        expression = steps.build([steps.number(number, dtype)])
+        return builder.emit(POINTWISE, expression, (), tuple(steps.scalars), tuple(sizes))
     if isinstance(number, complex):
         raise GraphError("no kernel for a complex constant")
     if dtype in ROUND:
