@@ -223,7 +223,7 @@ class ExpressionBuilder:
         """A number known only at a call, as an element of a dtype. It may have 64 bits, unless
         `dtype` has fewer."""
         low, high = _dims.range_of(size)
-        if -(2**31) <= low and high < 2**31 or dtype.acc not in _OF_WORDS:
+        if (-(2**31) <= low and high < 2**31) or dtype.acc not in _OF_WORDS:
             term, text = self.scalar(size, DType.int32), convert("$0", DType.int32, dtype)
             term = term if text == "$0" else self.step(text, [term], dtype)
         else:

@@ -87,13 +87,16 @@ def decompose(program: Any) -> Any:
         UnsupportedProgramError: torch cannot decompose it, or a tensor in it is sparse or nested.
     """
     _refuse_layouts(program)
+    _replace_casts_of_truths(program)
     if is_decomposed(program):
         return program  # torch traces a program anew, which takes seconds for large models
     _refuse_resized(program)
     replace_written_views(program.graph_module)
     with higher_order.sub_graphs_may_write(program):
         try:
-            return program.run_decompositions(decompositions(program))
+            decomposed = program.run_decompositions(decompositions(program))
+            _replace_casts_of_truths(decomposed)
+            return decomposed
         except PurevkError:
             raise
         except Exception as error:  # torch raises errors of many classes
@@ -105,6 +108,27 @@ def decompose(program: Any) -> Any:
                 " or a buffer that shares memory with another one and is written, an operator that"
                 " changes the sizes of an input (resize_, transpose_), torch.func.grad",
             ) from error
+
+
+def _replace_casts_of_truths(program: Any) -> None:
+    """Writes `int(truth) == 1` as `truth`. torch 2.11 asserts a truth value in this form, which it can
+    neither trace again nor save."""
+    import torch
+    from torch.fx.experimental import symbolic_shapes
+
+    cast = vars(symbolic_shapes).get("cast_symbool_to_symint_guardless")
+    for module in program.graph_module.modules():
+        if cast is None or not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in [*module.graph.nodes]:
+            operand = node.args[0] if node.args else None
+            if node.target is not operator.eq or node.args[1] != 1:
+                continue
+            if isinstance(operand, torch.fx.Node) and operand.target is cast:
+                node.replace_all_uses_with(operand.args[0])
+                module.graph.erase_node(node)
+                if not operand.users:
+                    module.graph.erase_node(operand)
 
 
 def _refuse_layouts(program: Any) -> None:

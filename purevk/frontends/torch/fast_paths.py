@@ -71,6 +71,19 @@ def _assertion(condition: Any, *args: Any) -> Any:
     return _assertion_in_torch(condition, *args)
 
 
+@contextlib.contextmanager
+def without_new_hooks() -> Iterator[None]:
+    """Removes hooks of buffers that are still there after it. An export that fails leaves such a hook in
+    torch 2.11, which then refuses that a module gets a buffer."""
+    hooks = vars(torch.nn.modules.module).get("_global_buffer_registration_hooks", {})
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for key in set(hooks) - before:
+            del hooks[key]
+
+
 def table() -> dict[Any, Any]:
     """The decompositions, by operator."""
     return {

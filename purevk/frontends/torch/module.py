@@ -307,11 +307,12 @@ def _export(
     import torch
 
     from purevk.frontends.torch.elements.traced_numbers import NumbersOfTensors
+    from purevk.frontends.torch.fast_paths import without_new_hooks
 
     numbers: Any = contextlib.nullcontext()
 
     def export() -> Any:
-        with numbers:
+        with numbers, without_new_hooks():
             return torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )

@@ -187,7 +187,9 @@ def expression_of(
             joined = name in form.arithmetic and source is computing
             term = builder.input(arg, source) if joined else builder.rounded_input(arg)
         elif isinstance(arg, Dim):
-            terms[name] = builder.scalar(arg, DType.int32) if keep else builder.number(arg, computing)
+            terms[name] = (
+                builder.scalar(arg, DType.int32) if keep else builder.number(arg, computing)
+            )
             continue
         else:
             if isinstance(arg, (int, float, bool)):

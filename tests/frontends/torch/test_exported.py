@@ -362,7 +362,8 @@ def test_states_of_an_lstm_as_torch_2_11_traces_them() -> None:
     exported = torch.export.export(module, (x,))
     (node,) = (node for node in exported.graph.nodes if "lstm" in str(node.target))
     out, hidden, cell = node.meta["val"]
-    node.meta["val"] = (out, hidden.unsqueeze(1), cell.unsqueeze(1))
+    states = (state.reshape(state.shape[0], 1, *state.shape[-2:]) for state in (hidden, cell))
+    node.meta["val"] = (out, *states)
     with purevk.compile(exported) as program:
         torch.testing.assert_close(program.forward(x), module(x))
 

@@ -9,6 +9,7 @@ import purevk
 from purevk.ir import Graph
 
 torch = pytest.importorskip("torch")
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: E402
 
 pytestmark = pytest.mark.device
 
@@ -63,7 +64,12 @@ def is_static(graph: Graph) -> bool:
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "exported"])
 def test_sizes_from_buffers_are_known(exported: bool) -> None:
     model, x = Padded().eval(), torch.randn(1, 4, 20)
-    given = torch.export.export(model, (x,), strict=False) if exported else model
+    given = model
+    if exported:
+        try:
+            given = torch.export.export(model, (x,), strict=False)
+        except GuardOnDataDependentSymNode:  # torch 2.11
+            pytest.skip("this torch does not export a convolution of an unbacked size")
     program = purevk.compile(given, None if exported else (x,))
     assert is_static(program.method("forward").source(None))
     torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
