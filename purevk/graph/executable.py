@@ -21,6 +21,7 @@ from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
 from purevk.graph.load_time import run_load_time
 from purevk.graph.memory import DeviceStore
+from purevk.graph.overlapped import OverlappedCalls
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims
@@ -99,6 +100,7 @@ class Executable:
         self._graph: ComputeGraph | None = None
         self._given_up = False  # whether the last call did not come to its end
         self._external: dict[ExternalDevice, ExternalCalls] = {}
+        self._overlapped: OverlappedCalls | None = None
         self._control: dict[Node, ControlStep] = {}
         try:
             self._prepare(progress, may_compile)
@@ -165,7 +167,9 @@ class Executable:
     def call_memories(self) -> list[CallMemory]:
         """The memory of calls."""
         own = [] if self._graph is None else [self._graph.memory]
-        return [*own, *(calls.memory for calls in self._external.values())]
+        graphs = [] if self._overlapped is None else self._overlapped.graphs
+        external = (calls.memory for calls in self._external.values())
+        return [*own, *(graph.memory for graph in graphs), *external]
 
     def _compute_graph(self, external: bool = False) -> ComputeGraph:
         plan, fixed = self.plan, [self.weights, self.states]
@@ -369,6 +373,34 @@ class Executable:
             next="correct the model, or its inputs; states are as they were before that call",
         )
 
+    # -- calls that overlap --------------------------------------------------------------------------
+    @property
+    def overlapped(self) -> OverlappedCalls | None:
+        """What starts calls before the one before has finished. None: the host has a part in a call,
+        or its kernels may refuse it."""
+        if self._overlapped is None and self.takes_external and not self.plan.checks:
+            self._overlapped = OverlappedCalls(
+                self._compute_graph, self._write_inputs, self._read_outputs
+            )
+            self._release_unused_graph()
+        return self._overlapped
+
+    def _write_inputs(self, compute: ComputeGraph, inputs: Mapping[Value, np.ndarray]) -> None:
+        for value in self.plan.uploads[0]:
+            _copy_in(compute.memory.upload_view(value), inputs[value])
+
+    def _read_outputs(self, compute: ComputeGraph, env: Mapping[Symbol, int]) -> list[Any]:
+        plan, graph = self.plan, self.plan.assignment.graph
+        outputs: list[Any] = []
+        for output in graph.outputs:
+            if not isinstance(output, Value) or output in graph.constants:
+                outputs.append(self._output(output, {}, env, None, copied))
+                continue
+            sizes, dtype, *_ = self._forms.get(output) or self._form(output, env)
+            view = compute.memory.download_view(plan.assignment.storages.get(output, output))
+            outputs.append(np.ndarray(sizes, dtype, view).copy())
+        return outputs
+
     # -- calls with tensors of another API ---------------------------------------------------------
     @functools.cached_property
     def takes_external(self) -> bool:
@@ -397,10 +429,13 @@ class Executable:
         if calls is None:
             calls = ExternalCalls(self._compute_graph(external=True), device)
             self._external[device] = calls
-            if self._graph is not None and not self._graph.recorded:
-                self._graph.close()  # nobody has called it so far
-                self._graph = None
+            self._release_unused_graph()
         return calls
+
+    def _release_unused_graph(self) -> None:
+        if self._graph is not None and not self._graph.recorded:
+            self._graph.close()  # nobody has called it so far
+            self._graph = None
 
     def run_external(
         self,
@@ -580,6 +615,9 @@ class Executable:
             for calls in inner._external.values():
                 calls.close()
             inner._external.clear()
+            if inner._overlapped is not None:
+                inner._overlapped.close()
+                inner._overlapped = None
             if inner._graph is not None:
                 inner._graph.close()
             inner._pipelines = []

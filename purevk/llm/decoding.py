@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,16 @@ from purevk.llm.pieces import Stats, TokenLogprobs
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
 from purevk.program.program import Program
 
-IN_FLIGHT = 6  # calls: two steps, of three each
+PROMPT_ROWS = (1, 33, 256)
+"""Tokens from which on prompts have another method on GPUs: other kernels are faster then."""
+_Started = Callable[[], Any]  # waits for a call, and gives its results
+
+
+def prompt_lengths(most: int, is_gpu: bool) -> dict[str, tuple[int, int]]:
+    """The methods of prompts by name, with the fewest and the most tokens that each takes."""
+    least = [rows for rows in PROMPT_ROWS if rows <= most] if is_gpu else [1]
+    ends = [*(rows - 1 for rows in least[1:]), most]
+    return {f"prompt_{end}": (start, end) for start, end in zip(least, ends)}
 
 
 class ChunkSize:
@@ -52,17 +61,18 @@ class ChunkSize:
 
 @dataclass(frozen=True)
 class _Step:
-    """Calls that choose a token: futures of it, and of the results of `logprobs_graph`."""
+    """Calls that choose a token: what gives it, and the results of `logprobs_graph`."""
 
-    token: Future[Any]
-    logprobs: Future[Any] | None = None
+    token: _Started
+    logprobs: _Started | None = None
 
 
 class Decoder:
-    """Runs the methods "prompt" and "decode" of a program, and the cache that they write.
+    """Runs the methods of a program for prompts and "decode", and the cache that they write.
 
     Args:
         program: gets further methods when they are first needed.
+        prompts: the methods for prompts, see `prompt_lengths`.
         context: tokens that the cache holds.
         vocab: tokens that there are.
         dtype: of the state "logits".
@@ -73,20 +83,26 @@ class Decoder:
     """
 
     def __init__(
-        self, program: Program, context: int, vocab: int, dtype: DType, chunk: ChunkSize
+        self,
+        program: Program,
+        prompts: Mapping[str, tuple[int, int]],
+        context: int,
+        vocab: int,
+        dtype: DType,
+        chunk: ChunkSize,
     ) -> None:
         self.program, self.context, self.vocab, self._dtype = program, context, vocab, dtype
-        self.chunk = chunk
+        self.chunk, self._prompts = chunk, prompts
         self.tokens: list[int] = []
         self._running: object = None
-        program.in_flight = IN_FLIGHT
 
     def stop(self) -> None:
         """Ends the generation that runs."""
         self._running = None
 
     def logits(self) -> np.ndarray:
-        """Those that the last token was chosen by, float32 [vocab]."""
+        """Those of the last step, float32 [vocab]. While a generation runs, this step is computed
+        already when the token before it is given."""
         stored = self.program.state["logits"].reshape(-1)
         if self._dtype is DType.bfloat16:
             return (stored.astype(np.uint32) << 16).view(np.float32)
@@ -98,20 +114,22 @@ class Decoder:
         sampling: Sampling,
         constraint: Constraint | None,
         stats: Stats,
+        most: int | None = None,
     ) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
-        """The tokens that follow a prompt, with what is asked for of their probabilities, until the
-        cache is full, or the constraint lets nothing follow. The next step is submitted before the
+        """`most` tokens that follow a prompt, with what is asked for of their probabilities, or until
+        the cache is full, or the constraint lets nothing follow. The next step is submitted before the
         token of the last one is read."""
         mine = self._running = object()
         random = np.random.default_rng(sampling.seed)
         sampler = self._sampler(prompt, sampling, constraint)
         choose = functools.partial(self._choose, sampler, sampling, constraint, random)
         step = choose(self._prompt(prompt, stats))
-        while True:
+        for count in itertools.count(1):
             position = len(self.tokens)
-            computed = self._decode(position) if position < self.context else None
+            goes_on = position < self.context and count != most
+            computed = self._decode(position) if goes_on else None
             following = choose(computed) if computed is not None and constraint is None else None
-            token = self._token(step.token.result())
+            token = self._token(step.token())
             if computed is not None:
                 self.tokens.append(token)  # the step that was submitted has it as its input
             yield token, self._logprobs(step, token, sampling.logprobs or 0)
@@ -132,19 +150,20 @@ class Decoder:
             assert following is not None
             step = following
 
-    def _decode(self, position: int) -> Future[Any]:
+    def _decode(self, position: int) -> _Started:
         """Submits the step whose input is the token that was chosen last."""
-        return self.program.method("decode").submit(np.array([position]))
+        return self.program.method("decode").start(np.array([position]))
 
-    def _chunk(self, tokens: Sequence[int], position: int) -> Future[Any]:
-        """Submits tokens of a prompt."""
-        return self.program.method("prompt").submit(np.array([tokens]), np.array([position]))
+    def _chunk(self, tokens: Sequence[int], position: int) -> Any:
+        """Computes tokens of a prompt."""
+        name = next(name for name, (_, most) in self._prompts.items() if len(tokens) <= most)
+        return self.program.method(name)(np.array([tokens]), np.array([position]))
 
     @staticmethod
     def _token(result: Any) -> int:
         return int(result.reshape(-1)[0])
 
-    def _prompt(self, prompt: Sequence[int], stats: Stats) -> Future[Any]:
+    def _prompt(self, prompt: Sequence[int], stats: Stats) -> _Started:
         """Computes what the cache does not hold of a prompt."""
         common = 0
         for ours, theirs in zip(self.tokens, prompt[:-1]):
@@ -157,12 +176,12 @@ class Decoder:
             at = len(self.tokens)
             part = prompt[at : at + self.chunk.rows]
             start = time.perf_counter()
-            future = self._chunk(part, at)
-            future.result()
+            result = self._chunk(part, at)
             self.chunk.took(time.perf_counter() - start, len(part))
             self.tokens += part
             if len(self.tokens) == len(prompt):
-                return future
+                break
+        return lambda: result
 
     def _sampler(
         self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None
@@ -191,22 +210,22 @@ class Decoder:
         sampling: Sampling,
         constraint: Constraint | None,
         random: np.random.Generator,
-        computed: Future[Any],
+        computed: _Started,
     ) -> _Step:
         """Has a token be chosen by the logits of the last call."""
         if sampler:
             inputs = [sampling.parameters(random.random())]
             if constraint is not None:
                 inputs.append(constraint.allowed())
-            computed = self.program.method(sampler).submit(*inputs)
+            computed = self.program.method(sampler).start(*inputs)
         if sampling.logprobs is None:
             return _Step(computed)
-        return _Step(computed, self.program.method("logprobs").submit())
+        return _Step(computed, self.program.method("logprobs").start())
 
     @staticmethod
     def _logprobs(step: _Step, token: int, count: int) -> tuple[TokenLogprobs, ...]:
         if step.logprobs is None:
             return ()
-        logprob, largest, tokens = step.logprobs.result()
+        logprob, largest, tokens = step.logprobs()
         pairs = zip(tokens[:count].tolist(), largest[:count].tolist())
         return (TokenLogprobs(token, float(logprob[0]), tuple(pairs)),)

@@ -36,11 +36,11 @@ class GraphBuilder(Builder):
         self._labels: dict[Value, Label] = {}
         self._symbols: dict[Symbol, SymbolSource] = {}
 
-    def input(self, dtype: DType, dims: Sequence[int], most: int = 0) -> Value:
-        """An input; `most`: its last size may be anything up to this."""
+    def input(self, dtype: DType, dims: Sequence[int], most: int = 0, least: int = 1) -> Value:
+        """An input; `most`: its last size may be anything from `least` up to this."""
         sizes: list[Size] = list(dims)
         if most:
-            symbol = Symbol(f"s{len(self._symbols)}", most, lower=1)
+            symbol = Symbol(f"s{len(self._symbols)}", most, lower=least)
             sizes[-1] = Dim.of(symbol)
         value = Value(f"input_{len(self._inputs)}", TensorType(dtype, tuple(sizes)))
         if most:

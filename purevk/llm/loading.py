@@ -12,7 +12,7 @@ from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
-from purevk.llm.decoding import ChunkSize, Decoder
+from purevk.llm.decoding import ChunkSize, Decoder, prompt_lengths
 from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.llama import Llama
@@ -29,7 +29,7 @@ DTYPES = {
     "bfloat16": DType.bfloat16,
 }
 DEFAULT_CONTEXT = 4096
-MOST_ROWS = 512  # tokens of a prompt in one submission
+MOST_ROWS, GPU_ROWS = 512, 2048  # tokens of a prompt in one submission; of GPUs
 
 
 def load(
@@ -81,7 +81,7 @@ def plan(
         raise InputError(f"dtype={dtype!r} is not known", why=f"{', '.join(DTYPES)} are accepted")
     with GgufFile(os.fspath(path)) as file:
         architecture, rows = _architecture(file, context)
-        return plan_of(_step_graph(file, architecture, rows, DTYPES[dtype], "decode"), rows)
+        return plan_of(_step_graph(file, architecture, rows, DTYPES[dtype]), rows)
 
 
 def _architecture(file: GgufFile, context: int | None) -> tuple[Llama, int]:
@@ -106,21 +106,32 @@ def _architecture(file: GgufFile, context: int | None) -> tuple[Llama, int]:
     return model, rows
 
 
-def _step_graph(file: GgufFile, model: Llama, rows: int, dtype: DType, name: str) -> Graph:
-    """The method "prompt", of tokens that the host gives, or "decode", of the token that the last
-    call has chosen. Both take the position of the first token, int64 [1], store the logits of the
-    last one and the token with the largest, and return this token, int64 [1, 1]."""
+def _step_graph(
+    file: GgufFile,
+    model: Llama,
+    rows: int,
+    dtype: DType,
+    name: str = "decode",
+    length: tuple[int, int] | None = None,
+) -> Graph:
+    """A method of tokens that the host gives, from `length[0]` to `length[1]` of them. Without
+    `length`, the method "decode" of the token that the last call has chosen.
+
+    Both take the position of the first token, int64 [1], store the logits of the last one and the
+    token with the largest, and return this token, int64 [1, 1]."""
     net = Network(name, file, dtype, rows)
     token = net.state(TensorType(DType.int64, (1, 1)), name="token")
     tokens: Value = token
-    if name == "prompt":
-        tokens = net.input(DType.int64, (1, 1), min(MOST_ROWS, rows))
-    else:  # it is in range: no kernel has to check it
+    if length is not None:
+        least, most = length
+        tokens = net.input(DType.int64, (1, 1), most, least)
+    else:
         tokens = net.op("clamp.default", token, 0, model.vocab - 1)
     position = net.input(DType.int64, (1,))
     numbers = net.constant(np.arange(rows), DType.int64)
     steps = net.op("slice.Tensor", numbers, 0, 0, tokens.type.dims[1], 1)
-    positions = net.op("add.Tensor", position, steps, 1)
+    # They are in range: no kernel has to check them.
+    positions = net.op("clamp.default", net.op("add.Tensor", position, steps, 1), 0, rows - 1)
     columns, lines = (
         net.op("unsqueeze.default", each, dim) for each, dim in ((numbers, 0), (positions, 1))
     )
@@ -137,12 +148,15 @@ def _model(file: GgufFile, device: Context, context: int | None, dtype: DType) -
     """Builds the methods, and puts them onto a device."""
     architecture, rows = _architecture(file, context)
     arguments = (file, architecture, rows, dtype)
-    plan = plan_of(_step_graph(*arguments, "decode"), rows)
+    plan = plan_of(_step_graph(*arguments), rows)
     check_fits(plan, device, file.name)
+    is_gpu = device.traits.profile.has_fast_shared_memory
+    most = min(GPU_ROWS if is_gpu else MOST_ROWS, rows)
+    prompts = prompt_lengths(most, is_gpu)
     sources = {
-        name: source_of(functools.partial(_step_graph, *arguments, name))
-        for name in ("prompt", "decode")
+        name: source_of(functools.partial(_step_graph, *arguments, name, length))
+        for name, length in (*prompts.items(), ("decode", None))
     }
     program = Program(os.path.basename(file.name), sources, device, closing=file.close)
-    chunk = ChunkSize(min(MOST_ROWS, rows), device.traits.profile.has_fast_shared_memory)
-    return Model(Decoder(program, rows, architecture.vocab, dtype, chunk), file, plan)
+    decoder = Decoder(program, prompts, rows, architecture.vocab, dtype, ChunkSize(most, is_gpu))
+    return Model(decoder, file, plan)

@@ -25,7 +25,7 @@ class Model:
     """A language model on a device. One generation runs at a time.
 
     Attributes:
-        decoder: runs the program, with the methods "prompt" and "decode".
+        decoder: runs the methods of the program.
         context: tokens that the cache holds.
         vocab: tokens that there are.
         program: the program that runs.
@@ -139,7 +139,7 @@ class Model:
         stats = Stats(prompt_tokens=len(tokens))
         needs_text = isinstance(prompt, str) or stops or constraint
         tokenizer = self.tokenizer if needs_text else None
-        steps = self.decoder.steps(tokens, sampling, constraint, stats)
+        steps = self.decoder.steps(tokens, sampling, constraint, stats, max_tokens)
         return Pieces(_pieces(steps, max_tokens, stops, stats, tokenizer), stats)
 
     @functools.cached_property

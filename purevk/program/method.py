@@ -229,6 +229,40 @@ class Method:
 
         return self.program.submissions.submit(prepare, call)
 
+    def start(self, *args: Any) -> Callable[[], Any]:
+        """Submits a call to the device and returns at once: a function that waits for it and gives
+        what `__call__` does, as numpy arrays.
+
+        The device goes on with the call while the host starts the next one. It runs calls in their
+        order. Where the host has a part in a call, or an index of it may be out of range, the call
+        runs before this returns.
+
+        Args:
+            args: as `__call__` takes them.
+
+        Raises:
+            PurevkError: as `__call__`.
+        """
+        self.program.check_open()
+        self.program.settle()
+        variant, call = self._read(args, {})
+        with self.lock:
+            self.program.check_open()
+            variant, (chosen, env) = self._choose(variant, call)
+            calls = None
+            plain = call.device is None and not variant.graph.updates and not knobs.CHECK()
+            if plain and self.program.weight_watch is None:
+                calls = chosen.executable.overlapped
+            if calls is not None:
+                chosen.check_indices(call.arrays, env, variant.where)
+                self._calls += 1
+                variant.used = self._calls
+                inputs = {value: call.arrays[position] for position, value in chosen.tensors}
+                started = calls.start(inputs, env)
+                return lambda: returned(variant.graph, tuple(started.result()))
+        results = self(*args)
+        return lambda: results
+
     def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, CallInputs]:
         """The variant that takes arguments of this form, and its inputs."""
         choice = self._find(args, kwargs)

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
+from purevk.llm import decoding, loading  # noqa: E402
 from purevk.llm.blocks import FORMS  # noqa: E402
-from purevk.llm.decoding import ChunkSize  # noqa: E402
+from purevk.llm.decoding import ChunkSize, prompt_lengths  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -45,10 +46,9 @@ def greedy(reference: Any, tokens: list[int], count: int) -> list[int]:
 
 
 def prompt_logits(model: purevk.llm.Model, tokens: list[int]) -> np.ndarray:
-    """Those of the prompt alone: a cache that is full after it takes no further step."""
-    inputs = np.array([tokens]), np.array([0])
+    """Those after the prompt: no step follows the last token that is wanted."""
     model.position = 0
-    model.program.method("prompt")(*inputs)
+    model.generate(tokens, max_tokens=1).tokens()
     return model.logits
 
 
@@ -235,3 +235,23 @@ def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedProgramError, match="'mamba' is not known"):
         purevk.llm.load(tmp_path / "model.gguf")
+
+
+def test_prompts_of_gpus_have_methods_by_their_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prompt_lengths(2048, True) == {
+        "prompt_32": (1, 32),
+        "prompt_255": (33, 255),
+        "prompt_2048": (256, 2048),
+    }
+    assert prompt_lengths(20, True) == prompt_lengths(20, False) == {"prompt_20": (1, 20)}
+    monkeypatch.setattr(decoding, "PROMPT_ROWS", (1, 3, 6))
+    monkeypatch.setattr(loading, "prompt_lengths", lambda most, _: prompt_lengths(most, True))
+    reference = write_llama(tmp_path / "model.gguf", "Q8_0")
+    with purevk.llm.load(tmp_path / "model.gguf", context=32) as model:
+        for count in (2, 3, 5, 9):
+            prompt = (PROMPT * 9)[:count]
+            want = expected_logits(reference, prompt)
+            np.testing.assert_allclose(prompt_logits(model, prompt), want, atol=1e-4 * want.std())
+        assert set(model.program.methods) == {"prompt_2", "prompt_5", "prompt_32", "decode"}

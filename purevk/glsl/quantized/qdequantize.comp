@@ -1,15 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The weight of a quantized linear layer as halves: out[n, k] = quantized value * scales[n, k / group].
+// The weight of a quantized linear layer as float16: out[n, k] = quantized value * scales[n, k / group],
+// or with minimums (quantized value + OFFSET) * scales[n, k / group] + minimums[n, k / group], where
+// OFFSET is 8 or 128.
 //
-// Buffers: w (rows of words, `ldw` words from one to the next), scale [N, groups], out [N, K].
+// Buffers: w (rows of words, `ldw` words from one to the next), scale [N, groups], minimum (if MINIMUM,
+// as scale), out [N, K].
 // K and group are multiples of 8.
 // Macros:
 //   BLOCKS      1: out is in the order of fragments, as a right operand [K, N] (fragment_blocks.glslh). K
 //               and N are multiples of 16
 //   BITS        8: int8; 4: two values in a byte, each stored as value + 8
 //   HIGH_FIRST  1: the high nibble of a byte has the even k
-//   T_SCALE     element type
+//   MINIMUM     1: there are minimums (0)
+//   T_SCALE     element type of scales and minimums
 // Grid: ceil(N * K / 8 / local_size_x), spread over y: an invocation makes 8 values; with BLOCKS 16,
 // so half of that
 #include "core/common.glslh"
@@ -21,6 +25,9 @@
 #endif
 #ifndef BLOCKS
 #define BLOCKS 0
+#endif
+#ifndef MINIMUM
+#define MINIMUM 0
 #endif
 #ifndef T_SCALE
 #define T_SCALE float
@@ -38,11 +45,15 @@ PARAM(5, offset_w)
 layout(local_size_x_id = 100) in;
 READONLY_BUFFER(0, w, uint)
 READONLY_BUFFER(1, scale, T_SCALE)
+#if MINIMUM
+READONLY_BUFFER(2, minimum, T_SCALE)
+#endif
+#define OUT_BINDING (2 + MINIMUM)
 #if BLOCKS
 #include "matmul/fragment_blocks.glslh"
-WRITEONLY_BUFFER(2, out, uvec4)
+WRITEONLY_BUFFER(OUT_BINDING, out, uvec4)
 #else
-WRITEONLY_BUFFER(2, out, f16vec4)
+WRITEONLY_BUFFER(OUT_BINDING, out, f16vec4)
 #endif
 
 // The 4 values from bit 0 of a word on (BITS 4: the lower 16 bits).
@@ -60,15 +71,24 @@ vec4 qvalues(uint word) {
 
 // The 8 values from 8 * eight on of a row.
 void dequantize(int row, int eight, out vec4 first, out vec4 second) {
-    float scale = float(buf_scale[row * groups + eight * 8 / group]);
+    int at_group = row * groups + eight * 8 / group;
+    float scale = float(buf_scale[at_group]);
 #if BITS == 8
     int at = offset_w + row * ldw + 2 * eight;
     uint low = buf_w[at], high = buf_w[at + 1];
 #else
     uint low = buf_w[offset_w + row * ldw + eight], high = low >> 16;
 #endif
-    first = qvalues(low) * scale;
-    second = qvalues(high) * scale;
+    first = qvalues(low);
+    second = qvalues(high);
+#if MINIMUM
+    float minimum = float(buf_minimum[at_group]);
+    first = (first + float(1 << (BITS - 1))) * scale + minimum;
+    second = (second + float(1 << (BITS - 1))) * scale + minimum;
+#else
+    first *= scale;
+    second *= scale;
+#endif
 }
 
 #if BLOCKS

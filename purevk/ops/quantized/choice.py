@@ -8,7 +8,8 @@
 - Other rows with matrix cores: `qmatmul_coopmat.comp`. Quantized values go from memory into fragments
   as exact float16. A float32 activation becomes two float16 values, so the accuracy is that of float32.
 - From 256 rows of float16 on, `qdequantize.comp` makes the weight into float16 at each call, and a
-  matmul of float16 follows.
+  matmul of float16 follows. Weights with minimums have no other kernel on matrix cores, so for them
+  it is so from 33 rows on.
 - Many rows of int8: `qmatmul_int.comp`, convolutions `qconv2d.comp`. Their sums are integers, so they
   are exact.
 """
@@ -38,6 +39,7 @@ MANY_COLUMNS = 64  # for each multiprocessor
 DOT_ROWS = (1, 2, 4, 8)  # that `qdot_coopmat.comp` takes at once
 FUSED_ROWS = 4  # up to so many it normalizes: each workgroup computes the norms of all rows
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
+MINIMUM_ROWS = 4 * FEW_ROWS + 1  # as HALVES_ROWS, of weights with minimums
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,9 @@ def takes_halves(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
     return (
         matmul.halves
         and not matmul.integers
-        and not matmul.minimums
         and traits.coopmat_shape is not None
         and traits.profile.has_fast_shared_memory
-        and _dims.range_of(matmul.m)[0] >= HALVES_ROWS
+        and _dims.range_of(matmul.m)[0] >= (MINIMUM_ROWS if matmul.minimums else HALVES_ROWS)
         and 2 * matmul.max_n * _dims.upper(matmul.k) <= min(HALVES_BYTES, traits.max_storage_range)
         and _dims.gcd_of(matmul.k) % 8 == 0
         and matmul.group % 8 == 0

@@ -7,7 +7,7 @@ from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
-from purevk.ops.quantized.operands import dense_rows, whole
+from purevk.ops.quantized.operands import dense_rows, whole, whole_or_none
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 
 BLOCKS = "purevk.weight_blocks"
@@ -17,6 +17,7 @@ def emit_halves(
     lowering: Lowering,
     weight: Operand,
     scales: Operand,
+    minimums: Operand | None,
     out: Operand,
     sizes: tuple[Size, Size],
     form: tuple[int, bool, int],
@@ -36,7 +37,7 @@ def emit_halves(
     local = lowering.traits.profile.workgroup_size
     lowering.dispatch(
         "quantized/qdequantize.comp",
-        {"w": weight, "scale": scales, "out": out},
+        {"w": weight, "scale": scales, "minimum": minimums, "out": out},
         params,
         {"BITS": bits, "HIGH_FIRST": int(high_first), "BLOCKS": int(blocks)},
         local=local,
@@ -45,7 +46,13 @@ def emit_halves(
 
 
 def _shape(
-    weight: TensorType, scales: TensorType, terms: int, bits: int, high_first: bool, group: int
+    weight: TensorType,
+    scales: TensorType,
+    terms: int,
+    bits: int,
+    high_first: bool,
+    group: int,
+    minimums: TensorType | None = None,
 ) -> TensorType:
     if terms % BLOCK or not isinstance(weight.dims[0], int) or weight.dims[0] % BLOCK:
         raise ShapeError(f"{terms} terms of {weight} are no blocks")
@@ -55,10 +62,11 @@ def _shape(
 def _lower(lowering: Lowering, node: Node) -> None:
     weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
     scales, out = whole(lowering, node.tensor("scales")), lowering.operand(node.result)
+    minimums = whole_or_none(lowering, node.optional_tensor("minimums"))
     grouped = not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
     form = (node.int("bits"), node.bool("high_first"), node.int("group") if grouped else 0)
     sizes = (_dims.specialize(weight.dims[0]), node.int("terms"))
-    emit_halves(lowering, weight, scales, out, sizes, form, True)
+    emit_halves(lowering, weight, scales, minimums, out, sizes, form, True)
 
 
 # The weight of a `purevk.quantized_matmul` with `terms` terms as halves in the order of fragments, as

@@ -232,7 +232,8 @@ def _lower_in_halves(
     m, n, k, pitch = matmul.m, matmul.n, matmul.k, x.strides[0]
     half = lowering.temporary(TensorType(DType.float16, (n, k)))
     form = (matmul.bits, node.bool("high_first"), matmul.group)
-    emit_halves(lowering, weight, scales, half, (n, k), form)
+    minimums = whole_or_none(lowering, node.optional_tensor("minimums"))
+    emit_halves(lowering, weight, scales, minimums, half, (n, k), form)
     extras = node.tensors("extras")
     vectors = (gcd4(pitch, x.offset), True)
     aligned = gcd8(pitch, x.offset, n, out.offset) and may_overlap(lowering, out, extras)

@@ -251,10 +251,11 @@ class _Finder:
 
     def _makes_halves(self, node: Node) -> bool:
         """Whether a quantized weight is made into halves, for all rows there may be."""
-        if any(node.arg(name) is not None for name in ("sums", "out", "minimums")):
+        if any(node.arg(name) is not None for name in ("sums", "out")):
             return False
         x, weight, scales = (node.tensor(name).type for name in ("x", "weight", "scales"))
-        form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"))
+        minimums = node.arg("minimums") is not None
+        form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"), minimums)
         return form is not None and takes_halves(self._traits, form)
 
 
@@ -328,7 +329,8 @@ class _Emitter:
             names = ("weight", "scales", "bits", "high_first", "group")
             weight, scales, *form = (current.arg(name) for name in names)
             terms = _dims.specialize(rows_of(current).type.dims[1])
-            b = rewriter.emit(WEIGHT_BLOCKS, weight, scales, terms, *form)
+            minimums = current.optional_tensor("minimums")
+            b = rewriter.emit(WEIGHT_BLOCKS, weight, scales, terms, *form, minimums)
         else:
             b = self._weight(current.tensor("b"))
         return a, b, node.result.type.dims[0], current.optional_tensor("bias")

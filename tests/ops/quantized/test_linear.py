@@ -446,11 +446,25 @@ def test_weight_in_halves(monkeypatch, device, n, k, group):
     close(have, x.double() @ weight.half().double().T + bias.double(), torch.float16)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weight_with_minimums_in_halves(monkeypatch, device, bits):
+    monkeypatch.setattr(quantized_matmul, "takes_halves", lambda traits, matmul: matmul.halves)
+    x, w = tensor(70, 64).half(), quantized_weight(36, 64, bits)
+    scales, minimums = (tensor(36, 2, low=0.01, high=0.2, seed=seed).half() for seed in (1, 2))
+    weight = grouped(w.double() + 2 ** (bits - 1), scales, 32) + grouped(w * 0 + 1, minimums, 32)
+    args = (x, pack_low_first(w) if bits == 4 else w, scales, 32, None, bits, minimums)
+    have, templates = run_with_templates("purevk.quantized_linear", args, constants=(1, 2, 6))
+    assert templates[0] == "quantized/qdequantize.comp" and len(templates) == 2
+    close(have / bits, x.double() @ weight.half().double().T / bits, torch.float16)
+
+
 def test_when_the_weight_becomes_halves():
     traits = replace(GPU, coopmat_shape=(16, 16, 16))
     matmul = QuantizedMatmul(512, 2048, 2048, 4, 256, 0, 32, False, True)
     assert takes_halves(traits, matmul)
+    assert takes_halves(traits, replace(matmul, m=64, minimums=True))
     for other in (
+        replace(matmul, m=32, minimums=True),
         replace(matmul, m=Dim.of(Symbol("s", 512, lower=1))),
         replace(matmul, m=64),
         replace(matmul, n=128000),
