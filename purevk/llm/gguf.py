@@ -7,6 +7,7 @@ believed: counts, lengths, offsets and names are checked before they are used.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.mapped import own
+from purevk.paths import path_text
 from purevk.pte.source import Source
 
 _READ_AHEAD = 1 << 20
@@ -93,16 +95,17 @@ class GgufFile:
     Raises:
         FileFormatError: the file is damaged or no GGUF, or a part is missing.
         UnsupportedProgramError: a tensor has a type that is not in `BLOCK_TYPES`.
+        InputError: no file can have this path.
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = path_text(path)
         self._sources: list[Source] = []
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         try:
-            self._read_parts(Path(path))
+            self._read_parts(Path(self.name))
         except BaseException:
             self.close()
             raise
@@ -131,9 +134,9 @@ class GgufFile:
                     where=str(part),
                     next="copy all parts into one folder",
                 )
-            if self._read(part).get("split.no") != number - 1:
+            if str(self._read(part).get("split.no")) != str(number - 1):
                 raise _damaged(str(part), f"split.no is not {number - 1}")
-        stated = self.metadata.get("split.tensors.count", len(self.tensors))
+        stated = self.value("split.tensors.count", int, len(self.tensors))
         if stated != len(self.tensors):
             raise _damaged(self.name, f"{stated} tensors are stated, {len(self.tensors)} are there")
 
@@ -168,7 +171,7 @@ class GgufFile:
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise _damaged(source.name, f"general.alignment is {alignment!r}")
         infos = [self._tensor_info(cursor) for _ in range(tensors)]
-        start = -(-cursor.at // alignment) * alignment
+        start, stated = -(-cursor.at // alignment) * alignment, 0
         for name, kind, dims, offset in infos:
             if name in self.tensors:
                 raise _damaged(source.name, f"the tensor {name!r} stands there twice")
@@ -180,6 +183,9 @@ class GgufFile:
             for size in (*dims[:-1], dims[-1] // kind.elements):
                 blocks *= size
             data = source.slice(start + offset, blocks * kind.nbytes, f"the tensor {name!r}")
+            stated += len(data)
+            if stated > source.size:
+                raise _damaged(source.name, f"{name!r} has the bytes of other tensors")
             self.tensors[name] = Tensor(name, kind, dims, data)
         return metadata
 

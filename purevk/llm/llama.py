@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from purevk.ir import Value
 from purevk.llm.gguf import GgufFile
 from purevk.llm.network import Network
 
+_MOST_HEAD_WIDTH = 4096
 ROTATED_NEIGHBOURS = {"llama": True, "qwen2": False, "qwen3": False}
 """Whether files of an architecture have heads whose neighbours are rotated with one another, by its
 name. Others rotate the first half of a head with the second."""
@@ -60,7 +62,10 @@ class Llama:
             return number
 
         def number(key: str, default: float) -> float:
-            return float(file.value(f"{name}.{key}", (int, float), default))
+            number = float(file.value(f"{name}.{key}", (int, float), default))
+            if not 0 < number < math.inf:
+                raise FileFormatError(f"{name}.{key} is {number}", where=file.name)
+            return number
 
         width, heads = integer("embedding_length"), integer("attention.head_count")
         kv_heads = integer("attention.head_count_kv", heads)
@@ -81,7 +86,8 @@ class Llama:
                 where=file.name,
                 next="load it with transformers, and compile it with purevk.compile",
             )
-        if not (heads and kv_heads and head_width) or heads % kv_heads or head_width % 2:
+        fits = 0 < head_width <= _MOST_HEAD_WIDTH and head_width % 2 == 0
+        if not (heads and kv_heads and fits) or heads % kv_heads:
             raise FileFormatError(
                 f"{heads} heads of width {head_width} with {kv_heads} of keys", where=file.name
             )
@@ -109,7 +115,10 @@ class Llama:
         """
         frequencies = self.base ** (-np.arange(0, self.head_width, 2) / self.head_width)
         if net.has("rope_freqs.weight"):
-            frequencies = frequencies / net.numbers("rope_freqs.weight", len(frequencies))
+            factors = net.numbers("rope_freqs.weight", len(frequencies))
+            if not (factors > 0).all():
+                raise FileFormatError("rope_freqs.weight is not above 0", where=net.file.name)
+            frequencies = frequencies / factors
         angles = net.angles(frequencies / self.factor, positions)
         x = net.embedding(tokens, "token_embd", self.vocab, self.width)
         for layer in range(self.layers):

@@ -9,6 +9,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, UnsupportedProgramError
+from purevk.frontends.reading import check_limits
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
@@ -61,7 +62,7 @@ def load(
         raise InputError(
             f"dtype={dtype!r} is not known", why=f"auto, {', '.join(DTYPES)} are accepted"
         )
-    file = GgufFile(os.fspath(path))
+    file = GgufFile(path)
     try:
         chosen = choose_context(device, None)
         narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
@@ -79,7 +80,7 @@ def plan(
     of `load`."""
     if dtype not in DTYPES:
         raise InputError(f"dtype={dtype!r} is not known", why=f"{', '.join(DTYPES)} are accepted")
-    with GgufFile(os.fspath(path)) as file:
+    with GgufFile(path) as file:
         architecture, rows = _architecture(file, context)
         return plan_of(_step_graph(file, architecture, rows, DTYPES[dtype]), rows)
 
@@ -141,7 +142,9 @@ def _step_graph(
     stored = net.state(TensorType(dtype, (1, model.vocab)), name="logits")
     net.store(stored, logits)
     net.store(token, chosen)
-    return net.finish(chosen)
+    graph = net.finish(chosen)
+    check_limits(graph, file.name)
+    return graph
 
 
 def _model(file: GgufFile, device: Context, context: int | None, dtype: DType) -> Model:

@@ -63,6 +63,14 @@ class Network(GraphBuilder):
 
     def vector(self, name: str, size: int, order: np.ndarray | None = None) -> Value:
         """A weight of one dim; `order` as for `matrix`."""
+        tensor = self._vector(name, size)
+        return self._borrowed(name, "", self.dtype, (size,), lambda: self._elements(tensor, order))
+
+    def numbers(self, name: str, size: int) -> np.ndarray:
+        """The elements of a weight of one dim, float32."""
+        return _floats(self._vector(name, size))
+
+    def _vector(self, name: str, size: int) -> Tensor:
         tensor = self._tensor(name, (size,))
         if tensor.type.name not in _FLOATS:
             raise UnsupportedProgramError(
@@ -70,11 +78,7 @@ class Network(GraphBuilder):
                 where=self.file.name,
                 why=f"vectors are {', '.join(_FLOATS)}",
             )
-        return self._borrowed(name, "", self.dtype, (size,), lambda: self._elements(tensor, order))
-
-    def numbers(self, name: str, size: int) -> np.ndarray:
-        """The elements of a weight of one dim, float32."""
-        return _floats(self._tensor(name, (size,)))
+        return tensor
 
     def matrix(self, name: str, rows: int, columns: int, order: np.ndarray | None = None) -> Matrix:
         """A weight of two dims, packed as it is in the file.

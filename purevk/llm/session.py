@@ -13,7 +13,7 @@ from purevk.llm.pieces import Piece, Pieces
 from purevk.paths import read_file
 from purevk.whole_file import replace_file
 
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 1 << 26
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -142,7 +142,8 @@ class Session:
                 f"tokens={tokens!r} is not accepted",
                 why="an integer is expected, and an answer at the end of the conversation",
             )
-        self.messages[-1] = {**last, "content": self._model.cut_text(last["content"], tokens)}
+        text = last.get("content") or ""  # a message of calls only may have none
+        self.messages[-1] = {**last, "content": self._model.cut_text(text, tokens)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the messages to a JSON file, for `load`. The cache is computed again then.
@@ -152,7 +153,8 @@ class Session:
         """
         data = {"format": "purevk session", "messages": self.messages}
         with replace_file(path) as stream:
-            stream.write(json.dumps(data, ensure_ascii=False, indent=1).encode())
+            text = json.dumps(data, ensure_ascii=False, indent=1)
+            stream.write(text.encode("utf-8", "surrogatepass"))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on with messages that `save` wrote.
@@ -174,6 +176,8 @@ class Session:
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies of messages. Raises InputError if they are none."""
     made = []
+    if not isinstance(messages, Sequence):
+        raise InputError("these are no messages", why=f"a list is expected, not {type(messages)}")
     for each in messages:
         fits = isinstance(each, Mapping) and each.get("role") in ROLES
         calls_only = fits and each.get("tool_calls") and each.get("content") is None

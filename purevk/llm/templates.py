@@ -1,20 +1,40 @@
 """Chat templates. A template is code from a file: it runs in jinja2's sandbox, with limits on time, on
-text and on numbers."""
+text and on numbers.
+
+The time is compared at each line that runs. A line can do much, so each operation that makes or
+compares texts and lists is metered too: no value has more than `_MOST_VALUE` bytes, and all of them
+together no more than `_MOST_BYTES`.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import datetime
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
 
 SECONDS = 2.0
 MOST_TEXT = 1 << 22  # characters of a text, more than any context holds
+_MOST_TEMPLATE = 1 << 18  # characters
+_MOST_VALUE = 1 << 24  # bytes of a value, with all that it holds
+_MOST_BYTES = 1 << 29  # of all values that a run makes or compares
 _MOST_NUMBER = 100_000  # as an argument of a call or a filter, such as a width
+_MOST_STRIPPED = 100  # characters that a call strips from the ends of a text
+_MOST_INDENT = 1000
+_REFUSED_METHODS = (
+    "decode",
+    "encode",
+    "expandtabs",
+    "format",
+    "format_map",
+    "maketrans",
+    "translate",
+)
 _FILTERS = (
     "abs", "batch", "capitalize", "default", "d", "dictsort", "e", "escape", "first", "float",
     "groupby", "indent", "int", "items", "join", "last", "length", "count", "list", "lower", "map",
@@ -23,8 +43,41 @@ _FILTERS = (
 )  # fmt: skip
 
 
+_COMPARISONS = {
+    "eq": "==", "ne": "!=", "gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "in": "in",
+    "notin": "not in",
+}  # fmt: skip
+
+
 class _LimitError(Exception):
     """A template has broken a limit."""
+
+
+class _Meter:
+    """What a run of a template may still use.
+
+    Attributes:
+        end: when it has to have ended, in seconds of `time.monotonic`.
+        left: bytes of values.
+    """
+
+    def __init__(self) -> None:
+        self.end, self.left = time.monotonic() + SECONDS, _MOST_BYTES
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.end:
+            raise _LimitError(f"it takes more than {SECONDS} s")
+
+    def take(self, nbytes: int) -> None:
+        self.check_time()
+        if nbytes > _MOST_VALUE:
+            raise _LimitError(f"it makes a value of more than {_MOST_VALUE} bytes")
+        self.left -= nbytes
+        if self.left < 0:
+            raise _LimitError(f"it makes values of more than {_MOST_BYTES} bytes")
+
+
+_meter: contextvars.ContextVar[_Meter] = contextvars.ContextVar("meter")
 
 
 class Template:
@@ -49,7 +102,7 @@ class Template:
                 "the package jinja2 is not installed",
                 next="pip install purevk[llm], or give the whole text to generate()",
             ) from None
-        if len(text) > MOST_TEXT:
+        if len(text) > _MOST_TEMPLATE:
             raise self._damaged(f"it has {len(text)} characters")
         self._template = self._limited(lambda: environment.from_string(text))
 
@@ -81,14 +134,13 @@ class Template:
 
     def _limited(self, run: Callable[[], Any]) -> Any:
         """Runs code of the template for so long. Each line that runs compares the time."""
-        end = time.monotonic() + SECONDS
+        meter = _Meter()
 
         def trace(frame: Any, event: str, argument: Any) -> Any:
-            if time.monotonic() > end:
-                raise _LimitError(f"it takes more than {SECONDS} s")
-            return trace
+            meter.check_time()
+            return None if frame.f_globals is globals() else trace
 
-        before = sys.gettrace()
+        before, token = sys.gettrace(), _meter.set(meter)
         sys.settrace(trace)
         try:
             return run()
@@ -100,6 +152,7 @@ class Template:
             raise self._damaged(f"{type(error).__name__}: {error}") from None
         finally:
             sys.settrace(before)
+            _meter.reset(token)
 
     def _damaged(self, why: str) -> FileFormatError:
         return FileFormatError(
@@ -115,36 +168,116 @@ def _refuse(message: str) -> str:
 
 
 def _now(format: str) -> str:
-    return datetime.datetime.now().strftime(_checked(format))
+    if not isinstance(format, str) or len(format) > _MOST_INDENT:
+        raise _LimitError("it formats the time by a long text")
+    return datetime.datetime.now().strftime(format)
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     options = {key: options[key] for key in ("ensure_ascii", "sort_keys") if key in options}
-    options = {"ensure_ascii": False, **options}
-    return json.dumps(value, indent=_checked(indent), **options)
+    if isinstance(indent, int) and indent > _MOST_INDENT:
+        raise _LimitError(f"it indents by more than {_MOST_INDENT}")
+    encoder = json.JSONEncoder(indent=indent, **{"ensure_ascii": False, **options})
+    parts, size = [], 0
+    for part in encoder.iterencode(value):
+        size += len(part)
+        if size > MOST_TEXT:
+            raise _LimitError(f"it makes a text of more than {MOST_TEXT} characters")
+        parts.append(part)
+    return "".join(parts)
+
+
+# -- sizes of values -------------------------------------------------------------------------------
+def _nbytes(value: Any) -> int:
+    """The bytes of a value with all that it holds, as often as it holds it. Stops above
+    `_MOST_VALUE`."""
+    total, waiting = 0, [value]
+    while waiting and total <= _MOST_VALUE:
+        each = waiting.pop()
+        total += 8
+        if isinstance(each, (str, bytes, int)):
+            total += sys.getsizeof(each)
+        elif isinstance(each, Mapping):
+            total += 16 * len(each)
+            if total <= _MOST_VALUE:
+                waiting += each.keys()
+                waiting += each.values()
+        elif isinstance(each, (list, tuple, set, frozenset, KeysView, ItemsView, ValuesView)):
+            total += 8 * len(each)
+            if total <= _MOST_VALUE:
+                waiting += each
+    return total
 
 
 def _checked(value: Any) -> Any:
-    """An argument or a result that is not too large."""
-    if isinstance(value, int) and abs(value) > _MOST_NUMBER:
-        raise _LimitError(f"it uses a number above {_MOST_NUMBER}")
-    if isinstance(value, (str, bytes, list, tuple)) and len(value) > MOST_TEXT:
-        raise _LimitError(f"it makes a text or a list of more than {MOST_TEXT}")
+    """A value that a template makes or compares. Raises _LimitError if it is too large."""
+    if isinstance(value, int) and value.bit_length() > 4096:
+        raise _LimitError("it makes a number of more than 4096 bits")
+    _meter.get().take(_nbytes(value))
     return value
 
 
-def _check_replace(text: str, args: Sequence[Any]) -> None:
-    """Refuses to replace parts of a text if that could make it too long."""
-    if len(text) * max((len(each) for each in args if isinstance(each, str)), default=0) > 1 << 26:
-        raise _LimitError("it replaces parts of a long text by long ones")
+def _argument(value: Any) -> Any:
+    """An argument of a call or a filter, of which iterators are checked as they are read."""
+    if isinstance(value, int) and abs(value) > _MOST_NUMBER:
+        raise _LimitError(f"it uses a number above {_MOST_NUMBER}")
+    if isinstance(value, Iterator) and not hasattr(value, "index0"):  # which `loop` has
+        return map(_checked, value)
+    return _checked(value)
+
+
+def _text_size(value: Any) -> int:
+    """The most characters that the text of an argument has."""
+    return len(value) if isinstance(value, str) else 4 * _nbytes(value)
+
+
+def _check_growth(count: int, value: Any) -> None:
+    """Refuses to put a text between or in place of so many pieces, if that makes it too long."""
+    if count * _text_size(value) > 4 * MOST_TEXT:
+        raise _LimitError("it joins, indents or replaces parts of a long text by long ones")
+
+
+def _check_text(name: str, text: Any, args: list[Any]) -> list[Any]:
+    """The arguments of a method of texts, or of the filter of the same name."""
+    if name in _REFUSED_METHODS:
+        raise _LimitError(f"it calls str.{name}")
+    if name == "join":
+        args[:1] = [[*each] if isinstance(each, Iterator) else each for each in args[:1]]
+        if args and hasattr(args[0], "__len__"):
+            _check_growth(len(args[0]), text)
+    elif name == "replace":
+        for each in args:
+            _check_growth(_text_size(text), each)
+    elif name == "indent":
+        for each in args:
+            if isinstance(each, int) and each > _MOST_INDENT:
+                raise _LimitError(f"it indents by more than {_MOST_INDENT}")
+            width = " " * each if isinstance(each, int) else each
+            _check_growth(len(str(text).splitlines()), width)
+    elif name in ("strip", "lstrip", "rstrip", "trim"):
+        if any(_text_size(each) > _MOST_STRIPPED for each in args if each is not None):
+            raise _LimitError(f"it strips more than {_MOST_STRIPPED} characters")
+    elif name in ("int", "float"):
+        if _text_size(text) > _MOST_INDENT:
+            raise _LimitError("it reads a number from a long text")
+    elif name == "sum" and not all(isinstance(each, (str, int, float)) for each in args):
+        raise _LimitError("it adds lists")
+    return args
 
 
 def _product(left: Any, right: Any) -> Any:
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int):
-            if len(one) * other > MOST_TEXT:
-                raise _LimitError(f"it makes a text or a list of more than {MOST_TEXT}")
+    for value, count in ((left, right), (right, left)):
+        if isinstance(value, (str, bytes, list, tuple)) and isinstance(count, int):
+            one = 4 * len(value) if isinstance(value, (str, bytes)) else _nbytes(value)
+            _meter.get().take(max(one * count, 0))
     return left * right
+
+
+def _joined(parts: Any) -> str:
+    """Texts as one."""
+    texts = [*parts]
+    _meter.get().take(sum(map(sys.getsizeof, texts)))
+    return "".join(texts)
 
 
 def _environment() -> Any:
@@ -153,9 +286,10 @@ def _environment() -> Any:
     from jinja2.compiler import CodeGenerator, Frame
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
 
     class Generator(CodeGenerator):
-        """Has texts be joined by the environment, which limits them."""
+        """Has the environment check all values that are made without a call."""
 
         def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
             self.write("environment.join_texts(")
@@ -164,27 +298,67 @@ def _environment() -> Any:
                 self.write(", ")
             self.write(")")
 
+        def visit_List(self, node: nodes.List, frame: Frame) -> None:
+            self._check(super().visit_List, node, frame)
+
+        def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+            self._check(super().visit_Dict, node, frame)
+
+        def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+            visit = super().visit_Tuple
+            if node.ctx == "load":
+                self._check(visit, node, frame)
+            else:
+                visit(node, frame)
+
+        def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+            visit = super().visit_Getitem
+            if isinstance(node.arg, nodes.Slice):
+                self._check(visit, node, frame)
+            else:
+                visit(node, frame)
+
+        def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+            self.write("(")
+            self._check(self.visit, node.expr, frame)
+            for each in node.ops:
+                self.visit(each, frame)
+            self.write(")")
+
+        def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:
+            self.write(f" {_COMPARISONS[node.op]} ")
+            self._check(self.visit, node.expr, frame)
+
+        def _check(self, visit: Callable[[Any, Frame], None], node: Any, frame: Frame) -> None:
+            self.write("environment.checked(")
+            visit(node, frame)
+            self.write(")")
+
     class Environment(ImmutableSandboxedEnvironment):
         code_generator_class = Generator
         intercepted_binops = frozenset(("+", "*", "**", "%"))
+        checked = staticmethod(_checked)
+        concat = staticmethod(_joined)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "*":
-                return _checked_text(_product(left, right))
+                return _checked(_product(left, right))
             if operator == "+":
-                return _checked_text(left + right)
+                return _checked(left + right)
             if operator == "%" and not isinstance(left, (str, bytes)):
                 return left % right
             raise _LimitError(f"it uses the operator {operator}")
 
         def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            for each in (*args, *kwargs.values()):
-                _checked(each)
-            name = getattr(function, "__name__", "")
+            arguments = [*map(_argument, args)]
+            named = {  # jinja2 adds `_loop_vars` and `_block_vars`
+                name: each if name.startswith("_") else _argument(each)
+                for name, each in kwargs.items()
+            }
             owner = getattr(function, "__self__", None)
-            if isinstance(owner, str) and name == "replace":
-                _check_replace(owner, args)
-            return _checked_text(super().call(context, function, *args, **kwargs))
+            if isinstance(owner, (str, bytes)):
+                arguments = _check_text(getattr(function, "__name__", ""), owner, arguments)
+            return _checked(super().call(context, function, *arguments, **named))
 
         def wrap_str_format(self, value: Any) -> Any:
             if super().wrap_str_format(value) is not None:
@@ -193,37 +367,44 @@ def _environment() -> Any:
 
         @staticmethod
         def join_texts(*parts: Any) -> str:
-            return str(_checked_text("".join(map(str, parts))))
+            return _joined(map(str, map(_checked, parts)))
 
-    made = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    made = Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=_checked
+    )
 
-    replace = made.filters["replace"]
+    class ShownNamespace(Namespace):
+        """Does not show what it holds, which may hold it."""
 
-    def limited(function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter with checked arguments and results, that says the same of itself to jinja2."""
+        def __repr__(self) -> str:
+            return "<Namespace>"
+
+    def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter or a test with checked arguments and results, that says the same of itself to
+        jinja2."""
+        own = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            for each in (*args, *kwargs.values()):
-                _checked(each)
-            if function is replace:
-                _check_replace(str(args[1]), args[2:])
-            return _checked_text(function(*args, **kwargs))
+            value, *rest = map(_argument, args[own:])
+            named = {key: _argument(each) for key, each in kwargs.items()}
+            if name == "join":  # the value is what the separator joins
+                between = [*rest, *named.values(), ""][0]
+                (value,) = _check_text(name, between, [value])
+            else:
+                _check_text(name, value, [*rest, *named.values()])
+            return _checked(function(*args[:own], value, *rest, **named))
 
         run.__dict__.update(getattr(function, "__dict__", {}))
         return run
 
-    made.filters = {name: limited(made.filters[name]) for name in _FILTERS}
-    made.filters["tojson"] = limited(_to_json)
+    made.filters = {name: limited(name, made.filters[name]) for name in _FILTERS}
+    made.filters["tojson"] = limited("tojson", _to_json)
+    tests: Mapping[str, Any] = made.tests
+    made.tests = {name: limited("", test) for name, test in tests.items()}
     made.globals = {
-        **{name: made.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")},
+        **{name: made.globals[name] for name in ("range", "dict", "cycler", "joiner")},
+        "namespace": ShownNamespace,
         "raise_exception": _refuse,
         "strftime_now": _now,
     }
     return made
-
-
-def _checked_text(value: Any) -> Any:
-    """A result whose text is not too long."""
-    if isinstance(value, int) and value.bit_length() > 4096:
-        raise _LimitError("it makes a number of more than 4096 bits")
-    return value if isinstance(value, int) else _checked(value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
+import numpy as np
+
+from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
 from purevk.llm.gguf import GgufFile
 
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
@@ -64,8 +66,9 @@ class Tokenizer:
         if len(self._texts) > vocab:
             raise self._damaged(f"{len(self._texts)} tokens, and the model has {vocab}")
         ids = {text: number for number, text in enumerate(self._texts)}
-        types = file.metadata.get("tokenizer.ggml.token_type")
-        types = [1] * len(self._texts) if types is None else [int(each) for each in types]
+        types = file.value(
+            "tokenizer.ggml.token_type", np.ndarray, np.ones(len(self._texts), np.int32)
+        ).tolist()
         if len(types) != len(self._texts):
             raise self._damaged(f"{len(types)} types of {len(self._texts)} tokens")
         merges = [tuple(each.split(" ")) for each in self._list("tokenizer.ggml.merges")]
@@ -144,7 +147,19 @@ class Tokenizer:
 
         Args:
             start: the text begins a sequence: it gets the token for that if the model wants it.
+
+        Raises:
+            InputError: the text has surrogates, which are no characters.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                "this text cannot be encoded",
+                where=f"character {error.start}",
+                why=error.reason,
+                next="decode its bytes with errors='replace'",
+            ) from None
         if start and self._adds_bos and not text.startswith(self.bos):
             text = self.bos + text
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

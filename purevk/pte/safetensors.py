@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.mapped import own
+from purevk.pte.values import MAX_RANK
 
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER = 100_000_000  # bytes, as in the reference implementation
@@ -94,10 +95,12 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entry(entry: Mapping[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
     """dtype, sizes, first byte and end of a tensor."""
     first, last = map(_count, entry["data_offsets"])
+    if len(entry["shape"]) > MAX_RANK:
+        raise ValueError(f"{len(entry['shape'])} dims")
     return str(entry["dtype"]), tuple(map(_count, entry["shape"])), first, last
 
 
 def _count(number: Any) -> int:
-    if type(number) is not int or number < 0:
+    if type(number) is not int or not 0 <= number < 1 << 63:
         raise ValueError(f"{number!r} is no size")
     return number

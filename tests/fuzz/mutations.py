@@ -26,6 +26,7 @@ from purevk.shaders import cache_entry
 Change = list[Any]
 MARK = "ran-by-purevk-fuzz"
 """A folder that the pieces of code in changes would make."""
+_JSON = ("request", "import", "session", "gguf")
 NODE = b"\0node "
 """How the content of a member begins that stands for a link, a pipe, a device or a folder."""
 
@@ -59,13 +60,13 @@ def draw_changes(draw: random.Random, kind: str, data: bytes) -> list[Change]:
     """Between one and six changes of a file.
 
     Args:
-        kind: "pvk" for a saved program, "request" for JSON, "override" and "dump" for archives that
-            stand for folders, whose members may become links, pipes and the like. Other archives and
-            entries of the cache are known by how they begin.
+        kind: "pvk" for a saved program, those of `_JSON` for JSON, "override" and "dump" for
+            archives that stand for folders, whose members may become links, pipes and the like. Other
+            archives and entries of the cache are known by how they begin.
     """
     count = draw.choice([1, 1, 1, 1, 1, 2, 2, 3, 6])
-    if draw.random() < 0.7 or kind == "import":
-        if kind in ("pvk", "request", "import"):
+    if draw.random() < 0.7 or kind in ("import", "gguf"):
+        if kind in ("pvk", *_JSON) and data.startswith((b"{", saved.MAGIC)):
             places = list(_places(description(data)))
             return [_draw_item(draw, places) for _ in range(count)]
     folder = kind in ("override", "dump")

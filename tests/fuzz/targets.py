@@ -38,7 +38,7 @@ from purevk.report.etrecord import read_etrecord
 from purevk.schedule.planning import make_plan
 from purevk.shaders.cache_entry import CacheKey, unpack
 from purevk.shaders.source import CompileJob
-from tests.fuzz import archives
+from tests.fuzz import archives, language
 from tests.fuzz.mutations import MARK
 from tests.fuzz.requests import REQUEST, ask, read
 from tests.harness import DATA
@@ -61,7 +61,8 @@ class Seed(NamedTuple):
     Attributes:
         kind: "pte", "ptn", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state",
             "request" (see `requests.py`), or one of `archives.py`: "pt2", "etrecord", "array",
-            "import" (a module), "override" or "dump" (a folder of kernels).
+            "import" (a module), "override" or "dump" (a folder of kernels), or of `language.py`:
+            "gguf" (also its description in JSON), "session".
         beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
     """
 
@@ -115,6 +116,10 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
     found += [Seed(name, "array", data) for name, data in archives.arrays().items()]
     found += [Seed("dump", "dump", archives.kernel_folder())]
     found += [Seed("override", "override", archives.kernel_folder("fuzz."))]
+    found.append(Seed("session", "session", language.SESSION))
+    if language.has_packages():
+        model = language.MODEL
+        found += [Seed("gguf", "gguf", language.gguf(model)), Seed("gguf as JSON", "gguf", model)]
     return (*found, Seed("import", "import", archives.IMPORT))
 
 
@@ -171,6 +176,8 @@ _READERS: dict[str, Callable[[bytes], None]] = {
     "import": archives.import_module,
     "override": archives.read_override,
     "dump": archives.write_dump,
+    "gguf": language.read_gguf,
+    "session": language.read_session,
 }
 
 

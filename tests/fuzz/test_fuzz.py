@@ -29,7 +29,7 @@ def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
     assert set(kinds) == {
         *("pte", "ptn", "ptd", "pvk", "bundle", "entry", "state", "request"),
-        *("array", "import", "override", "dump"),
+        *("array", "import", "override", "dump", "session", "gguf"),
     }
     for seed in seeds():
         assert check(parse, seed, seed.data) == "read", seed.name

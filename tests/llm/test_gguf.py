@@ -12,7 +12,13 @@ import pytest
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
-from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError  # noqa: E402
+import purevk.llm  # noqa: E402
+from purevk.errors import (  # noqa: E402
+    FileFormatError,
+    InputError,
+    PurevkError,
+    UnsupportedProgramError,
+)
 from purevk.llm.gguf import GgufFile  # noqa: E402
 from purevk.llm.llama import Llama  # noqa: E402
 from purevk.llm.tokenizer import Tokenizer  # noqa: E402
@@ -121,6 +127,96 @@ def test_unknown_types_are_refused_with_the_list(tmp_path: Path) -> None:
     data = header(counts=(1, 0), tensors=tensor(b"t", (4,), 16) + bytes(99))
     with pytest.raises(UnsupportedProgramError, match="type 16.*\n.*\n.*F32, F16, Q4_0"):
         read(tmp_path / "a.gguf", data)
+
+
+def value(key: str, kind: int, data: bytes) -> bytes:
+    return text(key.encode()) + struct.pack("<I", kind) + data
+
+
+def array(key: str, *numbers: int) -> bytes:
+    return value(key, 9, struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers))
+
+
+def test_parts_state_their_numbers(tmp_path: Path) -> None:
+    """Arrays in place of numbers raised a plain ValueError."""
+    for key in ("split.tensors.count", "split.no"):
+        for number in (1, 2):
+            pairs = value("split.count", 4, struct.pack("<I", 2)) + array(key, 1, 2)
+            path = tmp_path / f"a-0000{number}-of-00002.gguf"
+            path.write_bytes(header(pairs=pairs, counts=(0, 2)))
+        with pytest.raises(FileFormatError):
+            GgufFile(tmp_path / "a-00001-of-00002.gguf")
+
+
+def test_tensors_do_not_share_bytes(tmp_path: Path) -> None:
+    """A small file could state any number of bytes."""
+    tensors = b"".join(tensor(b"t%d" % number, (64, 64)) for number in range(9))
+    with pytest.raises(FileFormatError, match="bytes of other tensors"):
+        read(tmp_path / "a.gguf", header(counts=(9, 0), tensors=tensors) + bytes(64 * 64 * 4 + 64))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "data", "word"),
+    [
+        ("llama.attention.key_length", 4, struct.pack("<I", 1 << 23), "width 8388608"),
+        ("llama.rope.freq_base", 6, struct.pack("<f", -2.0), "freq_base"),
+        ("llama.rope.scaling.factor", 6, struct.pack("<f", 0.0), "factor"),
+        ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", float("nan")), "epsilon"),
+    ],
+)
+def test_sizes_that_no_model_has(
+    key: str, kind: int, data: bytes, word: str, tmp_path: Path
+) -> None:
+    """A head of 2^23 had a table of 128 GB be computed."""
+    names = ["embedding_length", "attention.head_count", "block_count", "feed_forward_length"]
+    names += [
+        "context_length",
+        "attention.key_length",
+        "rope.dimension_count",
+        "attention.value_length",
+    ]
+    numbers = {f"llama.{name}": (4, struct.pack("<I", 4)) for name in names}
+    if key.endswith("key_length"):
+        numbers |= {f"llama.{name}": (kind, data) for name in names[-2:]}
+    numbers[key] = kind, data
+    pairs = value("general.architecture", 8, text(b"llama"))
+    pairs += b"".join(value(name, *each) for name, each in numbers.items())
+    with read(tmp_path / "a.gguf", header(pairs=pairs, counts=(0, 1 + len(numbers)))) as file:
+        with pytest.raises(FileFormatError, match=word):
+            Llama.read(file)
+
+
+def test_factors_of_rotations_are_numbers_above_0(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_llama(path, rotation_factors=True)
+    data = path.read_bytes()
+    with GgufFile(path) as file:
+        factors = bytes(file.tensors["rope_freqs.weight"].data)
+    path.write_bytes(data.replace(factors, bytes(len(factors))))
+    with pytest.raises(FileFormatError, match="rope_freqs.weight is not above 0"):
+        purevk.llm.plan(path)
+    name = text(b"rope_freqs.weight") + struct.pack("<IQ", 1, len(factors) // 4)
+    path.write_bytes(data.replace(name + struct.pack("<I", 0), name + struct.pack("<I", 1)))
+    with pytest.raises(FileFormatError, match="rope_freqs.weight"):
+        purevk.llm.plan(path)
+
+
+@pytest.mark.parametrize("path", [5, b"a.gguf", "a\0b", None])
+def test_what_is_no_path(path: object) -> None:
+    with pytest.raises(InputError, match="no path"):
+        purevk.llm.plan(path)
+
+
+def test_types_of_tokens_are_numbers(tmp_path: Path) -> None:
+    """A text in place of them raised a plain ValueError."""
+    write_llama(tmp_path / "a.gguf", width=32, vocabulary=True)
+    with GgufFile(tmp_path / "a.gguf") as file:
+        with pytest.raises(InputError, match="surrogates"):
+            Tokenizer(file, 1 << 20).encode("a\ud800")
+        for types in (["x"] * 268, "x", 5):
+            file.metadata["tokenizer.ggml.token_type"] = types
+            with pytest.raises(FileFormatError, match="token_type"):
+                Tokenizer(file, 1 << 20)
 
 
 def test_files_with_random_damage_raise_typed_errors_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 
@@ -29,6 +30,10 @@ TEXTS = {
     "macro": "{% macro line(m) %}[{{ m.role }}]{{ m.content | replace('<', '(') }}{% endmacro %}"
     "{% for m in messages %}{{ line(m) }}{% if m.role == 'assistant' %}{% break %}{% endif %}"
     "{% endfor %}{{ 'x' * 3 }} {{ 10 % 4 }} {{ messages | map(attribute='role') | join(',') }}",
+    "thinking": "{% for m in messages[::-1] %}{% set parts = m.content.split('2') %}"
+    "{{ parts[0].rstrip(' +') ~ parts[-1].lstrip('\n') }}{% set x %}{{ m.role }}{% endset %}{{ x * 2 }}"
+    "{% macro f(l) %}{{ l.index }}{% endmacro %}{{ f(loop) }}{% endfor %}"
+    "{{ messages | map(attribute='content') | map('length') | sum }}{{ '|'.join(['a', 'b']) | indent(2) }}",
     "tests": "{% if messages[0].role is defined and messages[0].content is string and "
     "'system' in messages[0]['role'] %}yes{% endif %}{{ messages | length }}"
     "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
@@ -43,6 +48,7 @@ def test_texts_are_those_of_transformers(name: str) -> None:
     assert Template(TEXTS[name], "here", {"bos_token": "<s>"}).render(MESSAGES) == want[0]
 
 
+LONG = "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}"
 HOSTILE = {
     "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "text": "{% for a in range(99999) %}{{ messages[0].content * 99 }}{% endfor %}",
@@ -73,16 +79,48 @@ HOSTILE = {
     "import": "{% import 'os' as os %}",
     "syntax": "{% for %}",
     "type": "{{ 1 + 'a' }}",
+    "comparison": f"{LONG} {{{{ [a] * 4000000 == [b] * 4000000 }}}}",
+    "comparisons in a line": f"{LONG} {{{{ {' and '.join(['a == b'] * 20_000)} }}}}",
+    "tests in a line": f"{LONG} {{{{ {' and '.join(['a is eq b'] * 15_000)} }}}}",
+    "member": f"{LONG} {{{{ 'c' in [a] * 4000000 }}}}",
+    "join": f"{LONG} {{{{ [a] * 1000 | join | length }}}}",
+    "join method": f"{LONG} {{{{ ''.join([a] * 1000) | length }}}}",
+    "separator": f"{LONG} {{{{ a.join(range(1000) | map('string')) }}}}",
+    "text of a list": f"{LONG} {{{{ ([a] * 1000) | string | length }}}}",
+    "list as output": f"{LONG} {{{{ [a] * 1000 }}}}",
+    "JSON of a list": f"{LONG} {{{{ ([a] * 1000) | tojson | length }}}}",
+    "JSON indented": "{{ ([0] * 40000) | tojson(indent=100000) | length }}",
+    "list literal": f"{LONG} {{% set x = [{'a, ' * 9999}] %}}",
+    "slices": f"{LONG} {''.join(f'{{% set x{n} = a[1:] %}}' for n in range(5000))}",
+    "nested lists": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% endfor %}{{ ns.x }}",
+    "nested namespaces": f"{LONG} {{% set ns = namespace(x=a) %}}{{{{ [ns] * 9999999 }}}}",
+    "block": "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set y %}{{ ns.x }}{{ ns.x }}"
+    "{% endset %}{% set ns.x = y %}{% endfor %}",
+    "tabs": "{% set a = '\t' * 40000 %}{{ a.expandtabs(100000) | length }}",
+    "translation": "{{ ('a' * 4000).translate({97: 'b' * 1000000}) | length }}",
+    "encoding": "{{ ('a' * 400000).encode('punycode') }}",
+    "lines indented": "{% set a = 'a\n' * 40000 %}{{ a | indent(1000) | length }}",
+    "sum of lists": "{{ ([[0] * 2000] * 500) | sum(start=[]) | length }}",
+    "replace by name": "{% set a = 'a' * 99999 %}{{ a | replace(old='a', new=a) }}",
+    "strip": f"{LONG} {{{{ a.strip(b) }}}}",
+    "number of a text": "{{ ('9' * 4000000) | int }}",
+    "dict of equal hashes": "{{ {}.fromkeys(range(0, 2305843009213693951 * 9999, 2305843009213693951)) }}",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.3)
-    start = time.perf_counter()
-    with pytest.raises(FileFormatError, match="chat template"):
-        Template(HOSTILE[name], "here", {}).render(MESSAGES)
-    assert time.perf_counter() - start < 5
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match="chat template"):
+            Template(HOSTILE[name], "here", {}).render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - start < 5
 
 
 def test_templates_refuse_messages() -> None:

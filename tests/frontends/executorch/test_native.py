@@ -332,6 +332,12 @@ def _first(header: dict[str, Any]) -> dict[str, Any]:
         (lambda data: _header(data, lambda h: _first(h).update(dtype="F8_E4M3")), "has the dtype"),
         (lambda data: _header(data, lambda h: _first(h).update(shape=[9])), "outside of its place"),
         (lambda data: _header(data, lambda h: _first(h).update(shape=[-1])), "cannot be read"),
+        # to multiply them takes minutes
+        (
+            lambda data: _header(data, lambda h: _first(h).update(shape=[1 << 62] * 300_000)),
+            "300000 dims",
+        ),
+        (lambda data: _header(data, lambda h: _first(h).update(shape=[10**4000])), "is no size"),
         (
             lambda data: _header(data, lambda h: _first(h).update(data_offsets=[0, 1 << 40])),
             "outside of its place",

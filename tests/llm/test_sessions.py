@@ -1,0 +1,50 @@
+"""Saved conversations: damaged ones, and what JSON can hold that no text does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purevk.errors import FileFormatError, InputError
+from purevk.llm.session import Session, check_messages
+
+
+def session() -> Session:
+    model: Any = None  # is not asked
+    return Session(model, None, "error", {})
+
+
+def test_surrogates_are_written_as_they_were_read(tmp_path: Path) -> None:
+    """A saved conversation with one could not be saved again."""
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a\ud800"}]}))
+    first = session()
+    first.load(path)
+    first.save(path)
+    second = session()
+    second.load(path)
+    assert second.messages == first.messages == [{"role": "user", "content": "a\ud800"}]
+
+
+DAMAGED = [
+    b"", b"[1]", b'"x"', b"[" * 100_000, b"\xff\xfe\x00", b'{"messages": 5}', b'{"messages": "user"}',
+    b'{"messages": [null]}', b'{"messages": [{"role": ["user"], "content": "x"}]}',
+    b'{"messages": {"role": "user"}}', b'{"messages": ' + b"9" * 100_000 + b"}", b'{"messages": []}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_files(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "session.json"
+    path.write_bytes(data)
+    with pytest.raises((FileFormatError, InputError)):
+        session().load(path)
+
+
+@pytest.mark.parametrize("messages", [5, None, "x", {"role": "user"}, [5], []])
+def test_what_is_no_conversation(messages: Any) -> None:
+    with pytest.raises(InputError):
+        check_messages(messages)
