@@ -11,11 +11,13 @@
 # make docs             the documentation site, in build/site; ARGS go to mkdocs
 # make wheels           the wheels of this platform, in dist/, tried with each Python; ARGS go to scripts/wheels.sh
 # make test-engines     the recipes for Ray, LitServe and KServe on these engines, in an environment of their own
+# make devices          the table of devices in docs/help/devices.md, from drivers of Debian's packages; ARGS go to
+#                       bench.drivers; by hand before a release
 # make bench            purevk beside other runtimes on this machine; ARGS go to bench.compare
 
 SHADERC := $(CURDIR)/build/shaderc/libshaderc_shared$(if $(filter Darwin,$(shell uname -s)),.dylib,.so)
 
-.PHONY: demo lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench docs wheels setup test-engines
+.PHONY: demo lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench devices docs wheels setup test-engines
 demo:
 	@scripts/demo.sh $(ARGS)
 lint:
@@ -39,6 +41,9 @@ docs:
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 wheels:
 	@scripts/wheels.sh $(ARGS)
+devices:
+	@scripts/setup.sh --test
+	@.venv/bin/python -m bench.drivers $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from api_page import api_parts  # noqa: E402
 from error_page import error_parts  # noqa: E402
 
+from bench.drivers.page import page as devices_page  # noqa: E402
 from purevk import knob_values, knobs  # noqa: E402
 from purevk.cli.ops import operators  # noqa: E402
 from purevk.frontends.executorch.names import INTEGER_OPERATORS  # noqa: E402
@@ -716,6 +717,7 @@ PAGES = {
     "docs/ops.md": ops_page,
     "docs/reference/op_samples.md": samples_page,
     "docs/models.md": models_page,
+    "docs/help/devices.md": devices_page,
 }
 
 

@@ -140,19 +140,22 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     )
 
 
+def identity_of(physical: api.PhysicalDevice) -> DeviceIdentity:
+    """What a device's family is recognized by."""
+    return DeviceIdentity(
+        vendor_id=physical.vendor_id,
+        device_id=physical.device_id,
+        kind=physical.kind,
+        name=physical.name,
+        driver=physical.driver,
+        subgroup_size=physical.subgroup_size,
+        features=frozenset(physical.available),
+    )
+
+
 def profile_of(physical: api.PhysicalDevice) -> DeviceProfile:
     """The profile by which kernels are chosen for a device."""
-    return choose_profile(
-        DeviceIdentity(
-            vendor_id=physical.vendor_id,
-            device_id=physical.device_id,
-            kind=physical.kind,
-            name=physical.name,
-            driver=physical.driver,
-            subgroup_size=physical.subgroup_size,
-            features=frozenset(physical.available),
-        )
-    )
+    return choose_profile(identity_of(physical))
 
 
 def typical_traits() -> DeviceTraits:
