@@ -12,8 +12,8 @@ from typing import Any
 from purevk.plain_text import printable
 
 
-class PurevkError(Exception):
-    """Base of all purevk errors.
+class PurevkError(RuntimeError):
+    """Base of all purevk errors. It is a RuntimeError, as the errors of torch and ExecuTorch are.
 
     Args:
         what: one sentence, with numbers.

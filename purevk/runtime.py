@@ -9,6 +9,7 @@ outputs = program.load_method("forward").execute([x])
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import threading
@@ -18,12 +19,14 @@ from typing import Any, BinaryIO
 
 from purevk import program as _program
 from purevk.errors import InputError, UnsupportedProgramError
+from purevk.frontends.executorch.names import out_names
 from purevk.frontends.files import ModelFile, open_file
 from purevk.graph.context import Context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.program.method import Method as _Method
+from purevk.program.state import StateMapping
 from purevk.pte import program as P
 
 _BACKEND = "VulkanBackend"
@@ -32,6 +35,13 @@ _NAMES = {
     0: "Byte", 1: "Char", 2: "Short", 3: "Int", 4: "Long", 5: "Half", 6: "Float", 7: "Double", 9: "ComplexFloat",
     10: "ComplexDouble", 11: "Bool", 15: "BFloat16",
 }  # fmt: skip
+
+
+class Verification(enum.Enum):
+    """How ExecuTorch checks a program. purevk always checks all that a file says."""
+
+    Minimal = 0
+    InternalConsistency = 1
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,10 @@ class Method:
 
     __call__ = execute
 
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Raises InputError if `execute` would for these inputs. Runs nothing."""
+        self._method.check_flat(list(inputs))
+
     @property
     def metadata(self) -> MethodMeta:
         """What it takes and gives."""
@@ -173,13 +187,23 @@ class Program:
         self._lock = threading.Lock()
         self._loaded: _program.Program | None = None
         self._methods: dict[str, Method] = {}
-        with open_file(file, data_files) as opened:
+        with open_file(file) as opened:
             self._metadata = {name: _metadata(opened, name) for name in opened.methods}
 
     @property
     def method_names(self) -> set[str]:
         """The names of its methods."""
         return set(self._metadata)
+
+    @property
+    def ordered_names(self) -> tuple[str, ...]:
+        """The names of its methods, in the order of the file."""
+        return tuple(self._metadata)
+
+    @property
+    def state(self) -> StateMapping:
+        """The mutable buffers of its methods, by name; see `purevk.Program.state`."""
+        return self._opened().state
 
     def metadata(self, method_name: str) -> MethodMeta:
         """What a method takes and gives, without loading it. Raises InputError if there is none of
@@ -194,12 +218,17 @@ class Program:
             InputError: there is none of that name. Further errors as of `purevk.load`.
         """
         self._check(name)
+        program = self._opened()
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = Method(program.method(name), self._metadata[name])
+            return self._methods[name]
+
+    def _opened(self) -> _program.Program:
         with self._lock:
             if self._loaded is None:
                 self._loaded = _program.load(self._file, self._data_files, context=self._context)
-            if name not in self._methods:
-                self._methods[name] = Method(self._loaded.method(name), self._metadata[name])
-            return self._methods[name]
+            return self._loaded
 
     def _check(self, name: str) -> None:
         if name not in self._metadata:
@@ -230,12 +259,14 @@ class BackendRegistry:
 
 
 class OperatorRegistry:
-    """The operators that have a row in purevk; others run on the CPU through torch."""
+    """The operators that have a definition in purevk; others run on the CPU through torch."""
 
     @property
     def operator_names(self) -> set[str]:
-        """Their names, written as ExecuTorch does: "aten::add.Tensor"."""
+        """Their names, written as ExecuTorch does: "aten::add.Tensor", and of the variants that files
+        of portable kernels have: "aten::add.out"."""
         names = {name for row in registry.definitions() for name in (row.name, *row.names)}
+        names |= {out for name in names for out in out_names(name)}
         return {
             name.replace(".", "::", 1).removesuffix(".default")
             for name in names

@@ -68,7 +68,17 @@ BELOW = {
 }
 BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
-PROGRAM = {"dynamo", "export", "integrations", "llm", "program", "report", "runtime", "testing"}
+PROGRAM = {
+    "dynamo",
+    "export",
+    "integrations",
+    "llm",
+    "portable_lib",
+    "program",
+    "report",
+    "runtime",
+    "testing",
+}
 COMMAND = {"__main__", "cli"}
 FOREIGN = {
     "pte": {"vulkan", "torch"},

@@ -112,6 +112,14 @@ def plan_name(name: str, overload: str) -> str:
     return f"{space}.{op}.{overload.removesuffix('_out')}"
 
 
+def out_names(name: str) -> list[str]:
+    """The names "namespace.op.overload" of kernels of plans that compute an operator: the inverse of
+    `plan_name`."""
+    usual = f"{name.removesuffix('.default')}.out" if name.endswith(".default") else f"{name}_out"
+    names = [out for out, functional in _OUT.items() if functional == name]
+    return names if usual in _OUT or "." not in name else [*names, usual]
+
+
 def is_out_variant(name: str, overload: str) -> bool:
     """Whether a kernel of a plan writes to its last arguments."""
     return (
