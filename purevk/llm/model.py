@@ -19,6 +19,7 @@ from purevk.llm.sampling import Sampling
 from purevk.llm.session import Session, check_messages
 from purevk.llm.templates import Template
 from purevk.llm.tokenizer import Tokenizer
+from purevk.plain_text import printable
 
 
 class Model:
@@ -263,7 +264,8 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Model {self.program.name} on {self.program.device.name}, context {self.context}>"
+        name = printable(self.program.name)
+        return f"<Model {name} on {self.program.device.name}, context {self.context}>"
 
 
 def _pieces(

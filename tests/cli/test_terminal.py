@@ -203,6 +203,46 @@ def test_objects(hostile: Path, tmp_path: Path) -> None:
     assert sum("evil" in text for text in texts) > 15
 
 
+def reachable(*roots: Any) -> list[Any]:
+    """The objects of classes of purevk that objects lead to by attributes, slots and containers."""
+    found: list[Any] = []
+    waiting, seen = [*roots], {id(each): each for each in roots}
+    while waiting:
+        each = waiting.pop()
+        inner: list[Any] = []
+        if isinstance(each, (list, tuple, set, frozenset, dict)):
+            inner = [*each, *(each.values() if isinstance(each, dict) else ())]
+        elif type(each).__module__.partition(".")[0] == "purevk":
+            found.append(each)
+            names = [name for cls in type(each).__mro__ for name in getattr(cls, "__slots__", ())]
+            inner = [getattr(each, name) for name in names if hasattr(each, name)]
+            inner += getattr(each, "__dict__", {}).values()
+        for item in inner:
+            if id(item) not in seen:
+                seen[id(item)] = item
+                waiting.append(item)
+    return found
+
+
+@pytest.mark.device
+def test_all_objects_that_a_program_leads_to(hostile: Path, tmp_path: Path) -> None:
+    """Whatever class they are of: no text of one is raw."""
+    other = tmp_path / f"evil{HOSTILE}.pte"
+    other.write_bytes((ROOT / "tests/data/pte/linear_relu_inline.pte").read_bytes())
+    with purevk.load(hostile) as program, open_file(hostile) as file:
+        (method,) = program.methods.values()
+        roots = [program, file, file.graph(method.name), program.graph(method.name)]
+        roots += [purevk.plan(hostile, method=method.name), program.report()]
+        objects = reachable(*roots, pte.read_program(other), list(method.inputs))
+        classes: dict[type, int] = {}
+        for each in objects:
+            number = classes[type(each)] = classes.get(type(each), 0) + 1
+            if number <= 50:  # of one class
+                _assert_safe(str(each))
+                _assert_safe(repr(each))
+    assert len(classes) > 60, sorted(each.__name__ for each in classes)
+
+
 def test_tracebacks_of_the_process(hostile: Path) -> None:
     """With the causes of an error, which may be of other packages."""
     command = [sys.executable, "-m", "purevk", "run", f"{hostile}.gone", "--traceback"]

@@ -26,7 +26,7 @@ OPTIONS = {"max_tokens": 4}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[purevk.llm.Model]:
-    path = tmp_path_factory.mktemp("llm") / "tiny.gguf"
+    path = tmp_path_factory.mktemp("llm") / "tiny\x1b[2J.gguf"
     write_llama(path, "Q4_1", table="Q8_0", vocabulary=True)
     with purevk.llm.load(path, context=96, dtype="float32") as model:
         yield model
@@ -36,6 +36,10 @@ def fresh(model: purevk.llm.Model, messages: Any) -> str:
     """The answer without anything in the cache."""
     model.position = 0
     return model.chat(messages, **OPTIONS).text()
+
+
+def test_the_name_of_the_file_is_shown_with_escapes(model: purevk.llm.Model) -> None:
+    assert repr(model).isprintable() and "tiny\\x1b[2J.gguf" in repr(model)
 
 
 def test_chat_applies_the_template(model: purevk.llm.Model) -> None:
