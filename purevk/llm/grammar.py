@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from purevk.errors import InputError, UnsupportedProgramError
-
-if TYPE_CHECKING:
-    from purevk.llm.tokenizer import Tokenizer
+from purevk.llm.tokenizer import Tokenizer, is_error
 
 _MOST_TEXT = 1 << 20  # characters of a grammar
 
@@ -99,9 +97,18 @@ def engine_of(tokenizer: Tokenizer, vocab: int) -> Any:
             why="a grammar must be able to end one",
             next="generate without a grammar, with max_tokens",
         )
-    return LLTokenizer(
-        TokenizerWrapper(_Vocabulary(tokenizer, vocab)), n_vocab=vocab, eos_token=ends
-    )
+    try:
+        return LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer, vocab)), n_vocab=vocab, eos_token=ends
+        )
+    except BaseException as error:
+        if not is_error(error):
+            raise
+        raise UnsupportedProgramError(
+            "llguidance does not accept the vocabulary",
+            why=str(error)[:1000],
+            next="generate without a grammar",
+        ) from None
 
 
 def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> str | None:
@@ -123,14 +130,15 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         raise UnsupportedProgramError(
             "the package llguidance is not installed", next="pip install purevk[llm]"
         ) from None
-    if grammar is not None:
-        text: str = LLMatcher.grammar_from_lark(grammar)
-    else:
-        try:
+    try:
+        if grammar is not None:
+            text: str = LLMatcher.grammar_from_lark(grammar)
+        else:
             schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
             text = LLMatcher.grammar_from_json_schema(schema)
-        except (TypeError, ValueError) as error:
-            raise InputError("json_schema is no JSON schema", why=str(error)[:1000]) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        what = "json_schema is no JSON schema" if grammar is None else "this is no grammar"
+        raise InputError(what, why=str(error)[:1000]) from None
     if len(text) > _MOST_TEXT:
         raise InputError(
             f"the grammar has {len(text)} characters", why=f"{_MOST_TEXT} are accepted"

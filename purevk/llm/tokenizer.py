@@ -81,7 +81,9 @@ class Tokenizer:
             self._tokenizer = self._make(pre, ids, merges)
         except PurevkError:
             raise
-        except Exception as error:  # whatever the package raises
+        except BaseException as error:  # whatever the package raises
+            if not is_error(error):
+                raise
             raise self._damaged(str(error)) from None
         self._bytes = {chr(code): byte for byte, code in _byte_codes().items()}
         self.bos, self.eos = (
@@ -177,6 +179,11 @@ class Tokenizer:
     def decode(self, tokens: list[int]) -> str:
         """The text of token ids, without control tokens."""
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+
+def is_error(error: BaseException) -> bool:
+    """Whether something was raised by a failure. A panic of a package in Rust is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _byte_codes() -> dict[int, int]:

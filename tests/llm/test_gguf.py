@@ -219,6 +219,23 @@ def test_types_of_tokens_are_numbers(tmp_path: Path) -> None:
                 Tokenizer(file, 1 << 20)
 
 
+def test_grammars_of_a_hostile_vocabulary(tmp_path: Path) -> None:
+    """llguidance panics at long tokens, which is no `Exception`."""
+    pytest.importorskip("llguidance")
+    from purevk.llm.grammar import checked_grammar, engine_of
+
+    write_llama(tmp_path / "a.gguf", width=32, vocabulary=True)
+    with GgufFile(tmp_path / "a.gguf") as file:
+        assert engine_of(Tokenizer(file, 1 << 20), 268)
+        file.metadata["tokenizer.ggml.tokens"][0] = "a" * 100_000
+        with pytest.raises(UnsupportedProgramError, match="does not accept the vocabulary"):
+            engine_of(Tokenizer(file, 1 << 20), 268)
+    with pytest.raises(InputError, match="no grammar"):
+        checked_grammar("\ud800", None)
+    with pytest.raises(InputError, match="no JSON schema"):
+        checked_grammar(None, "\ud800")
+
+
 def test_files_with_random_damage_raise_typed_errors_only(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", "Q8_0", width=32, vocabulary=True)
     data = (tmp_path / "a.gguf").read_bytes()
