@@ -19,7 +19,7 @@ from purevk.llm.pieces import Stats, TokenLogprobs
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
 from purevk.program.program import Program
 
-PROMPT_ROWS = (1, 33, 256)
+PROMPT_ROWS = (1, 33, 256, 1024)
 """Tokens from which on prompts have another method on GPUs: other kernels are faster then."""
 _Started = Callable[[], Any]  # waits for a call, and gives its results
 

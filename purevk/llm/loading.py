@@ -131,8 +131,9 @@ def _step_graph(
     position = net.input(DType.int64, (1,))
     numbers = net.constant(np.arange(rows), DType.int64)
     steps = net.op("slice.Tensor", numbers, 0, 0, tokens.type.dims[1], 1)
-    # They are in range: no kernel has to check them.
-    positions = net.op("clamp.default", net.op("add.Tensor", position, steps, 1), 0, rows - 1)
+    positions = net.op("add.Tensor", position, steps, 1)
+    if length is None:  # it is in range: no kernel has to check it, and steps overlap
+        positions = net.op("clamp.default", positions, 0, rows - 1)
     columns, lines = (
         net.op("unsqueeze.default", each, dim) for each, dim in ((numbers, 0), (positions, 1))
     )

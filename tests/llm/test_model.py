@@ -243,7 +243,8 @@ def test_prompts_of_gpus_have_methods_by_their_length(
     assert prompt_lengths(2048, True) == {
         "prompt_32": (1, 32),
         "prompt_255": (33, 255),
-        "prompt_2048": (256, 2048),
+        "prompt_1023": (256, 1023),
+        "prompt_2048": (1024, 2048),
     }
     assert prompt_lengths(20, True) == prompt_lengths(20, False) == {"prompt_20": (1, 20)}
     monkeypatch.setattr(decoding, "PROMPT_ROWS", (1, 3, 6))
