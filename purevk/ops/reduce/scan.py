@@ -32,17 +32,19 @@ class Scan(NamedTuple):
         combine: joins the running value a and the element b.
         beats: whether b replaces a, for scans that give the index too.
         logarithm: the kernel keeps sums of exponentials instead of their logarithms.
+        wide: float32 is computed in double precision where the device can, as torch does.
     """
 
     start: str = "ACC(0)"
     combine: str = "((a) + (b))"
     beats: str = ""
     logarithm: bool = False
+    wide: bool = False
 
 
 _KINDS = {
-    "sum": Scan(),
-    "prod": Scan("ACC(1)", "((a) * (b))"),
+    "sum": Scan(wide=True),
+    "prod": Scan("ACC(1)", "((a) * (b))", wide=True),
     "logsumexp": Scan("-PV_INF", "pv_logaddexp(a, b)", logarithm=True),
     "max": Scan("LOWEST", beats="((b) >= (a))"),
     "min": Scan("HIGHEST", beats="((b) <= (a))"),
@@ -126,6 +128,8 @@ def emit_scan(
         if out.dtype.is_float
         else "int"
     )
+    if how.wide and out.dtype is DType.float32 and traits.has("float64"):
+        acc = "double"
     many, long = _dims.upper(rows), _dims.upper(length)
     contiguous, adjacent = (
         _is_one(step) and _is_one(out_step),

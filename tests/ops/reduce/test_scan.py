@@ -56,6 +56,19 @@ def test_long_rows():
     check(cases)
 
 
+@pytest.mark.purevk("float64")
+@pytest.mark.parametrize("fn", [torch.cumsum, torch.cumprod], ids=["sum", "prod"])
+def test_running_sums_have_the_digits_of_float32(fn):
+    """Torch adds up and multiplies in double precision: all strategies, rows and columns."""
+    shapes = (((70001,), 0), ((2, 20001), 1), ((130, 999), 1), ((5000, 24), 0), ((64, 4096), 1))
+    check(
+        [
+            Case(fn, (1 + 0.01 * tensor(*sizes, low=-1, high=1), dim), rtol=2e-7, atol=0)
+            for sizes, dim in shapes
+        ]
+    )
+
+
 def test_running_extremes():
     cases = []
     for fn in (torch.cummax, torch.cummin):
