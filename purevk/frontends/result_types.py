@@ -152,11 +152,12 @@ class ResultTypes:
                         known[size.key] = self._data_dependent_size(size, bound, exact)
                     size = known[size.key]
                 sizes.append(size)
-            # Exporters narrow indices to int32. Torch 2.11 and older record those of `unique` in the
-            # dtype of its values, which may be one that does not hold them.
+            # Exporters of files narrow indices to int32. Torch 2.11 and older record those of `unique`
+            # in the dtype of its values, which may be one that does not hold them.
             dtype = type.dtype
-            if stated is not None and (dtype is not DType.int64 or stated.dtype is DType.int32):
-                dtype = stated.dtype
+            if stated is not None:
+                narrowed = stated.dtype is DType.int32 and not exact
+                dtype = stated.dtype if dtype is not DType.int64 or narrowed else dtype
             types.append(TensorType(dtype, tuple(sizes)))
         return types
 
