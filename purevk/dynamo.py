@@ -48,6 +48,7 @@ from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions, keep_checks
 from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
+from purevk.frontends.torch.private_names import warn_once
 from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
@@ -136,6 +137,7 @@ def _compile_or_warn(
     context: Context | None,
 ) -> Callable[..., Any]:
     """A graph of dynamo, as it runs on the device or in eager torch."""
+    warn_once()
     fallback, round = _checked(options)
     if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
         _warn_about_training()

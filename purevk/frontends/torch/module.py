@@ -18,6 +18,7 @@ from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_checks, keep_earlier
 from purevk.frontends.torch.elements.known_numbers import with_known_numbers
 from purevk.frontends.torch.exported import WrittenBuffers, address_of, read_exported
+from purevk.frontends.torch.private_names import warn_once
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.frontends.torch.watch.effects import (
     Effects,
@@ -309,6 +310,7 @@ def _export(
     from purevk.frontends.torch.elements.traced_numbers import NumbersOfTensors
     from purevk.frontends.torch.fast_paths import without_new_hooks
 
+    warn_once()
     numbers: Any = contextlib.nullcontext()
 
     def export() -> Any:
