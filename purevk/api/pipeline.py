@@ -71,14 +71,18 @@ class PipelineLayout(DeviceObject):
     def __init__(self, device: Device, kinds: tuple[str, ...], push_bytes: int) -> None:
         limits = device.limits
         n_texel, n_buffers = kinds.count("texel"), len(kinds)
-        for count, limit in (
-            (n_buffers - n_texel, limits.max_storage_buffers_per_stage),
-            (n_texel, limits.max_texel_buffers_per_stage),
+        for count, limit, name in (
+            (
+                n_buffers - n_texel,
+                limits.max_storage_buffers_per_stage,
+                "maxPerStageDescriptorStorageBuffers",
+            ),
+            (n_texel, limits.max_texel_buffers_per_stage, "maxPerStageDescriptorSampledImages"),
         ):
             if count > limit:
                 raise DeviceError(
                     f"A kernel with {count} buffers cannot run on {device.name}",
-                    why=f"the device takes {limit}",
+                    why=f"the device takes {limit} ({name})",
                     next="split the kernel",
                 )
         if push_bytes < 0 or push_bytes % 4 or push_bytes > limits.max_push_constants:
