@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -126,11 +127,17 @@ def pipelines_of(row: Row, kernels: list[dict[str, Any]], folder: Path) -> dict[
     }
 
 
-def models_of(row: Row, folder: Path) -> dict[str, Any]:
+def models_of(row: Row, models: Sequence[str], source: Path) -> dict[str, Any]:
     """Runs models, and gives their errors."""
-    names = sorted(path.stem for path in folder.glob("*.pvk"))
+    folder = BASE / "models" / row.name.replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.stem in models:
+            (folder / path.name).symlink_to(path)
+    count = len(list(folder.glob("*.pvk")))
     errors, failed = {}, {}
-    for said in worker(row, "models", folder, len(names), 300):
+    for said in worker(row, "models", folder, count, 300):
         if said.get("failed") or "end" not in said:
             failed[said.get("model") or "?"] = said.get("failed") or said.get("text", "")
         else:
@@ -170,7 +177,7 @@ def measure(row: Row, models: Sequence[str], tests: bool) -> dict[str, Any]:
     made["invalid"] = translate(folder, kernels, "spirv-val", "--target-env", target)
     made["pipelines"] = pipelines_of(row, kernels, folder)
     if row.runs:
-        made["models"] = models_of(row, floats)
+        made["models"] = models_of(row, models, floats)
         if tests and row.root is None:
             made["tests"] = operator_tests(row.command(BASE)[1])
     if made["profile"] in ("mobile", "apple"):
