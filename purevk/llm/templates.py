@@ -13,7 +13,7 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
@@ -59,19 +59,24 @@ class _Meter:
     Attributes:
         end: when it has to have ended, in seconds of `time.monotonic`.
         left: bytes of values.
+        measured: containers and their bytes, by their ids.
     """
 
     def __init__(self) -> None:
         self.end, self.left = time.monotonic() + SECONDS, _MOST_BYTES
+        self.measured: dict[int, tuple[Any, int]] = {}
 
     def check_time(self) -> None:
         if time.monotonic() > self.end:
             raise _LimitError(f"it takes more than {SECONDS} s")
 
-    def take(self, nbytes: int) -> None:
-        self.check_time()
+    def check_size(self, nbytes: int) -> None:
         if nbytes > _MOST_VALUE:
             raise _LimitError(f"it makes a value of more than {_MOST_VALUE} bytes")
+
+    def take(self, nbytes: int) -> None:
+        self.check_time()
+        self.check_size(nbytes)
         self.left -= nbytes
         if self.left < 0:
             raise _LimitError(f"it makes values of more than {_MOST_BYTES} bytes")
@@ -121,6 +126,8 @@ class Template:
         }
 
         def render() -> str:
+            for each in (*given["messages"], *given.values()):
+                _nbytes(each)
             parts, size = [], 0
             for part in self._template.generate(given):
                 size += len(part)
@@ -188,42 +195,74 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 # -- sizes of values -------------------------------------------------------------------------------
+_EMPTY: dict[Any, Any] = {}
+_VIEWS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
+_CONTAINERS = (list, tuple, set, frozenset, *_VIEWS)
+_SIZED = (str, bytes, int)
+
+
 def _nbytes(value: Any) -> int:
-    """The bytes of a value with all that it holds, as often as it holds it. Stops above
-    `_MOST_VALUE`."""
+    """The bytes of a value with all that it holds, as often as it holds it; more than `_MOST_VALUE` if
+    it is larger. A template cannot change a container, so each is measured once."""
+    if isinstance(value, _SIZED):
+        return sys.getsizeof(value)
+    if not isinstance(value, (dict, *_CONTAINERS)):
+        return 8
+    measured = _meter.get().measured
+    if id(value) in measured:
+        return measured[id(value)][1]
     total, waiting = 0, [value]
     while waiting and total <= _MOST_VALUE:
         each = waiting.pop()
         total += 8
-        if isinstance(each, (str, bytes, int)):
+        if isinstance(each, _SIZED):
             total += sys.getsizeof(each)
-        elif isinstance(each, Mapping):
+        elif id(each) in measured:
+            total += measured[id(each)][1]
+        elif isinstance(each, dict):
             total += 16 * len(each)
-            if total <= _MOST_VALUE:
-                waiting += each.keys()
-                waiting += each.values()
-        elif isinstance(each, (list, tuple, set, frozenset, KeysView, ItemsView, ValuesView)):
+            waiting += [] if total > _MOST_VALUE else [*each, *each.values()]
+        elif isinstance(each, _CONTAINERS):
             total += 8 * len(each)
-            if total <= _MOST_VALUE:
-                waiting += each
+            waiting += [] if total > _MOST_VALUE else each
+    measured[id(value)] = value, total
     return total
 
 
 def _checked(value: Any) -> Any:
-    """A value that a template makes or compares. Raises _LimitError if it is too large."""
+    """A value that a template makes. Raises _LimitError if it is too large, or all are."""
     if isinstance(value, int) and value.bit_length() > 4096:
         raise _LimitError("it makes a number of more than 4096 bits")
-    _meter.get().take(_nbytes(value))
+    meter = _meter.get()
+    nbytes = 0 if id(value) in meter.measured else _nbytes(value)
+    meter.take(nbytes)
+    return value
+
+
+def _operand(value: Any) -> Any:
+    """A value that a template reads. Raises _LimitError if it is too large."""
+    meter = _meter.get()
+    meter.check_time()
+    meter.check_size(_nbytes(value))
+    return value
+
+
+def _shown(value: Any) -> Any:
+    """A value that becomes a text."""
+    if isinstance(value, str):
+        return _operand(value)
+    _meter.get().take(4 * _nbytes(value))  # escapes make texts longer
     return value
 
 
 def _argument(value: Any) -> Any:
     """An argument of a call or a filter, of which iterators are checked as they are read."""
+    kind = type(value)
     if isinstance(value, int) and abs(value) > _MOST_NUMBER:
         raise _LimitError(f"it uses a number above {_MOST_NUMBER}")
-    if isinstance(value, Iterator) and not hasattr(value, "index0"):  # which `loop` has
+    if hasattr(kind, "__next__") and not hasattr(kind, "index0"):  # which `loop` has
         return map(_checked, value)
-    return _checked(value)
+    return _operand(value)
 
 
 def _text_size(value: Any) -> int:
@@ -320,24 +359,30 @@ def _environment() -> Any:
 
         def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
             self.write("(")
-            self._check(self.visit, node.expr, frame)
+            self._check(self.visit, node.expr, frame, "operand")
             for each in node.ops:
                 self.visit(each, frame)
             self.write(")")
 
         def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:
             self.write(f" {_COMPARISONS[node.op]} ")
-            self._check(self.visit, node.expr, frame)
+            self._check(self.visit, node.expr, frame, "operand")
 
-        def _check(self, visit: Callable[[Any, Frame], None], node: Any, frame: Frame) -> None:
-            self.write("environment.checked(")
+        def _check(
+            self,
+            visit: Callable[[Any, Frame], None],
+            node: Any,
+            frame: Frame,
+            how: str = "checked",
+        ) -> None:
+            self.write(f"environment.{how}(")
             visit(node, frame)
             self.write(")")
 
     class Environment(ImmutableSandboxedEnvironment):
         code_generator_class = Generator
         intercepted_binops = frozenset(("+", "*", "**", "%"))
-        checked = staticmethod(_checked)
+        checked, operand = staticmethod(_checked), staticmethod(_operand)
         concat = staticmethod(_joined)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -367,10 +412,10 @@ def _environment() -> Any:
 
         @staticmethod
         def join_texts(*parts: Any) -> str:
-            return _joined(map(str, map(_checked, parts)))
+            return _joined(map(str, map(_shown, parts)))
 
     made = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=_checked
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=_shown
     )
 
     class ShownNamespace(Namespace):

@@ -48,6 +48,26 @@ def test_texts_are_those_of_transformers(name: str) -> None:
     assert Template(TEXTS[name], "here", {"bos_token": "<s>"}).render(MESSAGES) == want[0]
 
 
+def test_long_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation is metered, and that is not to count the messages again and again."""
+    monkeypatch.setattr(templates, "SECONDS", 60.0)
+    messages = [
+        {"role": role, "content": f"{number} " * 500}
+        for number in range(200)
+        for role in ("user", "assistant")
+    ]
+    text = (
+        "{% set ns = namespace(text='') %}{% for m in messages[::-1] %}{% if messages | length > 3 %}"
+        "{% set last = messages[messages | length - 1] %}{% if m.content == last.content or "
+        "'7' in m.content %}{{ m.role + m.content.split('1')[-1] | trim }}{% endif %}{% endif %}"
+        "{% endfor %}{{ (messages | tojson) | length }}"
+    )
+    want, _ = utils.render_jinja_template([messages], chat_template=text)
+    start = time.process_time()
+    assert Template(text, "here", {}).render(messages) == want[0]
+    assert time.process_time() - start < 2
+
+
 LONG = "{% set a = 'a' * 4000000 %}{% set b = 'a' * 4000000 %}"
 HOSTILE = {
     "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
