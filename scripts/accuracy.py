@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -90,6 +91,61 @@ def _rows(mean: float, deviation: float, columns: int = 64) -> Callable[[int], T
 def _size_of_terms(x: torch.Tensor) -> torch.Tensor:
     """The largest term of a row: a sum of a row may cancel."""
     return x.abs().amax(-1, keepdim=True)
+
+
+def _larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(x.abs(), y.abs())
+
+
+def _batch_norm(x: torch.Tensor) -> torch.Tensor:
+    return functional.batch_norm(x, x[0] * 0.1, x[1] ** 2 + 1)
+
+
+def _instance_norm(x: torch.Tensor) -> torch.Tensor:
+    return functional.instance_norm(x[:64].view(2, 32, -1))
+
+
+def _entropy(x: torch.Tensor) -> torch.Tensor:
+    target = (x.flip(0) > 0).to(x.dtype)
+    return functional.binary_cross_entropy(
+        (x * 0.1).clamp(-0.4, 0.4) + 0.5, target, reduction="none"
+    )
+
+
+def _entropy_of_logits(x: torch.Tensor) -> torch.Tensor:
+    target = (x.flip(0) > 0).to(x.dtype)
+    return functional.binary_cross_entropy_with_logits(x, target, reduction="none")
+
+
+def _cross_entropy(x: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(x, x.flip(0).argmax(-1), reduction="none")
+
+
+def _divergence(x: torch.Tensor) -> torch.Tensor:
+    return functional.kl_div(x.log_softmax(-1), x.flip(0).softmax(-1), reduction="none")
+
+
+def _convolved(x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(
+        x[:64].view(1, 4, 32, 32), x[:36].reshape(-1)[: 8 * 36].view(8, 4, 3, 3)
+    )
+
+
+def _spread(x: torch.Tensor) -> torch.Tensor:
+    weight = x[:36].reshape(-1)[: 8 * 36].view(4, 8, 3, 3)
+    return functional.conv_transpose2d(x[:64].view(1, 4, 32, 32), weight, stride=2)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    heads = x[:64].view(1, 2, 32, 64)
+    return functional.scaled_dot_product_attention(heads, heads.flip(2), heads)
+
+
+def _resized(mode: str) -> Callable[..., torch.Tensor]:
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        return functional.interpolate(x[:32].view(1, 1, 32, 64), size=(50, 90), mode=mode)
+
+    return resize
 
 
 # What is not a function of one number, and ranges of those that are. Beyond them a result is infinite,
@@ -180,6 +236,64 @@ _OTHERS = [
         lambda x: torch.nn.functional.group_norm(x.view(4, 4, -1), 2),
         _rows(1000, 0.1),
         lambda x: torch.ones(()),
+    ),
+    Operator("prod", lambda x: x.prod(-1), _rows(1, 0.1)),
+    Operator("cumsum", lambda x: x.cumsum(-1), _rows(1, 0.1)),
+    Operator("cumprod", lambda x: x.cumprod(-1), _rows(1, 0.1)),
+    Operator("logcumsumexp", lambda x: x.logcumsumexp(-1), _rows(0, 3), lambda x: torch.ones(())),
+    Operator("nansum", lambda x: x.nansum(-1, keepdim=True), _rows(0, 1), _size_of_terms),
+    Operator("norm of 1", lambda x: torch.linalg.vector_norm(x, 1, -1), _rows(3, 1)),
+    Operator("norm of 3", lambda x: torch.linalg.vector_norm(x, 3, -1), _rows(3, 1)),
+    Operator("norm of 0.5", lambda x: torch.linalg.vector_norm(x, 0.5, -1), _rows(3, 1)),
+    Operator("std", lambda x: x.std(-1), _rows(0, 1)),
+    Operator("normalize", lambda x: functional.normalize(x, dim=-1), _rows(0, 1)),
+    Operator("rms_norm", lambda x: functional.rms_norm(x, (x.shape[-1],)), _rows(0, 1)),
+    Operator("batch_norm", _batch_norm, _rows(0, 1), lambda x: torch.ones(())),
+    Operator("instance_norm", _instance_norm, _rows(0, 1), lambda x: torch.ones(())),
+    Operator("softmin", lambda x: functional.softmin(x, -1), _rows(0, 3)),
+    Operator("glu", lambda x: functional.glu(x), _rows(0, 3)),
+    Operator(
+        "pairwise_distance", lambda x: functional.pairwise_distance(x, x.flip(0)), _rows(0, 9)
+    ),
+    Operator("cdist", lambda x: torch.cdist(x[:64], x[:64].flip(0) + 1), _rows(0, 9)),
+    Operator(
+        "mse_loss", lambda x: functional.mse_loss(x, x.flip(0), reduction="none"), _rows(0, 1)
+    ),
+    Operator("huber_loss", lambda x: functional.huber_loss(x, x.flip(0), "none"), _rows(0, 1)),
+    Operator("binary_cross_entropy", _entropy, _rows(0, 3)),
+    Operator("binary_cross_entropy_with_logits", _entropy_of_logits, _rows(0, 3)),
+    Operator("cross_entropy", _cross_entropy, _rows(0, 3), lambda x: torch.ones(())),
+    Operator("kl_div", _divergence, _rows(0, 1), lambda x: torch.ones(())),
+    Operator(
+        "matmul", lambda x: x[:64] @ x[:64], _rows(0, 1), lambda x: x[:64].abs() @ x[:64].abs()
+    ),
+    Operator("conv2d", _convolved, _rows(0, 1), lambda x: _convolved(x.abs())),
+    Operator("conv_transpose2d", _spread, _rows(0, 1), lambda x: _spread(x.abs())),
+    Operator("attention", _attention, _rows(0, 1), lambda x: torch.ones(())),
+    Operator("avg_pool2d", lambda x: functional.avg_pool2d(x[:64][None, None], 4), _rows(3, 1)),
+    Operator(
+        "interpolate bilinear", _resized("bilinear"), _rows(3, 1), lambda x: 4 * torch.ones(())
+    ),
+    Operator("interpolate bicubic", _resized("bicubic"), _rows(3, 1), lambda x: 4 * torch.ones(())),
+    Operator("lerp", lambda x, y: torch.lerp(x, y, 0.3), _two(1e-3, 1e3), _larger),
+    Operator(
+        "addcmul",
+        lambda x, y: torch.addcmul(x, y, y),
+        _two(1e-3, 1e3),
+        lambda x, y: x.abs() + y * y,
+    ),
+    Operator(
+        "addcdiv",
+        lambda x, y: torch.addcdiv(x, x, y),
+        _two(1e-3, 1e3),
+        lambda x, y: x.abs() + (x / y).abs(),
+    ),
+    Operator("polygamma of 1", lambda x: torch.polygamma(1, x), _positive(_one(1e-3, 1e3))),
+    Operator(
+        "special_entr",
+        torch.special.entr,
+        _positive(_one(1e-30, 1e3)),
+        lambda x: x.clamp(min=1e-30),
     ),
 ]
 
@@ -289,7 +403,8 @@ torch in float64. Arguments are 200,000 numbers of all exponents, of both signs,
 
 - `inf`: a result is NaN, infinite or 0 where it is not in float64, or the other way round. Eager
   torch in float32 does this where a step on the way overflows or vanishes.
-- Errors of a sum, a mean and a norm layer are relative to the largest term, or to 1.
+- Errors of a sum, a mean and a norm layer are relative to the largest term, or to 1; those of a
+  product of matrices to the sum of magnitudes; those of resizing to 4.
 - Where a device takes numbers below the normal ones for 0 ([limits.md](limits.md)), results below
   2^-100 are compared with that number.
 - The bound is 4 ulp, or twice eager torch's error, or what its row says. A test holds it.
@@ -318,7 +433,8 @@ def main() -> None:
     if options.write:
         data = json.loads(DATA.read_text()) if DATA.exists() else {}
         device = default_context().device.name
-        data[device] = {row.name: [_shown(row.error), _shown(row.eager)] for row in rows}
+        data.setdefault(device, {})
+        data[device] |= {row.name: [_shown(row.error), _shown(row.eager)] for row in rows}
         DATA.write_text(json.dumps(data, indent=1) + "\n")
         PAGE.write_text(page(data))
 
