@@ -4,8 +4,9 @@
     python scripts/matrix.py --only float16 int64
     python scripts/matrix.py --only none gpu -- tests/api tests/ops
 
-A configuration is "none" (nothing is off), the name of a feature that the device has, or "gpu" (a
-software device gets the kernels and tiles of GPUs). Without arguments all of them run. Each is one
+A configuration is "none" (nothing is off), the name of a feature that the device has, "gpu" (a
+software device gets the kernels and tiles of GPUs), or "least" (also the least limits that Vulkan
+1.1 allows, and no optional feature). Without arguments all of them run. Each is one
 pytest process, with its own kernel cache, over the landing tier of the tests after `--`, which are
 tests of kernels and programs otherwise. It has one line of output, and the tests that failed follow
 it. The exit code is 1 if a test failed, or if no test ran. PUREVK_DEVICE and VK_DRIVER_FILES choose
@@ -37,7 +38,7 @@ TESTS = (
     "tests/ops/sort/test_sort.py",
     "tests/program/test_program.py",
 )
-NONE, GPU = "none", "gpu"
+NONE, GPU, LEAST = "none", "gpu", "least"
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def run(configuration: str, tests: Sequence[str], timeout_s: float) -> Outcome:
         report = Path(folder) / "report.xml"
         environment = {**os.environ, "PUREVK_CACHE": f"{folder}/cache", "PYTHONPATH": str(ROOT)}
         environment.setdefault("OMP_NUM_THREADS", "1")
-        if configuration == GPU:
-            environment["PUREVK_TEST_TRAITS"] = "gpu"
+        if configuration in (GPU, LEAST):
+            environment["PUREVK_TEST_TRAITS"] = configuration
         elif configuration != NONE:
             environment["PUREVK_DISABLE"] = configuration
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -117,7 +118,7 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", default=TESTS, help="files, folders or cases of pytest")
     args = parser.parse_args()
     device, features = available_features()
-    configurations = [NONE, *features, GPU]
+    configurations = [NONE, *features, GPU, LEAST]
     unknown = set(args.only or ()).difference(configurations)
     if unknown:
         parser.error(

@@ -36,7 +36,15 @@ pytest_plugins = ["purevk.testing.plugin", "pytester", "tests.budget", "tests.ti
 @pytest.fixture(scope="session", autouse=True)
 def gpu_traits() -> Iterator[None]:
     """With PUREVK_TEST_TRAITS=gpu, a software device gets the traits of a small GPU. So the
-    kernels and tiles of GPUs are tested without one."""
+    kernels and tiles of GPUs are tested without one. With "least", it is a GPU of the least limits
+    that Vulkan allows."""
+    if os.environ.get("PUREVK_TEST_TRAITS") == "least":
+        from tests.least_device import simulate
+
+        with pytest.MonkeyPatch.context() as patch:
+            simulate(patch)
+            yield
+        return
     if os.environ.get("PUREVK_TEST_TRAITS") != "gpu":
         yield
         return
