@@ -152,7 +152,7 @@ def _declaration(dtype: DType) -> str:
 
 
 def _code_size(glsl: str, dtype: DType) -> int:
-    return code_size(glsl, dtype is DType.float64)
+    return code_size(glsl, dtype is DType.float64, not dtype.is_float and dtype is not DType.bool)
 
 
 # Compilers compute with constants as if 0.0 and -0.0 were one number: of a choice between -1.0 and 0.0

@@ -19,14 +19,15 @@ _OPERATION = re.compile(r"\b[A-Za-z_]\w*(?=\()|[-+*/%<>=!&|^~?]+")
 
 
 @lru_cache(maxsize=4096)
-def code_size(text: str, double: bool = False) -> int:
+def code_size(text: str, double: bool = False, integers: bool = False) -> int:
     """Operations and calls in a text, with those of purevk's functions that it calls. Each branch,
     and the body of each loop, counts once.
 
     Args:
         double: the text calls the functions for double precision.
+        integers: of a function that has overloads for integers, the text calls these.
     """
-    return _sizes(double).count(text)
+    return _sizes(double).count(text, integers)
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +61,7 @@ class _FunctionSizes:
                 for match in _MADE.finditer(text):
                     start = text.index("{", text.index(f"#define {match[1]}("))
                     self._made[match[2]] = text, start + 1
-        self._known: dict[str, int] = {}
+        self._known: dict[tuple[str, bool], int] = {}
         self._iterations: dict[tuple[str, bool], int] = {}
 
     def loops(self, text: str, floats: bool) -> int:
@@ -76,7 +77,7 @@ class _FunctionSizes:
             bodies = [
                 _body(text, start)
                 for text, start in starts
-                if not (floats and _INTEGERS.match(text, text.rfind("\n", 0, start) + 1))
+                if not (floats and _is_of_integers(text, start))
             ]
             self._iterations[key] = max(
                 (sum(map(int, _LOOPS.findall(body))) + self.loops(body, floats) for body in bodies),
@@ -84,19 +85,30 @@ class _FunctionSizes:
             )
         return self._iterations[key]
 
-    def count(self, text: str) -> int:
+    def count(self, text: str, integers: bool = False) -> int:
         """The code size of a text."""
         return sum(
-            self._of_function(each) if each in self._starts else 1
+            self._of_function(each, integers) if each in self._starts else 1
             for each in _OPERATION.findall(text)
         )
 
-    def _of_function(self, name: str) -> int:
+    def _of_function(self, name: str, integers: bool) -> int:
         """Of the largest overload. A call of another overload counts once."""
-        if name not in self._known:
-            self._known[name] = 1
-            self._known[name] = max(self.count(_body(*start)) for start in self._starts[name])
-        return self._known[name]
+        starts = self._starts[name]
+        if integers:
+            starts = [start for start in starts if _is_of_integers(*start)]
+            if not starts:
+                return self._of_function(name, False)
+        key = name, integers
+        if key not in self._known:
+            self._known[key] = 1
+            self._known[key] = max(self.count(_body(*start), integers) for start in starts)
+        return self._known[key]
+
+
+def _is_of_integers(text: str, start: int) -> bool:
+    """Whether the function whose body starts there returns an integer."""
+    return bool(_INTEGERS.match(text, text.rfind("\n", 0, start) + 1))
 
 
 def _body(text: str, start: int) -> str:

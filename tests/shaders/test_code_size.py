@@ -38,3 +38,13 @@ def test_the_order_of_questions_does_not_matter() -> None:
     forward, backward = _FunctionSizes(False), _FunctionSizes(False)
     made = [forward.count(name) for name in names]
     assert made == [backward.count(name) for name in reversed(names)][::-1]
+
+
+def test_integers_call_overloads_for_integers() -> None:
+    """They are smaller. A function without such an overload counts in whole."""
+    assert (
+        0
+        < 4 * code_size("pv_floor_divide(x, y)", integers=True)
+        < code_size("pv_floor_divide(x, y)")
+    )
+    assert code_size("pv_exp(x)", integers=True) == code_size("pv_exp(x)")
