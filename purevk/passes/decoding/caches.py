@@ -49,7 +49,7 @@ def _writes(graph: Graph) -> dict[Value, Node]:
             stores.setdefault(state, []).append(node)
         for operand in values_in(node.args) if node.graphs else ():
             stores.setdefault(operand, []).append(node)
-    outputs = graph.output_values()
+    outputs, reads = graph.output_values(), _Reads(graph)
     caches: dict[Value, Node] = {}
     for state, nodes in stores.items():
         if state not in graph.states or len(nodes) != 1 or nodes[0].op != "purevk.store":
@@ -57,8 +57,8 @@ def _writes(graph: Graph) -> dict[Value, Node]:
         scatter = producers.get(nodes[0].tensor("value"))
         if scatter is None or not _writes_rows(graph, producers, scatter, state):
             continue
-        if outputs.isdisjoint(_same_bytes(graph, scatter.result)) and _unread_after(
-            graph, scatter, state, nodes[0]
+        if outputs.isdisjoint(reads.same_bytes(scatter.result)) and _unread_after(
+            graph, reads, scatter, state, nodes[0]
         ):
             caches[scatter.result] = scatter
     return caches
@@ -141,30 +141,48 @@ def _counts_up(graph: Graph, producers: dict[Value, Node], value: Value) -> bool
     return False
 
 
-def _same_bytes(graph: Graph, value: Value) -> set[Value]:
-    """A value and all views of it."""
-    values = {value}
-    for node in graph.nodes:
-        if registry.is_view(node) and node.inputs[0] in values:
-            values.update(node.results)
-    return values
+class _Reads:
+    """Where the values of a graph are read.
+
+    Attributes:
+        nodes: the numbers of the nodes that read each value.
+        views: the results of views of each value.
+        numbers: of the nodes that give each value.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes: dict[Value, list[int]] = {}
+        self.views: dict[Value, list[Value]] = {}
+        self.numbers: dict[Value, int] = {}
+        for number, node in enumerate(graph.nodes):
+            for value in values_in(node.args):
+                self.nodes.setdefault(value, []).append(number)
+            if registry.is_view(node):
+                self.views.setdefault(node.inputs[0], []).extend(node.results)
+            self.numbers.update(dict.fromkeys(node.results, number))
+
+    def same_bytes(self, value: Value) -> set[Value]:
+        """A value and all views of it."""
+        values, queue = {value}, [value]
+        while queue:
+            new = [view for view in self.views.get(queue.pop(), ()) if view not in values]
+            values.update(new)
+            queue += new
+        return values
 
 
-def _unread_after(graph: Graph, scatter: Node, state: Value, store: Node) -> bool:
+def _unread_after(graph: Graph, reads: _Reads, scatter: Node, state: Value, store: Node) -> bool:
     """Whether no node reads a state as it was after a scatter has made the new one, and none on the
     host or with sub-graphs reads the new one."""
-    old, new = _same_bytes(graph, state), _same_bytes(graph, scatter.result)
+    old, new = reads.same_bytes(state), reads.same_bytes(scatter.result)
     if old & {*scatter.tensors("indices"), scatter.tensor("source")}:
         return False  # rows would be read while they are written
     sources = {source.value for source in graph.symbols.values()}
     if sources & (old | new) or not graph.output_values().isdisjoint(old):
         return False
-    after = False
-    for node in graph.nodes:
-        read = set(values_in(node.args))
-        if after and read & old and node is not store:
-            return False
-        if (node.op == HOST or node.graphs) and read & (old | new):
-            return False
-        after |= node is scatter
-    return True
+    number = reads.numbers[scatter.result]
+    after = {at for value in old for at in reads.nodes.get(value, ()) if at > number}
+    if any(graph.nodes[at] is not store for at in after):
+        return False
+    readers = {at for value in old | new for at in reads.nodes.get(value, ())}
+    return not any(graph.nodes[at].op == HOST or graph.nodes[at].graphs for at in readers)
