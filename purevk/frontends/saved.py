@@ -47,6 +47,7 @@ def write_program(
     name: str,
     methods: Mapping[str, Callable[[Any], Graph]],
     producer: str,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a program.
 
@@ -55,13 +56,14 @@ def write_program(
         name: of the program, for messages.
         methods: functions that give the methods' graphs when called with None.
         producer: the program that writes it.
+        about: further data of JSON, for those who read the file.
 
     Raises:
         UnsupportedProgramError: a node has an argument that cannot be written.
         OSError: the file cannot be written.
     """
     with replace_file(path) as stream:
-        _Writer(stream).write(name, methods, producer)
+        _Writer(stream).write(name, methods, producer, about or {})
 
 
 class _Writer:
@@ -74,7 +76,11 @@ class _Writer:
         self._held: list[memoryview] = []  # addresses are unique among live objects
 
     def write(
-        self, name: str, methods: Mapping[str, Callable[[Any], Graph]], producer: str
+        self,
+        name: str,
+        methods: Mapping[str, Callable[[Any], Graph]],
+        producer: str,
+        about: Mapping[str, Any],
     ) -> None:
         from purevk.frontends.respecialize import ReadGraph
 
@@ -88,7 +94,14 @@ class _Writer:
                 examples = {each.name: each.upper for each in source(None).symbols if each.is_size}
             written = GraphWriter(self._tensor).method(graph, read.guards, read.kept)
             graphs[method] = {**written, "examples": examples}
-        content = {"producer": producer, "name": name, "tensors": self.tensors, "methods": graphs}
+        content: dict[str, Any] = {
+            "producer": producer,
+            "name": name,
+            "tensors": self.tensors,
+            "methods": graphs,
+        }
+        if about:
+            content["about"] = about
         text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         start = self._align()
         self.stream.write(text)
@@ -134,6 +147,7 @@ class SavedProgram:
         source: the file.
         structure: (first byte, bytes) of the header and the description.
         methods: their names.
+        about: further data that the file has; nobody has checked it.
     """
 
     def __init__(self, source: Source, content: Mapping[str, Any]) -> None:
@@ -149,6 +163,7 @@ class SavedProgram:
         if self.tensor_bytes > source.size:  # their checksums would take longer than the file is
             raise _damaged(source, f"tensors of {self.tensor_bytes} bytes in {source.size}")
         self.methods = tuple(map(str, content["methods"]))
+        self.about: dict[str, Any] = dict(content.get("about", {}))
         self._data: dict[str, Any] = dict(content["methods"])  # of those that nobody asked for
         self._methods: dict[str, ReadGraph] = {}  # those that were asked for
 

@@ -31,20 +31,11 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
-    "Q4_0": Form(4, 32),
-    "Q4_1": Form(4, 32, True),
-    "Q5_0": Form(8, 32),
-    "Q5_1": Form(8, 32, True),
-    "Q8_0": Form(8, 32),
-    "Q2_K": Form(4, 16, True),
-    "Q3_K": Form(4, 16),
-    "Q4_K": Form(4, 32, True),
-    "Q5_K": Form(8, 32, True),
-    "Q6_K": Form(8, 16),
-    "IQ4_NL": Form(8, 32),
-    "IQ4_XS": Form(8, 32),
-    "MXFP4": Form(8, 32),
-}
+    "Q4_0": Form(4, 32), "Q4_1": Form(4, 32, True), "Q5_0": Form(8, 32),
+    "Q5_1": Form(8, 32, True), "Q8_0": Form(8, 32), "Q2_K": Form(4, 16, True),
+    "Q3_K": Form(4, 16), "Q4_K": Form(4, 32, True), "Q5_K": Form(8, 32, True),
+    "Q6_K": Form(8, 16), "IQ4_NL": Form(8, 32), "IQ4_XS": Form(8, 32), "MXFP4": Form(8, 32),
+}  # fmt: skip
 
 
 def scales(kind: str, blocks: _Array) -> dict[str, _Array]:

@@ -80,6 +80,7 @@ class Decoder:
 
     Attributes:
         tokens: whose keys and values are in the cache.
+        is_recurrent: the cache cannot be cut: a prompt that does not go on with it starts anew.
     """
 
     def __init__(
@@ -91,20 +92,24 @@ class Decoder:
         dtype: DType,
         chunk: ChunkSize,
     ) -> None:
-        self.program, self.context, self.vocab, self._dtype = program, context, vocab, dtype
-        self.chunk, self._prompts = chunk, prompts
+        self.program, self.context, self.vocab, self.dtype = program, context, vocab, dtype
+        self.chunk, self.prompts = chunk, prompts
         self.tokens: list[int] = []
+        self.is_recurrent = False
         self._running: object = None
 
-    def stop(self) -> None:
-        """Ends the generation that runs."""
+    def cut(self, position: int) -> None:
+        """Ends the generation that runs, and drops the tokens of the cache from a position on; all of
+        a recurrent model."""
         self._running = None
+        if position < len(self.tokens):
+            del self.tokens[0 if self.is_recurrent else position :]
 
     def logits(self) -> np.ndarray:
         """Those of the last step, float32 [vocab]. While a generation runs, this step is computed
         already when the token before it is given."""
         stored = self.program.state["logits"].reshape(-1)
-        if self._dtype is DType.bfloat16:
+        if self.dtype is DType.bfloat16:
             return (stored.astype(np.uint32) << 16).view(np.float32)
         return stored.astype(np.float32)
 
@@ -156,7 +161,7 @@ class Decoder:
 
     def _chunk(self, tokens: Sequence[int], position: int) -> Any:
         """Computes tokens of a prompt."""
-        name = next(name for name, (_, most) in self._prompts.items() if len(tokens) <= most)
+        name = next(name for name, (_, most) in self.prompts.items() if len(tokens) <= most)
         return self.program.method(name)(np.array([tokens]), np.array([position]))
 
     @staticmethod
@@ -170,6 +175,8 @@ class Decoder:
             if ours != theirs:
                 break
             common += 1
+        if self.is_recurrent and common < len(self.tokens):
+            common = 0
         stats.reused_tokens = common
         del self.tokens[common:]
         while True:
@@ -188,14 +195,14 @@ class Decoder:
     ) -> str:
         """The method that chooses tokens, lowered at its first use; "" if "decode" does."""
         if sampling.logprobs is not None and "logprobs" not in self.program.methods:
-            build = functools.partial(logprobs_graph, self.vocab, self._dtype)
+            build = functools.partial(logprobs_graph, self.vocab, self.dtype)
             self.program.add_methods({"logprobs": source_of(build)})
         if sampling.greedy and not sampling.adjusts and constraint is None:
             return ""
         features = sampling.adjusts, constraint is not None
         name = sampling_name(*features)
         if name not in self.program.methods:
-            build = functools.partial(sampling_graph, self.vocab, self._dtype, *features)
+            build = functools.partial(sampling_graph, self.vocab, self.dtype, *features)
             self.program.add_methods({name: source_of(build)})
         if sampling.adjusts:
             seen = np.zeros((2, self.vocab), np.float32)

@@ -7,6 +7,7 @@ believed: counts, lengths, offsets and names are checked before they are used.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import struct
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.llm import blocks, files
 from purevk.mapped import own
 from purevk.paths import path_text
 from purevk.pte.source import Source
@@ -32,6 +34,10 @@ _NUMBERS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8",
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
+ROTATED_NEIGHBOURS = ("llama", "mistral3", "smollm3")
+"""Architectures whose files have heads whose neighbours are rotated with one another."""
+
+
 @dataclass(frozen=True)
 class BlockType:
     """A type of tensors: blocks of so many elements in so many bytes."""
@@ -42,32 +48,22 @@ class BlockType:
 
 
 BLOCK_TYPES: Mapping[int, BlockType] = {
-    0: BlockType("F32", 1, 4),
-    1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    20: BlockType("IQ4_NL", 32, 18),
-    23: BlockType("IQ4_XS", 256, 136),
-    30: BlockType("BF16", 1, 2),
+    0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20), 6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34), 10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210), 20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136), 30: BlockType("BF16", 1, 2),
     39: BlockType("MXFP4", 32, 17),
-}
+}  # fmt: skip
 """The types that can be read, by their number in a file."""
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Tensor(files.Tensor):
     """A tensor of a file.
 
     Attributes:
-        dims: sizes, the last of elements that follow one another.
         data: the blocks, in row-major order: bytes of the mapped file, see `purevk.mapped`.
     """
 
@@ -77,11 +73,34 @@ class Tensor:
     data: memoryview
 
     @property
+    def kind(self) -> str:
+        return self.type.name
+
+    @property
+    def form(self) -> blocks.Form | None:
+        return blocks.FORMS.get(self.type.name)
+
+    def floats(self) -> np.ndarray:
+        return files.floats_of(own(self.data), self.type.name).reshape(self.dims)
+
+    def _blocks(self) -> np.ndarray:
+        return np.frombuffer(own(self.data), np.uint8).reshape(-1, self.type.nbytes)
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        rows = self.numel // self.dims[-1]
+        parts = blocks.scales(self.type.name, self._blocks())
+        return {name: part.reshape(rows, -1) for name, part in parts.items()}
+
+    def values(self) -> np.ndarray:
+        rows = self.numel // self.dims[-1]
+        return blocks.weight(self.type.name, self._blocks()).reshape(rows, -1)
+
+    @property
     def numel(self) -> int:
         return len(self.data) // self.type.nbytes * self.type.elements
 
 
-class GgufFile:
+class GgufFile(files.ModelFile):
     """A GGUF file, with all its parts if it was split.
 
     Args:
@@ -100,9 +119,8 @@ class GgufFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.name = path_text(path)
+        super().__init__(path_text(path))
         self._sources: list[Source] = []
-        self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         try:
             self._read_parts(Path(self.name))
@@ -110,6 +128,8 @@ class GgufFile:
             self.close()
             raise
         self.nbytes = sum(source.size for source in self._sources)
+        name = self.metadata.get("general.architecture")
+        self.rotates_neighbours = name in ROTATED_NEIGHBOURS
 
     def _read_parts(self, path: Path) -> None:
         self.metadata = self._read(path)
@@ -179,10 +199,8 @@ class GgufFile:
                 raise _damaged(
                     source.name, f"{name!r} starts at {offset}, not at a multiple of {alignment}"
                 )
-            blocks = 1
-            for size in (*dims[:-1], dims[-1] // kind.elements):
-                blocks *= size
-            data = source.slice(start + offset, blocks * kind.nbytes, f"the tensor {name!r}")
+            count = math.prod((*dims[:-1], dims[-1] // kind.elements))
+            data = source.slice(start + offset, count * kind.nbytes, f"the tensor {name!r}")
             stated += len(data)
             if stated > source.size:
                 raise _damaged(source.name, f"{name!r} has the bytes of other tensors")
@@ -208,25 +226,6 @@ class GgufFile:
         if not all(0 < size < 1 << 40 for size in dims) or dims[-1] % kind.elements:
             raise _damaged(where, f"the tensor {name!r} has sizes {list(dims)} of {kind.name}")
         return name, kind, dims, offset
-
-    def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """A value of the metadata.
-
-        Args:
-            kind: the Python type that it must have.
-            default: if there is none; None: there must be one.
-
-        Raises:
-            FileFormatError: it is missing, or of another type.
-        """
-        found = self.metadata.get(key, default)
-        if found is None:
-            raise FileFormatError(
-                f"the file has no {key}", where=self.name, next="convert the model again"
-            )
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
-            raise _damaged(self.name, f"{key} is {str(found)[:80]!r}")
-        return found
 
     def close(self) -> None:
         """Lets go of the files. Their maps stay as long as somebody has bytes of a tensor."""
@@ -281,6 +280,26 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise _damaged(self.source.name, f"{what} is no UTF-8: {error.reason}") from None
 
+    def _texts(self, key: str, count: int) -> list[str]:
+        """So many texts; those that lie in the piece that was read ahead without a call for each."""
+        texts: list[str] = []
+        size_of = struct.Struct("<Q").unpack_from
+        while len(texts) < count:
+            piece, at = bytes(self._piece), self.at - self._first
+            try:
+                while len(texts) < count and at + 8 <= len(piece):
+                    end = at + 8 + size_of(piece, at)[0]
+                    if end > len(piece):
+                        break
+                    texts.append(piece[at + 8 : end].decode())
+                    at = end
+            except UnicodeDecodeError:
+                pass  # `text` says where
+            self.at = self._first + at
+            if len(texts) < count:
+                texts.append(self.text(key))
+        return texts
+
     def value(self, key: str, kind: int, depth: int = 0) -> Any:
         """A value of the metadata."""
         if kind == _STRING:
@@ -292,6 +311,8 @@ class _Cursor:
                 self.check_count(count, dtype.itemsize, f"elements of {key}")
                 return np.frombuffer(bytes(self.take(count * dtype.itemsize)), dtype)
             self.check_count(count, 8, f"elements of {key}")
+            if kind == _STRING:
+                return self._texts(key, count)
             return [self.value(key, kind, depth + 1) for _ in range(count)]
         if kind >= len(_NUMBERS) or not _NUMBERS[kind]:
             raise _damaged(self.source.name, f"{key} has the unknown type {kind}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-
-import numpy as np
+from pathlib import Path
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, UnsupportedProgramError
@@ -13,22 +13,25 @@ from purevk.frontends.reading import check_limits
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
+from purevk.llm.architectures import ARCHITECTURES
+from purevk.llm.checkpoint import Folder
 from purevk.llm.decoding import ChunkSize, Decoder, prompt_lengths
+from purevk.llm.files import ModelFile
 from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
-from purevk.llm.llama import Llama
 from purevk.llm.model import Model
 from purevk.llm.network import Network
 from purevk.llm.plan import Plan, check_fits, plan_of
+from purevk.llm.transformer import Transformer
+from purevk.paths import path_text
 from purevk.program.program import Program
 
-ARCHITECTURES = {"llama": Llama, "qwen2": Llama, "qwen3": Llama}
-"""How to build graphs, by the value of `general.architecture`."""
 DTYPES = {
     "float32": DType.float32,
     "float16": DType.float16,
     "bfloat16": DType.bfloat16,
 }
+CACHES = {**{name: name for name in DTYPES}, "int8": "int8", "float8": "float8"}
 DEFAULT_CONTEXT = 4096
 MOST_ROWS, GPU_ROWS = 512, 2048  # tokens of a prompt in one submission; of GPUs
 
@@ -38,16 +41,21 @@ def load(
     *,
     context: int | None = None,
     dtype: str = "auto",
+    cache: str = "auto",
     device: Context | int | str | None = None,
 ) -> Model:
-    """Loads a language model from a GGUF file. Weights stay packed on the device.
+    """Loads a language model. Weights stay packed on the device.
 
     Args:
-        path: of the file, or of the first part of a split one.
+        path: of a GGUF file, or of the first part of a split one; of a folder with safetensors
+            files, config.json and tokenizer.json, as transformers writes it; or of a .pvk file of
+            `Model.save`.
         context: tokens that the cache holds; None: as many as the model was trained with, 4096 at
             most.
-        dtype: what is computed in, and what the cache holds: "float32", "float16" or "bfloat16".
-            "auto" is float16 on GPUs that have it, else float32.
+        dtype: what is computed in: "float32", "float16" or "bfloat16". "auto" is float16 on GPUs
+            that have it, else float32.
+        cache: what the cache holds: one of these, "int8" with a scale for each head of a token, or
+            "float8" (E4M3). "auto" is `dtype`.
         device: as for `purevk.load`.
 
     Raises:
@@ -58,34 +66,57 @@ def load(
         DeviceError: there is no such device.
         OSError: the file cannot be opened.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(
-            f"dtype={dtype!r} is not known", why=f"auto, {', '.join(DTYPES)} are accepted"
-        )
-    file = GgufFile(path)
+    _check_names(dtype, cache)
+    place = Path(path_text(path))
+    chosen = choose_context(device, None)
+    if place.suffix == ".pvk":
+        from purevk.llm.saved import load_saved
+
+        return load_saved(str(place), chosen, context, dtype, cache)
+    file = open_model(place)
     try:
-        chosen = choose_context(device, None)
         narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
         computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
-        return _model(file, chosen, context, computed)
+        return _model(file, chosen, context, computed, CACHES.get(cache, computed.name))
     except BaseException:
         file.close()
         raise
 
 
+def open_model(place: Path) -> ModelFile:
+    """A model on disk: a folder of safetensors files, one such file in its folder, or a GGUF file."""
+    if place.suffix == ".safetensors":
+        place = place.parent
+    return Folder(place) if place.is_dir() else GgufFile(place)
+
+
 def plan(
-    path: str | os.PathLike[str], *, context: int | None = None, dtype: str = "float16"
+    path: str | os.PathLike[str],
+    *,
+    context: int | None = None,
+    dtype: str = "float16",
+    cache: str = "auto",
 ) -> Plan:
     """The memory that a model needs on a device; nothing is loaded. Arguments and errors are those
     of `load`."""
-    if dtype not in DTYPES:
-        raise InputError(f"dtype={dtype!r} is not known", why=f"{', '.join(DTYPES)} are accepted")
-    with GgufFile(path) as file:
+    _check_names(dtype, cache)
+    if dtype == "auto":
+        raise InputError("dtype='auto' needs a device", next=f"name one of {', '.join(DTYPES)}")
+    with contextlib.closing(open_model(Path(path_text(path)))) as file:
         architecture, rows = _architecture(file, context)
-        return plan_of(_step_graph(file, architecture, rows, DTYPES[dtype]), rows)
+        arguments = (file, architecture, rows, DTYPES[dtype], CACHES.get(cache, dtype))
+        return plan_of(_step_graph(*arguments), rows)
 
 
-def _architecture(file: GgufFile, context: int | None) -> tuple[Llama, int]:
+def _check_names(dtype: str, cache: str) -> None:
+    for key, name, names in (("dtype", dtype, DTYPES), ("cache", cache, CACHES)):
+        if name != "auto" and name not in names:
+            raise InputError(
+                f"{key}={name!r} is not known", why=f"auto, {', '.join(names)} are accepted"
+            )
+
+
+def _architecture(file: ModelFile, context: int | None) -> tuple[Transformer, int]:
     """The architecture of a file, and the tokens that the cache is to hold."""
     name = file.value("general.architecture", str)
     found = ARCHITECTURES.get(name)
@@ -96,7 +127,7 @@ def _architecture(file: GgufFile, context: int | None) -> tuple[Llama, int]:
             why=f"known architectures: {', '.join(ARCHITECTURES)}",
             next="load the model with transformers, and compile it with purevk.compile",
         )
-    model = found.read(file)
+    model = found(file)
     rows = context if context is not None else min(model.trained, DEFAULT_CONTEXT)
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 < rows <= model.trained:
         raise InputError(
@@ -108,10 +139,11 @@ def _architecture(file: GgufFile, context: int | None) -> tuple[Llama, int]:
 
 
 def _step_graph(
-    file: GgufFile,
-    model: Llama,
+    file: ModelFile,
+    model: Transformer,
     rows: int,
     dtype: DType,
+    cache: str,
     name: str = "decode",
     length: tuple[int, int] | None = None,
 ) -> Graph:
@@ -120,7 +152,7 @@ def _step_graph(
 
     Both take the position of the first token, int64 [1], store the logits of the last one and the
     token with the largest, and return this token, int64 [1, 1]."""
-    net = Network(name, file, dtype, rows)
+    net = Network(name, file, dtype, rows, cache)
     token = net.state(TensorType(DType.int64, (1, 1)), name="token")
     tokens: Value = token
     if length is not None:
@@ -129,16 +161,12 @@ def _step_graph(
     else:
         tokens = net.op("clamp.default", token, 0, model.vocab - 1)
     position = net.input(DType.int64, (1,))
-    numbers = net.constant(np.arange(rows), DType.int64)
-    steps = net.op("slice.Tensor", numbers, 0, 0, tokens.type.dims[1], 1)
-    positions = net.op("add.Tensor", position, steps, 1)
+    steps = net.op("slice.Tensor", net.row_numbers(), 0, 0, tokens.type.dims[1], 1)
+    net.tokens, net.start = tokens, position
+    net.positions = net.op("add.Tensor", position, steps, 1)
     if length is None:  # it is in range: no kernel has to check it, and steps overlap
-        positions = net.op("clamp.default", positions, 0, rows - 1)
-    columns, lines = (
-        net.op("unsqueeze.default", each, dim) for each, dim in ((numbers, 0), (positions, 1))
-    )
-    mask = net.op("le.Tensor", columns, lines)
-    logits = model.logits(net, tokens, positions, mask)
+        net.positions = net.op("clamp.default", net.positions, 0, rows - 1)
+    logits = model.logits(net)
     chosen = net.op("argmax.default", logits, -1, True)
     stored = net.state(TensorType(dtype, (1, model.vocab)), name="logits")
     net.store(stored, logits)
@@ -148,10 +176,12 @@ def _step_graph(
     return graph
 
 
-def _model(file: GgufFile, device: Context, context: int | None, dtype: DType) -> Model:
+def _model(
+    file: ModelFile, device: Context, context: int | None, dtype: DType, cache: str
+) -> Model:
     """Builds the methods, and puts them onto a device."""
     architecture, rows = _architecture(file, context)
-    arguments = (file, architecture, rows, dtype)
+    arguments = (file, architecture, rows, dtype, cache)
     plan = plan_of(_step_graph(*arguments), rows)
     check_fits(plan, device, file.name)
     is_gpu = device.traits.profile.has_fast_shared_memory
@@ -163,4 +193,5 @@ def _model(file: GgufFile, device: Context, context: int | None, dtype: DType) -
     }
     program = Program(os.path.basename(file.name), sources, device, closing=file.close)
     decoder = Decoder(program, prompts, rows, architecture.vocab, dtype, ChunkSize(most, is_gpu))
+    decoder.is_recurrent = architecture.is_recurrent
     return Model(decoder, file, plan)

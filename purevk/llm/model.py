@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.llm.decoding import Decoder
-from purevk.llm.gguf import GgufFile
+from purevk.llm.files import ModelFile
 from purevk.llm.grammar import Constraint, checked_grammar, engine_of
 from purevk.llm.kinds import MARKER_TEXTS, TEXT, KindSplitter
 from purevk.llm.pieces import Piece, Pieces, Stats, TextWriter
@@ -18,7 +19,7 @@ from purevk.llm.plan import Plan
 from purevk.llm.sampling import Sampling
 from purevk.llm.session import Session, check_messages
 from purevk.llm.templates import Template
-from purevk.llm.tokenizer import Tokenizer
+from purevk.llm.tokenizer import Tokenizer, tokenizer_of
 from purevk.plain_text import printable
 
 
@@ -31,16 +32,18 @@ class Model:
         vocab: tokens that there are.
         program: the program that runs.
         plan: the memory that the model needs.
+        file: what it was loaded from.
     """
 
-    def __init__(self, decoder: Decoder, file: GgufFile, plan: Plan) -> None:
-        self.decoder, self.plan, self._file = decoder, plan, file
+    def __init__(self, decoder: Decoder, file: ModelFile, plan: Plan) -> None:
+        self.decoder, self.plan, self.file = decoder, plan, file
         self.program, self.context, self.vocab = decoder.program, decoder.context, decoder.vocab
 
     # -- the cache --------------------------------------------------------------------------------
     @property
     def position(self) -> int:
-        """How many tokens the cache holds. Set it to a smaller number to drop the last ones.
+        """How many tokens the cache holds. Set it to a smaller number to drop the last ones. Models
+        with recurrent layers then drop all.
 
         Raises:
             InputError: it is set to something other than a number from 0 to what it is.
@@ -56,8 +59,7 @@ class Model:
                 why=f"the cache holds {len(tokens)} tokens now",
                 next="set a smaller number, or generate from the tokens that are wanted",
             )
-        self.decoder.stop()
-        del tokens[position:]
+        self.decoder.cut(position)
 
     @property
     def logits(self) -> np.ndarray:
@@ -75,7 +77,7 @@ class Model:
             FileFormatError: the file has none, or a damaged one.
         """
         self.program.check_open()
-        return Tokenizer(self._file, self.vocab)
+        return tokenizer_of(self.file, self.vocab)
 
     def generate(
         self,
@@ -251,6 +253,18 @@ class Model:
                 f"the prompt has {len(tokens)} tokens, and the cache holds {self.context} tokens",
                 next="shorten the prompt, or load the model with a larger context",
             )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to a .pvk file that `purevk.llm.load` takes: graphs and weights as the
+        kernels read them, the tokenizer, the chat template and the end tokens. It has the context
+        and the dtype that the model was loaded with, and runs on any device.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from purevk.llm.saved import save
+
+        save(self, path)
 
     # -- lifetime ---------------------------------------------------------------------------------
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,11 +14,11 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.ir import TensorType, Value
 from purevk.ir.graph import BorrowedConstant
 from purevk.llm import blocks
-from purevk.llm.gguf import GgufFile, Tensor
+from purevk.llm.experts import Experts
+from purevk.llm.files import ModelFile, Tensor, dtype_named
 from purevk.llm.graphs import GraphBuilder
-from purevk.mapped import own
 
-_FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FLOAT8 = DType.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,29 @@ class Network(GraphBuilder):
         file: has the weights. Tensors that a graph reads are uploaded from the mapped file.
         dtype: what is computed in.
         rows: of the cache.
+        cache: what the cache holds: the name of a dtype, "int8" or "float8"; "": `dtype`.
+
+    Attributes:
+        tokens: int64 [1, S].
+        start: position of the first token, int64 [1].
+        positions: of all of them, int64 [S]. These three are set before layers are added.
     """
 
-    def __init__(self, name: str, file: GgufFile, dtype: DType, rows: int) -> None:
+    tokens: Value
+    start: Value
+    positions: Value
+
+    def __init__(
+        self, name: str, file: ModelFile, dtype: DType, rows: int, cache: str = ""
+    ) -> None:
         super().__init__(name)
         self.file, self.dtype, self.rows = file, dtype, rows
+        self.cache = cache or dtype.name
         self._matrices: dict[str, Matrix] = {}
+        self._masks: dict[int, Value] = {}
+        self._numbers: Value | None = None
+        self._angles: dict[tuple[bytes, float], tuple[Value, Value]] = {}
+        self._caches: dict[int, tuple[Value, Value]] = {}
 
     # -- weights ----------------------------------------------------------------------------------
     def _tensor(self, name: str, dims: tuple[int, ...]) -> Tensor:
@@ -61,76 +80,73 @@ class Network(GraphBuilder):
         """Whether the file has a tensor."""
         return name in self.file.tensors
 
-    def vector(self, name: str, size: int, order: np.ndarray | None = None) -> Value:
-        """A weight of one dim; `order` as for `matrix`."""
-        tensor = self._vector(name, size)
-        return self._borrowed(name, "", self.dtype, (size,), lambda: self._elements(tensor, order))
+    def vector(
+        self, name: str, *dims: int, order: np.ndarray | None = None, plus: float = 0.0
+    ) -> Value:
+        """A weight that is not quantized; `order` as for `matrix`, `plus`: is added to it."""
+        tensor = self._vector(name, dims)
+        return self._borrowed(name, "", self.dtype, dims, lambda: self._cast(tensor, order, plus))
 
-    def numbers(self, name: str, size: int) -> np.ndarray:
-        """The elements of a weight of one dim, float32."""
-        return _floats(self._vector(name, size))
+    def numbers(self, name: str, *dims: int) -> np.ndarray:
+        """The elements of a weight that is not quantized, float32."""
+        return self._vector(name, dims).floats()
 
-    def _vector(self, name: str, size: int) -> Tensor:
-        tensor = self._tensor(name, (size,))
-        if tensor.type.name not in _FLOATS:
+    def _vector(self, name: str, dims: tuple[int, ...]) -> Tensor:
+        tensor = self._tensor(name, dims)
+        if tensor.form is not None:
             raise UnsupportedProgramError(
-                f"the tensor {name} is {tensor.type.name}",
+                f"the tensor {name} is {tensor.kind}",
                 where=self.file.name,
-                why=f"vectors are {', '.join(_FLOATS)}",
+                why="F32, F16 or BF16 is expected",
             )
         return tensor
 
-    def matrix(self, name: str, rows: int, columns: int, order: np.ndarray | None = None) -> Matrix:
-        """A weight of two dims, packed as it is in the file.
+    def matrix(self, name: str, *dims: int, order: np.ndarray | None = None) -> Matrix:
+        """A weight of two dims or more, packed as it is in the file. Quantized ones become [rows,
+        columns], with the rows of all outer dims.
 
         Args:
             order: the rows of the file that become rows 0, 1, ...; None: the same.
         """
         if name in self._matrices:
             return self._matrices[name]
-        tensor = self._tensor(name, (rows, columns))
-        form = blocks.FORMS.get(tensor.type.name)
-        if form is None:
-            value = self._borrowed(
-                name, "", self.dtype, (rows, columns), lambda: self._elements(tensor, order)
-            )
-            made = Matrix(value)
+        tensor = self._tensor(name, dims)
+        if tensor.form is None:
+            read = lambda: self._cast(tensor, order)  # noqa: E731
+            matrix = Matrix(self._borrowed(name, "", self.dtype, dims, read))
         else:
-            made = self._quantized(tensor, form, order)
-        self._matrices[name] = made
-        return made
+            matrix = self._quantized(tensor, tensor.form, order)
+        self._matrices[name] = matrix
+        return matrix
 
     def _quantized(self, tensor: Tensor, form: blocks.Form, order: np.ndarray | None) -> Matrix:
-        (rows, columns), kind = tensor.dims, tensor.type.name
+        rows, columns = math.prod(tensor.dims[:-1]), tensor.dims[-1]
 
-        def in_order() -> np.ndarray:
-            data = np.frombuffer(own(tensor.data), np.uint8).reshape(rows, -1)
-            return (data if order is None else data[order]).reshape(-1, tensor.type.nbytes)
+        def ordered(array: np.ndarray) -> np.ndarray:
+            return array if order is None else array[order]
 
-        half = blocks.scales(kind, in_order())["scales"].dtype == np.float16
-        dtype = DType.float16 if half else DType.float32
-
-        def part(which: str) -> Value:
-            def read() -> np.ndarray:
-                return blocks.scales(kind, in_order())[which]
-
-            return self._borrowed(tensor.name, which, dtype, (rows, columns // form.group), read)
-
+        scales = {name: _dtype_of(part) for name, part in tensor.parts().items()}
+        parts = {
+            name: self._borrowed(
+                *(tensor.name, name, dtype, (rows, columns // form.group)),
+                functools.partial(lambda name: ordered(tensor.parts()[name]), name),
+            )
+            for name, dtype in scales.items()
+        }
         values = self._borrowed(
             tensor.name,
             "values",
             DType.uint8 if form.bits == 4 else DType.int8,
             (rows, columns * form.bits // 8),
-            lambda: blocks.weight(kind, in_order()),
+            lambda: ordered(tensor.values()),
         )
-        least = part("minimums") if form.has_minimums else None
-        return Matrix(values, form, part("scales"), least)
+        return Matrix(values, form, parts["scales"], parts.get("minimums"))
 
-    def _elements(self, tensor: Tensor, order: np.ndarray | None) -> np.ndarray:
-        numbers = _floats(tensor)
+    def _cast(self, tensor: Tensor, order: np.ndarray | None, plus: float = 0.0) -> np.ndarray:
+        numbers = tensor.floats() + np.float32(plus) if plus else tensor.floats()
         numbers = numbers if order is None else numbers[order]
         if self.dtype is DType.bfloat16:
-            bits = numbers.view(np.uint32)
+            bits = np.ascontiguousarray(numbers).view(np.uint32)
             return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
         return numbers.astype(self.dtype.numpy)
 
@@ -154,23 +170,26 @@ class Network(GraphBuilder):
     # -- layers -----------------------------------------------------------------------------------
     def linear(self, x: Value, name: str, rows: int, order: np.ndarray | None = None) -> Value:
         """x [..., K] times the weight NAME.weight [rows, K], plus NAME.bias if there is one."""
-        matrix = self.matrix(f"{name}.weight", rows, int(x.type.dims[-1]), order)
+        matrix = self.matrix(f"{name}.weight", rows, int(x.type.dims[-1]), order=order)
         bias = None
         if self.has(f"{name}.bias"):
-            bias = self.vector(f"{name}.bias", rows, order)
+            bias = self.vector(f"{name}.bias", rows, order=order)
         if matrix.form is None:
             return self.op("linear.default", x, matrix.values, bias)
         form = matrix.form
         parts = (matrix.values, matrix.scales, form.group, None, form.bits, matrix.minimums)
-        made = self._narrow(self.purevk.quantized_linear(self._wide(x), *parts))
+        if self.dtype is DType.bfloat16:  # kernels of quantized weights do not take it
+            x = self.wide(x)
+        made = self.narrow(self.purevk.quantized_linear(x, *parts))
         return made if bias is None else self.op("add.Tensor", made, bias, 1)
 
-    def _wide(self, x: Value) -> Value:
-        """A value as kernels of quantized weights take it: not in bfloat16."""
-        is_bfloat16 = self.dtype is DType.bfloat16
-        return self.op("_to_copy.default", x, DType.float32) if is_bfloat16 else x
+    def wide(self, x: Value) -> Value:
+        """A value as float32."""
+        is_wide = x.type.dtype is DType.float32
+        return x if is_wide else self.op("_to_copy.default", x, DType.float32)
 
-    def _narrow(self, x: Value) -> Value:
+    def narrow(self, x: Value) -> Value:
+        """A value as `dtype`."""
         return self.op("_to_copy.default", x, self.dtype) if x.type.dtype is not self.dtype else x
 
     def embedding(self, tokens: Value, name: str, rows: int, columns: int) -> Value:
@@ -181,9 +200,71 @@ class Network(GraphBuilder):
         parts = (matrix.scales, tokens, self.dtype, matrix.form.bits, matrix.minimums)
         return self.purevk.quantized_table(matrix.values, *parts)
 
-    def rms_norm(self, x: Value, name: str, eps: float) -> Value:
+    def experts(self, x: Value, chosen: Value, count: int) -> Experts:
+        """Linear layers of which each token passes some, see `Experts`."""
+        return Experts(self, x, chosen, count)
+
+    def expert_weights(
+        self, name: str, count: int, rows: int, columns: int, chosen: Value | None
+    ) -> Value:
+        """NAME.weight [count, rows, columns], not quantized any more; only the experts `chosen` int64
+        [N] if that is not None."""
+        matrix = self.matrix(f"{name}.weight", count, rows, columns)
+        if matrix.form is None:
+            weights = matrix.values
+            return weights if chosen is None else self.op("index.Tensor", weights, (chosen,))
+        parts = [
+            part and self.op("view.default", part, (count, rows * int(part.type.dims[-1])))
+            for part in (matrix.values, matrix.scales, matrix.minimums)
+        ]
+        if chosen is None:
+            chosen = self.constant(np.arange(count), DType.int64)
+        values, scales, least = parts
+        assert values is not None
+        picked = self.purevk.quantized_table(
+            values, scales, chosen, self.dtype, matrix.form.bits, least
+        )
+        return self.op("view.default", picked, (chosen.type.dims[0], rows, columns))
+
+    def first_zero(self, state: Value) -> Value:
+        """A state, or zeros if the first token is that of a sequence."""
+        goes_on = self.op("_to_copy.default", self.op("gt.Scalar", self.start, 0), state.type.dtype)
+        return self.op("mul.Tensor", state, goes_on)
+
+    def short_convolution(self, x: Value, name: str, taps: int) -> Value:
+        """Each channel of x [1, S, K] is convolved with its row of NAME.weight [K, taps], over the
+        tokens before; plus NAME.bias if there is one."""
+        _, length, width = x.type.dims
+        state = self.state(TensorType(self.dtype, (1, taps - 1, int(width))), name=f"{name}.state")
+        joined = self.op("cat.default", (self.first_zero(state), x), 1)
+        after = self.op("slice.Tensor", joined, 1, length, length + taps - 1, 1)
+        self.store(state, after)
+        weight = self.vector(f"{name}.weight", int(width), taps)
+        total: Value | None = None
+        for tap in range(taps):
+            rows = self.op("slice.Tensor", joined, 1, tap, length + tap, 1)
+            part = self.op("mul.Tensor", rows, self.op("select.int", weight, 1, tap))
+            total = part if total is None else self.add(total, part)
+        assert total is not None
+        has_bias = self.has(f"{name}.bias")
+        return self.add(total, self.vector(f"{name}.bias", int(width))) if has_bias else total
+
+    def integer(self, number: int) -> Value:
+        """A constant int64 [1]."""
+        return self.constant(np.array([number]), DType.int64)
+
+    def rms_norm(self, x: Value, name: str, eps: float, plus: float = 0.0) -> Value:
+        """x [..., K] normed, times NAME.weight plus a number."""
         width = int(x.type.dims[-1])
-        return self.op("rms_norm.default", x, (width,), self.vector(f"{name}.weight", width), eps)
+        weight = self.vector(f"{name}.weight", width, plus=plus)
+        return self.op("rms_norm.default", x, (width,), weight, eps)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self.op("add.Tensor", x, y, 1)
+
+    def split(self, x: Value, *sizes: int) -> list[Value]:
+        """Parts of the last dim, of these sizes."""
+        return list(self.aten.split_with_sizes.all(x, sizes, dim=-1))
 
     def heads(self, x: Value, count: int) -> Value:
         """[1, S, count * D] as [1, count, S, D]."""
@@ -191,11 +272,39 @@ class Network(GraphBuilder):
         split = self.op("view.default", x, (1, length, count, int(width) // count))
         return self.op("transpose.int", split, 1, 2)
 
-    def angles(self, frequencies: np.ndarray, positions: Value) -> tuple[Value, Value]:
-        """Cosines and sines of positions times frequencies [D / 2], each [S, D], for `rotate`."""
+    def row_numbers(self) -> Value:
+        """The numbers of the rows of the cache, int64 [rows]."""
+        if self._numbers is None:
+            self._numbers = self.constant(np.arange(self.rows), DType.int64)
+        return self._numbers
+
+    def mask(self, window: int = 0) -> Value:
+        """The rows of the cache that each token attends to: bool [S, rows]. All up to its own; with a
+        window, only the last so many."""
+        if window not in self._masks:
+            columns = self.op("unsqueeze.default", self.row_numbers(), 0)
+            lines = self.op("unsqueeze.default", self.positions, 1)
+            mask = self.op("le.Tensor", columns, lines)
+            if 0 < window < self.rows:
+                first = self.op("sub.Tensor", lines, window, 1)
+                mask = self.op("logical_and.default", mask, self.op("gt.Tensor", columns, first))
+            self._masks[window] = mask
+        return self._masks[window]
+
+    def angles(self, frequencies: np.ndarray, factor: float = 1.0) -> tuple[Value, Value]:
+        """Cosines and sines of positions times frequencies [N / 2], each [S, N], for `rotate`;
+        `factor`: that both are multiplied by."""
+        key = frequencies.tobytes(), factor
+        if key not in self._angles:
+            self._angles[key] = self._angle_rows(frequencies, factor)
+        return self._angles[key]
+
+    def _angle_rows(self, frequencies: np.ndarray, factor: float) -> tuple[Value, Value]:
         angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
-        tables = (np.tile(function(angles), 2) for function in (np.cos, np.sin))
-        cos, sin = (self.op("index.Tensor", self._table(table), (positions,)) for table in tables)
+        tables = (np.tile(function(angles) * factor, 2) for function in (np.cos, np.sin))
+        cos, sin = (
+            self.op("index.Tensor", self._table(table), (self.positions,)) for table in tables
+        )
         return cos, sin
 
     def _table(self, table: np.ndarray) -> Value:
@@ -205,38 +314,107 @@ class Network(GraphBuilder):
         return self.constant(table, self.dtype)
 
     def rotate(self, x: Value, angles: tuple[Value, Value]) -> Value:
-        """x [1, heads, S, D], of which the first half is rotated with the second."""
+        """x [1, heads, S, D], of whose first N elements the first half is rotated with the second."""
         cos, sin = angles
-        first, second = self.aten.split_with_sizes.all(x, (int(x.type.dims[-1]) // 2,) * 2, dim=-1)
+        width, rotated = int(x.type.dims[-1]), int(cos.type.dims[-1])
+        tail: list[Value] = []
+        if rotated < width:
+            x, *tail = self.split(x, rotated, width - rotated)
+        first, second = self.split(x, rotated // 2, rotated // 2)
         swapped = self.op("cat.default", (self.op("neg.default", second), first), -1)
-        return self.op(
-            "add.Tensor", self.op("mul.Tensor", x, cos), self.op("mul.Tensor", swapped, sin), 1
-        )
+        x = self.add(self.op("mul.Tensor", x, cos), self.op("mul.Tensor", swapped, sin))
+        return self.op("cat.default", (x, *tail), -1) if tail else x
 
     def attend(
-        self, layer: int, q: Value, k: Value, v: Value, positions: Value, mask: Value
+        self,
+        layer: int,
+        q: Value,
+        k: Value | None,
+        v: Value | None,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        sinks: Value | None = None,
+        softcap: float = 0.0,
     ) -> Value:
-        """Attention of queries [1, H, S, D] over a cache, to which keys and values are written.
-        Returns [1, S, H * D]."""
+        """Attention of queries [1, H, S, D] over the cache of a layer. Returns [1, S, H * D].
+
+        Args:
+            k, v: keys and values that are written to the cache; None: what another layer wrote.
+            window: tokens that each one sees, see `mask`; 0: all before it.
+            scale: of the scores; None: 1 / sqrt(D).
+            sinks: scores [1, H, 1, 1] of a key without values that each query sees too.
+            softcap: scores become tanh(score / softcap) * softcap; 0: they do not.
+        """
         _, count, length, width = q.type.dims
-        caches = []
-        for name, rows in (("keys", k), ("values", v)):
-            _, heads, _, columns = rows.type.dims
-            type = TensorType(self.dtype, (1, heads, self.rows, columns))
-            cache = self.state(type, name=f"layers.{layer}.{name}")
-            written = self.op("index_copy.default", cache, 2, positions, rows)
-            self.store(cache, written)
-            caches.append(written)
-        attended = self.op(
-            "scaled_dot_product_attention.default", q, *caches, mask, 0.0, False, None, True
-        )
+        if k is not None and v is not None:
+            self._caches[layer] = self._write(layer, k, v)
+        keys, values = self._caches[layer]
+        scale = int(width) ** -0.5 if scale is None else scale
+        mask = self.mask(window)
+        if softcap:
+            attended = self._capped(q, keys, values, mask, scale, softcap)
+        elif sinks is not None:
+            attended = self.purevk.attention(q, keys, values, mask, scale, sinks=sinks)
+        else:
+            attended = self.op(
+                "scaled_dot_product_attention.default",
+                *(q, keys, values, mask, 0.0, False, scale, True),
+            )
         joined = self.op("transpose.int", attended, 1, 2)
-        return self.op("view.default", joined, (1, length, int(count) * int(width)))
+        return self.op("view.default", joined, (1, length, int(count) * int(values.type.dims[-1])))
+
+    def _write(self, layer: int, k: Value, v: Value) -> tuple[Value, Value]:
+        """Writes rows to the cache of a layer, and returns all of it as `dtype`."""
+        keys, values = (
+            self._stored(f"layers.{layer}.{name}", rows)
+            for name, rows in (("keys", k), ("values", v))
+        )
+        return keys, values
+
+    def _stored(self, name: str, rows: Value) -> Value:
+        if self.cache == self.dtype.name:
+            return self._cache(name, rows)
+        if self.cache == "float8":
+            bits = self._cache(name, self.purevk.to_float8(self.wide(rows), _FLOAT8))
+            return self.narrow(self.purevk.from_float8(bits, _FLOAT8))
+        if self.cache != "int8":
+            dtype = dtype_named(self.cache)
+            return self.narrow(self._cache(name, self.op("_to_copy.default", rows, dtype)))
+        wide = self.wide(rows)
+        largest = self.op("amax.default", self.op("abs.default", wide), (-1,), True)
+        scales = self.op("mul.Scalar", self.op("clamp.default", largest, 1e-6, None), 1 / 127)
+        numbers = self.op("round.default", self.op("div.Tensor", wide, scales))
+        stored = self._cache(name, self.op("_to_copy.default", numbers, DType.int8))
+        factors = self._cache(f"{name}.scales", scales)
+        wide = self.op("_to_copy.default", stored, DType.float32)
+        return self.narrow(self.op("mul.Tensor", wide, factors))
+
+    def _cache(self, name: str, rows: Value) -> Value:
+        """Writes rows [1, heads, S, D] to a state [1, heads, rows, D]: the state after it."""
+        _, heads, _, columns = rows.type.dims
+        type = TensorType(rows.type.dtype, (1, heads, self.rows, columns))
+        cache = self.state(type, name=name)
+        after = self.op("index_copy.default", cache, 2, self.positions, rows)
+        self.store(cache, after)
+        return after
+
+    def _capped(
+        self, q: Value, keys: Value, values: Value, mask: Value, scale: float, softcap: float
+    ) -> Value:
+        """Attention whose scores are bounded, by single operators."""
+        group = int(q.type.dims[1]) // int(keys.type.dims[1])
+        if group > 1:
+            keys, values = (
+                self.op("repeat_interleave.self_int", each, group, 1) for each in (keys, values)
+            )
+        scores = self.op("matmul.default", q, self.op("transpose.int", keys, 2, 3))
+        scores = self.op("tanh.default", self.op("mul.Scalar", scores, scale / softcap))
+        scores = self.op("mul.Scalar", scores, softcap)
+        lowest = self.constant(np.array(-np.inf), self.dtype)
+        scores = self.op("where.self", mask, scores, lowest)
+        return self.op("matmul.default", self.op("_softmax.default", scores, -1, False), values)
 
 
-def _floats(tensor: Tensor) -> np.ndarray:
-    """The elements of a tensor that is not quantized, as float32."""
-    data = np.frombuffer(own(tensor.data), _FLOATS[tensor.type.name]).reshape(tensor.dims)
-    if tensor.type.name == "BF16":
-        return (data.astype(np.uint32) << 16).view(np.float32)
-    return data.astype(np.float32)
+def _dtype_of(array: np.ndarray) -> DType:
+    return DType.float16 if array.dtype == np.float16 else DType.float32

@@ -1,14 +1,16 @@
-"""The tokenizer of a GGUF file: byte-level BPE."""
+"""Tokenizers: of GGUF files (byte-level BPE, and SentencePiece as Llama has it), and of tokenizer.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
-from purevk.llm.gguf import GgufFile
+from purevk.llm.files import ModelFile
 
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
@@ -16,18 +18,40 @@ _LLAMA3 = (
     rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,%d}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN35 = (
+    rf"(?i:{_CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cases(suffix: str, digits: str) -> str:
+    """Words split where a capital follows a small letter."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{before}{_UPPER}*{_LOWER}+{suffix}|{before}{_UPPER}+{_LOWER}*{suffix}|{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2")
 SPLITS: Mapping[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "starcoder": (r"\p{N}", _GPT2),
-    "refact": (r"\p{N}", _GPT2),
-    "command-r": (r"\p{N}", _GPT2),
-    "llama-bpe": (_LLAMA3 % 3,),
-    "qwen2": (_LLAMA3 % 1,),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+        (r"\p{N}", _GPT2),
+    ),
+    **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3 % 3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), (_LLAMA3 % 1,)),
+    "qwen35": (_QWEN35,),
+    "tekken": (_cases("", r"\p{N}"),),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_cases(rf"(?i:{_CONTRACTIONS})?", r"\p{N}{1,3}"),)),
 }
 """How a text is split before pairs are merged, by `tokenizer.ggml.pre`: regular expressions, applied
 one after the other."""
-_CONTROL, _USER = 3, 4
+_UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
+_SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
+_BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _END_NAMES = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
 )  # fmt: skip
@@ -37,103 +61,56 @@ class Tokenizer:
     """Text to token ids and back.
 
     Args:
-        file: has the vocabulary.
-        vocab: tokens of the model.
+        where: the file, for messages.
+        texts: of the tokens, as the vocabulary writes them.
+        special: tokens that are recognized in texts, by id.
+        hidden: those of them that are no text.
+        implementation: a tokenizer of the package `tokenizers`.
+        metadata: of the file; it says what begins a sequence and what ends one.
+        by_bytes: texts are written in the characters of byte-level BPE; else of SentencePiece.
 
     Attributes:
         bos, eos: the texts of the tokens that begin and end a sequence; "" if there is none.
         end_tokens: the ids after which nothing is generated.
         template: the chat template; None if the file has none.
-
-    Raises:
-        UnsupportedProgramError: the package `tokenizers` is not installed, or the kind of the
-            tokenizer is not known.
-        FileFormatError: the vocabulary is damaged, or there is none.
     """
 
-    def __init__(self, file: GgufFile, vocab: int) -> None:
-        self._file = file
-        kind = file.value("tokenizer.ggml.model", str)
-        pre = file.value("tokenizer.ggml.pre", str, "" if kind == "gpt2" else "-")
-        if kind != "gpt2" or pre not in SPLITS:
-            raise UnsupportedProgramError(
-                f"the tokenizer {kind!r} with tokenizer.ggml.pre {pre!r} is not known",
-                where=file.name,
-                why=f"known: 'gpt2' with {', '.join(SPLITS)}",
-                next="give token ids to generate(); any tokenizer can make them",
-            )
-        self._texts = self._list("tokenizer.ggml.tokens")
-        if len(self._texts) > vocab:
-            raise self._damaged(f"{len(self._texts)} tokens, and the model has {vocab}")
-        ids = {text: number for number, text in enumerate(self._texts)}
-        types = file.value(
-            "tokenizer.ggml.token_type", np.ndarray, np.ones(len(self._texts), np.int32)
-        ).tolist()
-        if len(types) != len(self._texts):
-            raise self._damaged(f"{len(types)} types of {len(self._texts)} tokens")
-        merges = [tuple(each.split(" ")) for each in self._list("tokenizer.ggml.merges")]
-        for pair in merges:
-            if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-                raise self._damaged(f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
-        self._special = {number for number, each in enumerate(types) if each in (_CONTROL, _USER)}
-        self._hidden = {number for number, each in enumerate(types) if each == _CONTROL}
-        try:
-            self._tokenizer = self._make(pre, ids, merges)
-        except PurevkError:
-            raise
-        except BaseException as error:  # whatever the package raises
-            if not is_error(error):
-                raise
-            raise self._damaged(str(error)) from None
+    def __init__(
+        self,
+        where: str,
+        texts: Sequence[str],
+        special: set[int],
+        hidden: set[int],
+        implementation: Any,
+        metadata: Mapping[str, Any],
+        by_bytes: bool,
+    ) -> None:
+        self._texts, self._special, self._hidden = texts, special, hidden
+        self._implementation, self._by_bytes = implementation, by_bytes
         self._bytes = {chr(code): byte for byte, code in _byte_codes().items()}
-        self.bos, self.eos = (
-            self._text_of(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")
+        ids = {text: number for number, text in enumerate(texts)}
+
+        def named(key: str) -> str:
+            number = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if number is None:
+                return str(metadata.get(f"tokenizer.{key}_token", ""))
+            if not isinstance(number, int) or not 0 <= number < len(texts):
+                raise _damaged(where, f"tokenizer.ggml.{key}_token_id is {number!r}")
+            return texts[number]
+
+        self.bos, self.eos = named("bos"), named("eos")
+        default = not by_bytes and "tokenizer.ggml.model" in metadata
+        adds = metadata.get("tokenizer.ggml.add_bos_token", default)
+        self._adds_bos = bool(adds) and bool(self.bos)
+        ends = {self.eos, named("eot"), *_END_NAMES}
+        stated = map(int, metadata.get("tokenizer.ends", ()))
+        self.end_tokens = frozenset(
+            (
+                *(ids[name] for name in ends if name in ids),
+                *(each for each in stated if 0 <= each < len(texts)),
+            )
         )
-        self._adds_bos = file.value("tokenizer.ggml.add_bos_token", bool, False) and bool(self.bos)
-        names = {self.eos, self._text_of("tokenizer.ggml.eot_token_id"), *_END_NAMES}
-        self.end_tokens = frozenset(ids[name] for name in names if name in ids)
-        self.template = file.metadata.get("tokenizer.chat_template")
-
-    def _make(self, pre: str, ids: dict[str, int], merges: list[Any]) -> Any:
-        try:
-            from tokenizers import AddedToken, Regex, models, pre_tokenizers
-            from tokenizers import Tokenizer as Implementation
-        except ImportError:
-            raise UnsupportedProgramError(
-                "the package tokenizers is not installed",
-                next="pip install purevk[llm], or give token ids to generate()",
-            ) from None
-        model = models.BPE(ids, merges, ignore_merges=pre == "llama-bpe")
-        made = Implementation(model)
-        splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[pre]]
-        made.pre_tokenizer = pre_tokenizers.Sequence(
-            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-        texts = [self._texts[number] for number in sorted(self._special) if self._texts[number]]
-        made.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
-        return made
-
-    def _list(self, key: str) -> list[str]:
-        found: list[str] = self._file.value(key, list)
-        if not all(isinstance(each, str) for each in found):
-            raise self._damaged(f"{key} is no list of texts")
-        return found
-
-    def _text_of(self, key: str) -> str:
-        number = self._file.metadata.get(key)
-        if number is None:
-            return ""
-        if not isinstance(number, int) or not 0 <= number < len(self._texts):
-            raise self._damaged(f"{key} is {number!r}")
-        return self._texts[number]
-
-    def _damaged(self, why: str) -> FileFormatError:
-        return FileFormatError(
-            "the vocabulary is damaged",
-            where=self._file.name,
-            why=why,
-            next="convert the model again",
-        )
+        self.template = metadata.get("tokenizer.chat_template")
 
     @property
     def control_tokens(self) -> frozenset[int]:
@@ -164,7 +141,7 @@ class Tokenizer:
             ) from None
         if start and self._adds_bos and not text.startswith(self.bos):
             text = self.bos + text
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._implementation.encode(text, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, token: int) -> bytes:
@@ -172,11 +149,14 @@ class Tokenizer:
         if token in self._hidden or token >= len(self._texts):
             return b""
         text = self._texts[token]
+        if not self._by_bytes:
+            byte = _BYTE_NAME.fullmatch(text)
+            return bytes([int(byte[1], 16)]) if byte else text.replace(_SPACE, " ").encode()
         if token in self._special or any(each not in self._bytes for each in text):
             return text.encode()
         return bytes(self._bytes[each] for each in text)
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, without control tokens."""
         return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
 
@@ -184,6 +164,143 @@ class Tokenizer:
 def is_error(error: BaseException) -> bool:
     """Whether something was raised by a failure. A panic of a package in Rust is no `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def tokenizer_of(file: ModelFile, vocab: int) -> Tokenizer:
+    """The tokenizer of a file.
+
+    Raises:
+        UnsupportedProgramError: the package `tokenizers` is not installed, or the kind of the
+            tokenizer is not known.
+        FileFormatError: the vocabulary is damaged, or there is none.
+    """
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise UnsupportedProgramError(
+            "the package tokenizers is not installed",
+            next="pip install purevk[llm], or give token ids to generate()",
+        ) from None
+    try:
+        text = file.metadata.get("tokenizer.json")
+        return _of_json(file, text) if isinstance(text, str) else _of_gguf(file, vocab)
+    except PurevkError:
+        raise
+    except BaseException as error:  # whatever the package raises
+        if not is_error(error):
+            raise
+        raise _damaged(file.name, str(error)) from None
+
+
+def _of_gguf(file: ModelFile, vocab: int) -> Tokenizer:
+    kind = file.value("tokenizer.ggml.model", str)
+    pre = file.value("tokenizer.ggml.pre", str, "" if kind == "gpt2" else "default")
+    if kind not in ("gpt2", "llama") or (kind == "gpt2" and pre not in SPLITS):
+        raise UnsupportedProgramError(
+            f"the tokenizer {kind!r} with tokenizer.ggml.pre {pre!r} is not known",
+            where=file.name,
+            why=f"known: 'llama', and 'gpt2' with {', '.join(SPLITS)}",
+            next="give token ids to generate(); any tokenizer can make them",
+        )
+    texts = _list(file, "tokenizer.ggml.tokens")
+    if len(texts) > vocab:
+        raise _damaged(file.name, f"{len(texts)} tokens, and the model has {vocab}")
+    ids = {text: number for number, text in enumerate(texts)}
+    plain = np.ones(len(texts), np.int32)
+    types = file.value("tokenizer.ggml.token_type", np.ndarray, plain).tolist()
+    if len(types) != len(texts):
+        raise _damaged(file.name, f"{len(types)} types of {len(texts)} tokens")
+    special = {number for number, each in enumerate(types) if each in (_CONTROL, _USER)}
+    hidden = {number for number, each in enumerate(types) if each in (_CONTROL, _UNKNOWN)}
+    make = _byte_level if kind == "gpt2" else _sentence_pieces
+    implementation = make(file, texts, ids, types)
+    from tokenizers import AddedToken
+
+    marked = [texts[number] for number in sorted(special) if texts[number]]
+    implementation.add_special_tokens([AddedToken(text, normalized=False) for text in marked])
+    return Tokenizer(
+        *(file.name, texts, special, hidden, implementation, file.metadata, kind == "gpt2")
+    )
+
+
+def _byte_level(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    merges: list[Any] = [tuple(each.split(" ")) for each in _list(file, "tokenizer.ggml.merges")]
+    for pair in merges:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
+            raise _damaged(file.name, f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
+    pre = file.metadata.get("tokenizer.ggml.pre", "")
+    tokenizer: Any = Tokenizer(
+        models.BPE(ids, merges, ignore_merges=pre in (*_WHOLE_WORDS, "tekken"))
+    )
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[pre]]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return tokenizer
+
+
+def _sentence_pieces(
+    file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]
+) -> Any:
+    """Pairs are merged in the order of the scores of what they become, as llama.cpp does."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    scores = file.value("tokenizer.ggml.scores", np.ndarray, np.zeros(0))
+    if len(scores) != len(texts):
+        raise _damaged(file.name, "it has no score for each token")
+    pieces = {text for text, number in ids.items() if types[number] in (1, _USER)}
+    ranked = []
+    for text in pieces:
+        number = ids[text]
+        for at in range(1, len(text)):
+            left, right = text[:at], text[at:]
+            if left in pieces and right in pieces:
+                ranked.append((-float(scores[number]), ids[left], ids[right], left, right))
+    unknown = next((texts[number] for number, each in enumerate(types) if each == _UNKNOWN), None)
+    merges: list[Any] = [pair[3:] for pair in sorted(ranked)]
+    tokenizer: Any = Tokenizer(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
+    )
+    spaces = normalizers.Replace(" ", _SPACE)
+    has_prefix = file.value("tokenizer.ggml.add_space_prefix", bool, True)
+    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, spaces])
+    return tokenizer
+
+
+def _of_json(file: ModelFile, text: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, which the package reads."""
+    from tokenizers import Tokenizer as Implementation
+
+    implementation: Any = Implementation.from_str(text)
+    data = json.loads(text)
+    texts = [""] * implementation.get_vocab_size(with_added_tokens=True)
+    for token, number in implementation.get_vocab(with_added_tokens=True).items():
+        if number < len(texts):
+            texts[number] = token
+    added = {each["id"]: each for each in data.get("added_tokens", ())}
+    hidden = {number for number, each in added.items() if each.get("special")}
+    by_bytes = '"ByteLevel"' in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+    start = implementation.encode("", add_special_tokens=True).ids[:1]
+    metadata = {**file.metadata, "tokenizer.ggml.add_bos_token": False}
+    if start and texts[start[0]] == metadata.get("tokenizer.bos_token"):
+        metadata["tokenizer.ggml.add_bos_token"] = True
+    return Tokenizer(file.name, texts, set(added), hidden, implementation, metadata, by_bytes)
+
+
+def _list(file: ModelFile, key: str) -> list[str]:
+    texts: list[str] = file.value(key, list)
+    if not all(isinstance(each, str) for each in texts):
+        raise _damaged(file.name, f"{key} is no list of texts")
+    return texts
+
+
+def _damaged(where: str, why: str) -> FileFormatError:
+    return FileFormatError(
+        "the vocabulary is damaged", where=where, why=why, next="convert the model again"
+    )
 
 
 def _byte_codes() -> dict[int, int]:

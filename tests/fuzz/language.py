@@ -133,7 +133,7 @@ def read_gguf(data: bytes) -> None:
     from purevk.llm.gguf import GgufFile
     from purevk.llm.session import check_messages
     from purevk.llm.templates import Template
-    from purevk.llm.tokenizer import Tokenizer
+    from purevk.llm.tokenizer import tokenizer_of
 
     content, messages = {}, _MODEL["messages"]
     if data.startswith(b"{"):
@@ -143,7 +143,7 @@ def read_gguf(data: bytes) -> None:
         file.write(data)
         file.flush()
         with GgufFile(file.name) as model:
-            tokenizer = Tokenizer(model, 1 << 20)
+            tokenizer = tokenizer_of(model, 1 << 20)
             template = model.value("tokenizer.chat_template", str)
             tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
             text = Template(template, "here", tokens).render(check_messages(messages))

@@ -19,9 +19,9 @@ from purevk.errors import (  # noqa: E402
     PurevkError,
     UnsupportedProgramError,
 )
+from purevk.llm.architectures.llama import Llama  # noqa: E402
 from purevk.llm.gguf import GgufFile  # noqa: E402
-from purevk.llm.llama import Llama  # noqa: E402
-from purevk.llm.tokenizer import Tokenizer  # noqa: E402
+from purevk.llm.tokenizer import tokenizer_of  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 
@@ -183,7 +183,7 @@ def test_sizes_that_no_model_has(
     pairs += b"".join(value(name, *each) for name, each in numbers.items())
     with read(tmp_path / "a.gguf", header(pairs=pairs, counts=(0, 1 + len(numbers)))) as file:
         with pytest.raises(FileFormatError, match=word):
-            Llama.read(file)
+            Llama(file)
 
 
 def test_factors_of_rotations_are_numbers_above_0(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_types_of_tokens_are_numbers(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", width=32, vocabulary=True)
     with GgufFile(tmp_path / "a.gguf") as file:
         with pytest.raises(InputError, match="surrogates"):
-            Tokenizer(file, 1 << 20).encode("a\ud800")
+            tokenizer_of(file, 1 << 20).encode("a\ud800")
         for types in (["x"] * 268, "x", 5):
             file.metadata["tokenizer.ggml.token_type"] = types
             with pytest.raises(FileFormatError, match="token_type"):
-                Tokenizer(file, 1 << 20)
+                tokenizer_of(file, 1 << 20)
 
 
 def test_grammars_of_a_hostile_vocabulary(tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_grammars_of_a_hostile_vocabulary(tmp_path: Path) -> None:
 
     write_llama(tmp_path / "a.gguf", width=32, vocabulary=True)
     with GgufFile(tmp_path / "a.gguf") as file:
-        assert engine_of(Tokenizer(file, 1 << 20), 268)
+        assert engine_of(tokenizer_of(file, 1 << 20), 268)
         file.metadata["tokenizer.ggml.tokens"][0] = "a" * 100_000
         with pytest.raises(UnsupportedProgramError, match="does not accept the vocabulary"):
-            engine_of(Tokenizer(file, 1 << 20), 268)
+            engine_of(tokenizer_of(file, 1 << 20), 268)
     with pytest.raises(InputError, match="no grammar"):
         checked_grammar("\ud800", None)
     with pytest.raises(InputError, match="no JSON schema"):
@@ -255,8 +255,8 @@ def test_files_with_random_damage_raise_typed_errors_only(tmp_path: Path) -> Non
             del damaged[generator.randrange(first) :]
         try:
             with read(tmp_path / "b.gguf", bytes(damaged)) as file:
-                Llama.read(file)
-                Tokenizer(file, 1 << 20).encode("hello 12")
+                Llama(file)
+                tokenizer_of(file, 1 << 20).encode("hello 12")
         except PurevkError:
             refused += 1
     assert refused > 100

@@ -1,0 +1,49 @@
+"""Gemma 3: norms before and after each part, and five layers with a window for each without."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from purevk.ir import Value
+from purevk.llm.files import ModelFile
+from purevk.llm.network import Network
+from purevk.llm.transformer import SLIDING, Transformer
+
+_LARGEST = 62  # layers of the model of 27 B, whose scores have another scale
+
+
+class Gemma3(Transformer):
+    """Layers with a window rotate by another base, and are not scaled."""
+
+    norm_plus = 1.0
+    pattern = (*(SLIDING,) * 5, "full_attention")
+    base = 1e6
+
+    def __init__(self, file: ModelFile) -> None:
+        super().__init__(file)
+        self.local_base = self.number("rope.freq_base_swa", 10000.0)
+
+    def frequencies(self, net: Network, layer: int) -> tuple[np.ndarray, float]:
+        if self.slides(layer):
+            return self.local_base ** (-np.arange(0, self.rotated, 2) / self.rotated), 1.0
+        return super().frequencies(net, layer)
+
+    def scale(self, layer: int) -> float:
+        of_scores = self.width // self.heads if self.layers == _LARGEST else self.head_width
+        return 1 / math.sqrt(self.number("attention.scale_width", float(of_scores)))
+
+    def embedding(self, net: Network) -> Value:
+        return net.op("mul.Scalar", super().embedding(net), math.sqrt(self.width))
+
+    def layer(self, net: Network, layer: int, x: Value) -> Value:
+        name = f"blk.{layer}"
+        h = self.norm(net, x, f"{name}.attn_norm")
+        h = self.attention(net, layer, h)
+        x = net.add(x, self.norm(net, h, f"{name}.post_attention_norm"))
+        h = self.mlp(net, layer, self.norm(net, x, f"{name}.ffn_norm"))
+        return net.add(x, self.norm(net, h, f"{name}.post_ffw_norm"))
+
+    def activate(self, net: Network, x: Value) -> Value:
+        return net.op("gelu.default", x, "tanh")

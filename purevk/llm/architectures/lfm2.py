@@ -1,0 +1,31 @@
+"""LFM2: layers of short convolutions, and some of attention."""
+
+from __future__ import annotations
+
+from purevk.ir import Value
+from purevk.llm.files import ModelFile
+from purevk.llm.network import Network
+from purevk.llm.transformer import Transformer
+
+
+class Lfm2(Transformer):
+    """A convolution keeps its last inputs in a state, so that the cache cannot be cut."""
+
+    is_recurrent = True
+    last_norm = "token_embd_norm"
+
+    def __init__(self, file: ModelFile) -> None:
+        super().__init__(file)
+        self.taps = self.integer("shortconv.l_cache")
+        gate = file.tensors.get("blk.0.ffn_gate.weight")
+        self.inner = gate.dims[0] if gate else self.inner  # config.json has another number
+
+    def attention(self, net: Network, layer: int, h: Value) -> Value:
+        if not net.has(f"blk.{layer}.shortconv.conv.weight"):
+            return super().attention(net, layer, h)
+        name = f"blk.{layer}.shortconv"
+        joined = net.linear(h, f"{name}.in_proj", 3 * self.width)
+        before, after, x = net.split(joined, *(self.width,) * 3)
+        x = net.op("mul.Tensor", before, x)
+        x = net.short_convolution(x, f"{name}.conv", self.taps)
+        return net.linear(net.op("mul.Tensor", after, x), f"{name}.out_proj", self.width)

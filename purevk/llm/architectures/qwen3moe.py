@@ -1,0 +1,49 @@
+"""Qwen3 with experts: a router chooses the few MLPs that a token passes."""
+
+from __future__ import annotations
+
+from purevk.errors import FileFormatError
+from purevk.ir import Value
+from purevk.llm.files import ModelFile
+from purevk.llm.network import Network
+from purevk.llm.transformer import Transformer
+
+
+class Qwen3Moe(Transformer):
+    """Weights of experts are [experts, rows, columns]."""
+
+    def __init__(self, file: ModelFile) -> None:
+        super().__init__(file)
+        self.experts, self.used = self.integer("expert_count"), self.integer("expert_used_count")
+        self.expert_inner = self.integer("expert_feed_forward_length", self.inner)
+        self.normalizes = file.metadata.get("normalizes_routes", True)
+        if not 0 < self.used <= self.experts:
+            raise FileFormatError(
+                f"{self.used} of {self.experts} experts are used", where=file.name
+            )
+
+    def mlp(self, net: Network, layer: int, h: Value) -> Value:
+        name = f"blk.{layer}"
+        if not net.has(f"{name}.ffn_gate_inp.weight"):
+            return super().mlp(net, layer, h)
+        scores = net.wide(net.linear(h, f"{name}.ffn_gate_inp", self.experts))
+        weights, chosen = self.routes(net, scores)
+        experts = net.experts(h, chosen, self.experts)
+        gate, up = (
+            experts.linear(f"{name}.ffn_{part}_exps", self.expert_inner) for part in ("gate", "up")
+        )
+        hidden = self.gated(net, gate, up)
+        return experts.joined(experts.linear(f"{name}.ffn_down_exps", self.width, hidden), weights)
+
+    def routes(self, net: Network, scores: Value) -> tuple[Value, Value]:
+        """Weights and numbers of the experts of each token, [1, S, used], by scores [1, S, experts]."""
+        likely = net.op("_softmax.default", scores, -1, False)
+        weights, chosen = net.aten.topk.all(likely, self.used, -1, True, True)
+        if self.normalizes:
+            total = net.op("sum.dim_IntList", weights, (-1,), True)
+            weights = net.op("div.Tensor", weights, total)
+        return weights, chosen
+
+    def gated(self, net: Network, gate: Value, up: Value) -> Value:
+        """What an expert makes of its two projections."""
+        return net.op("mul.Tensor", self.activate(net, gate), up)

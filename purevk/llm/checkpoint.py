@@ -1,0 +1,385 @@
+"""Folders of transformers, with config.json and safetensors files, in the words of GGUF."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.llm import files
+from purevk.llm.safetensors import (
+    MOST_TEXT,
+    Quantized,
+    Stack,
+    Stored,
+    Transformed,
+    damaged,
+    read_json,
+    read_tensors,
+)
+from purevk.paths import read_file
+from purevk.pte.source import Source
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3", "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3", "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss",
+    "Lfm2ForCausalLM": "lfm2",
+}  # fmt: skip
+"""By the class of transformers that config.json names."""
+_KEYS = {
+    "num_hidden_layers": "block_count", "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count", "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "query_pre_attn_scalar": "attention.scale_width", "conv_L_cache": "shortconv.l_cache",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+}  # fmt: skip
+_ROTATION = {
+    "rope_theta": "rope.freq_base", "factor": "rope.scaling.factor",
+    "attention_factor": "rope.scaling.attn_factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
+_PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+_PARTS_OF = {
+    "gemma3": {"post_attention_layernorm": "post_attention_norm"},
+    "gpt-oss": {
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+    },
+    "lfm2": {
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+        "conv.conv": "shortconv.conv",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w3": "ffn_up",
+        "feed_forward.w2": "ffn_down",
+    },
+}
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight", "lm_head.weight": "output.weight",
+}  # fmt: skip
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+
+
+class Folder(files.ModelFile):
+    """A folder as transformers' `save_pretrained` writes it.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        FileFormatError: a file is damaged or missing.
+        UnsupportedProgramError: the architecture or the quantization is not known.
+        OSError: a file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.adds_one = True
+        self._sources: list[Source] = []
+        config = read_json(path / "config.json")
+        text = config.get("text_config")
+        self._config = {**config, **text} if isinstance(text, dict) else config
+        try:
+            self._read_metadata(config, path)
+            stored = self._read_tensors(path)
+            self.tensors = self._named(stored)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- config -----------------------------------------------------------------------------------
+    def _read_metadata(self, config: Mapping[str, Any], path: Path) -> None:
+        classes = config.get("architectures") or [None]
+        name = ARCHITECTURES.get(str(classes[0]))
+        if name is None:
+            raise UnsupportedProgramError(
+                f"the architecture {classes[0]!r} is not known",
+                where=self.name,
+                why=f"known architectures: {', '.join(ARCHITECTURES)}",
+                next="load the model with transformers, and compile it with purevk.compile",
+            )
+        found = {**self._config}
+        if not found.get("use_sliding_window", True):
+            found["sliding_window"] = None
+        metadata: dict[str, Any] = {"general.architecture": name}
+        metadata.update(
+            {
+                f"{name}.{key}": found[old]
+                for old, key in _KEYS.items()
+                if found.get(old) is not None
+            }
+        )
+        rotation = dict(found.get("rope_parameters") or found.get("rope_scaling") or {})
+        if isinstance(rotation.get("sliding_attention"), dict):
+            local, rotation = rotation["sliding_attention"], rotation["full_attention"]
+            metadata[f"{name}.rope.freq_base_swa"] = local["rope_theta"]
+        elif "rope_local_base_freq" in found:
+            metadata[f"{name}.rope.freq_base_swa"] = found["rope_local_base_freq"]
+        for key in ("rope_theta", "original_max_position_embeddings"):
+            if found.get(key) is not None:
+                rotation.setdefault(key, found[key])
+        metadata.update(
+            {f"{name}.{key}": rotation[old] for old, key in _ROTATION.items() if rotation.get(old)}
+        )
+        kind = rotation.get("rope_type", rotation.get("type", "default"))
+        if kind not in ("default", "llama3"):
+            metadata[f"{name}.rope.scaling.type"] = kind
+        metadata["yarn_truncates"] = rotation.get("truncate", True)
+        part = rotation.get("partial_rotary_factor", found.get("partial_rotary_factor"))
+        if part is not None:
+            heads = int(found["num_attention_heads"])
+            width = found.get("head_dim") or int(found["hidden_size"]) // heads
+            metadata[f"{name}.rope.dimension_count"] = int(width * part)
+        self._rotation, self._kind = rotation, kind
+        for key in ("layer_types", "norm_topk_prob", "no_rope_layers"):
+            if found.get(key) is not None:
+                metadata[_NAMES[key]] = found[key]
+        self.metadata = metadata
+        self._read_tokenizer(path)
+
+    def _read_tokenizer(self, path: Path) -> None:
+        """The tokenizer, the chat template and what ends an answer, if they are there."""
+
+        def optional(name: str) -> dict[str, Any]:
+            return read_json(path / name) if (path / name).is_file() else {}
+
+        if (path / "tokenizer.json").is_file():
+            self.metadata["tokenizer.json"] = read_file(path / "tokenizer.json", MOST_TEXT).decode()
+        about = optional("tokenizer_config.json")
+        template: Any = about.get("chat_template")
+        if (path / "chat_template.jinja").is_file():
+            template = read_file(path / "chat_template.jinja", MOST_TEXT).decode()
+        if isinstance(template, str):
+            self.metadata["tokenizer.chat_template"] = template
+        for key in ("bos_token", "eos_token"):
+            token = about.get(key)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                self.metadata[f"tokenizer.{key}"] = text
+        ends = optional("generation_config.json").get("eos_token_id")
+        ends = self._config.get("eos_token_id") if ends is None else ends
+        numbers = ends if isinstance(ends, list) else [ends]
+        self.metadata["tokenizer.ends"] = [each for each in numbers if isinstance(each, int)]
+
+    # -- tensors ----------------------------------------------------------------------------------
+    def _read_tensors(self, path: Path) -> dict[str, Stored]:
+        names = ["model.safetensors"]
+        index = path / "model.safetensors.index.json"
+        if index.is_file():
+            parts = read_json(index).get("weight_map")
+            if not isinstance(parts, dict) or not all(isinstance(v, str) for v in parts.values()):
+                raise damaged(str(index), "it has no weight_map")
+            names = sorted(set(parts.values()))
+        stored: dict[str, Stored] = {}
+        for name in names:
+            if Path(name).name != name or not (path / name).is_file():
+                raise FileFormatError(
+                    f"the file {name!r} is missing",
+                    where=self.name,
+                    next="copy all files of the model into one folder",
+                )
+            source, tensors = read_tensors(path / name)
+            self._sources.append(source)
+            stored.update(tensors)
+        return stored
+
+    def _named(self, stored: dict[str, Stored]) -> dict[str, files.Tensor]:
+        """The tensors by the names of GGUF; what nobody asks for has none."""
+        plain = {name.replace("language_model.", "", 1): each for name, each in stored.items()}
+        plain = {name.replace("model.model.", "model.", 1): each for name, each in plain.items()}
+        tensors: dict[str, files.Tensor] = {}
+        experts: dict[str, dict[int, files.Tensor]] = {}
+        parts = {**_PARTS, **_PARTS_OF.get(self.metadata["general.architecture"], {})}
+        for name, tensor in [*plain.items(), *self._packed(plain).items()]:
+            if name in _WHOLE:
+                tensors[_WHOLE[name]] = tensor
+                continue
+            match = _LAYER.fullmatch(name)
+            if match is None:
+                tensors.update(_of_gpt_oss(name, tensor))
+                continue
+            layer, part, kind = match.groups()
+            expert = _EXPERT.fullmatch(part)
+            if expert is not None:
+                whole = f"blk.{layer}.ffn_{expert[2]}_exps.{kind}"
+                experts.setdefault(whole, {})[int(expert[1])] = tensor
+            elif part in parts:
+                whole = f"blk.{layer}.{parts[part]}.{kind}"
+                if parts[part] == "shortconv.conv" and isinstance(tensor, Stored):
+                    tensor = replace(tensor, dims=(tensor.dims[0], tensor.dims[-1]))
+                tensors[whole] = tensor
+        for name, numbered in experts.items():
+            if sorted(numbered) != list(range(len(numbered))):
+                raise damaged(self.name, f"{name} has the experts {sorted(numbered)[:20]}")
+            tensors[name] = Stack(name, [numbered[number] for number in range(len(numbered))])
+        tensors.update(self._factors())
+        return tensors
+
+    def _packed(self, stored: Mapping[str, Stored]) -> dict[str, files.Tensor]:
+        """What quantization has packed, by the names of plain weights."""
+        about = self._config.get("quantization_config") or {}
+        method, bits = about.get("quant_method"), about.get("bits", 4)
+        tensors: dict[str, files.Tensor] = {}
+        for name, tensor in stored.items():
+            if tensor.type.startswith("F8") and name.endswith(".weight"):
+                scales = (stored.get(f"{name}_scale_inv"), stored.get(f"{name}_scale"))
+                scale = next((each for each in scales if each is not None), None)
+                tensors[name] = Stored(*(name, tensor.type, tensor.dims, tensor.data, scale))
+            if name.endswith(".qweight"):
+                if method not in ("awq", "gptq") or bits not in (4, 8) or about.get("desc_act"):
+                    raise UnsupportedProgramError(
+                        f"the quantization {method!r} of {bits!r} bits is not known",
+                        where=self.name,
+                        why="AWQ and GPTQ of 4 and 8 bits, without desc_act, are",
+                    )
+                base = name.removesuffix(".qweight")
+                plus = int(method == "gptq" and about.get("checkpoint_format") != "gptq_v2")
+                weight = _unpacked(base, stored, method == "awq", bits, plus)
+                tensors[f"{base}.weight"] = weight
+        return tensors
+
+    def _factors(self) -> dict[str, files.Tensor]:
+        """Factors of the rotation, as tensors that files of GGUF have."""
+        rotation = self._rotation
+        if self._kind == "longrope":
+            return {
+                f"rope_factors_{which}.weight": _constant(rotation[f"{which}_factor"])
+                for which in ("long", "short")
+            }
+        if self._kind != "llama3":
+            return {}
+        heads = int(self._config["num_attention_heads"])
+        width = self._config.get("head_dim") or int(self._config["hidden_size"]) // heads
+        frequencies = float(rotation["rope_theta"]) ** (-np.arange(0, width, 2) / width)
+        original = float(rotation["original_max_position_embeddings"])
+        low, high = float(rotation["low_freq_factor"]), float(rotation["high_freq_factor"])
+        factor = float(rotation["factor"])
+        turns = original * frequencies / (2 * math.pi)
+        mix = np.clip((turns - low) / (high - low), 0, 1)  # 0: slow ones, divided by the factor
+        return {"rope_freqs.weight": _constant(1 / ((1 - mix) / factor + mix))}
+
+    def close(self) -> None:
+        self.tensors = {}
+        for source in self._sources:
+            with contextlib.suppress(BufferError):
+                source.close()
+        self._sources.clear()
+
+
+_NAMES = {
+    "layer_types": "layer_types", "norm_topk_prob": "normalizes_routes",
+    "no_rope_layers": "rotating_layers",
+}  # fmt: skip
+
+
+def _constant(numbers: Any) -> Transformed:
+    array = np.asarray(numbers, np.float32).reshape(-1)
+    return Transformed("factors", array.shape, lambda: array)
+
+
+_OSS = re.compile(r"model\.layers\.(\d+)\.(self_attn\.sinks|mlp\.experts\.(\w+))")
+
+
+def _of_gpt_oss(name: str, tensor: files.Tensor) -> dict[str, files.Tensor]:
+    """Tensors that gpt-oss names in its own way. Experts are [experts, columns, rows]; rows of gate
+    and up alternate."""
+    match = _OSS.fullmatch(name)
+    if match is None:
+        return {}
+    layer, part = f"blk.{match[1]}", match[3]
+    if part is None:
+        return {f"{layer}.attn_sinks.weight": tensor}
+
+    def part_of(first: int, step: int) -> files.Tensor:
+        def read() -> np.ndarray:
+            return np.asarray(tensor.floats()[..., first::step].swapaxes(1, -1), np.float32)
+
+        *outer, rows = tensor.dims
+        dims = (outer[0], rows // step, *outer[1:])
+        return Transformed(name, dims, read)
+
+    kind = "bias" if part.endswith("_bias") else "weight"
+    if part.startswith("gate_up_proj"):
+        return {
+            f"{layer}.ffn_gate_exps.{kind}": part_of(0, 2),
+            f"{layer}.ffn_up_exps.{kind}": part_of(1, 2),
+        }
+    return {f"{layer}.ffn_down_exps.{kind}": part_of(0, 1)}
+
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _unpacked(
+    base: str, stored: Mapping[str, Stored], is_awq: bool, bits: int, plus: int
+) -> Quantized:
+    """A matrix of AWQ or GPTQ. Integers of AWQ are packed along the rows of the weight, in another
+    order; those of GPTQ along the columns. Zero points of GPTQ are stored without 1."""
+    try:
+        weight, zeros, scales = (
+            stored[f"{base}.{part}"] for part in ("qweight", "qzeros", "scales")
+        )
+        count, groups, rows = 32 // bits, scales.dims[0], scales.dims[1]
+        columns = weight.dims[0] * (1 if is_awq else count)
+        ok = columns % groups == 0 and zeros.dims == (groups, rows // count)
+        ok = ok and weight.dims == (
+            (columns, rows // count) if is_awq else (columns // count, rows)
+        )
+        if not ok or {weight.type, zeros.type} != {"I32"}:
+            raise ValueError(f"{weight.dims}, {zeros.dims} and {scales.dims}")
+    except (KeyError, ValueError, IndexError) as error:
+        raise damaged(base, f"its packed weight: {error!r}") from None
+    shifts = np.arange(count, dtype=np.uint32) * bits
+    order = np.argsort(_AWQ_ORDER) if is_awq and bits == 4 else np.arange(count)
+
+    def integers(packed: Stored) -> np.ndarray:
+        """The last dim is unpacked."""
+        parts = packed.array("<u4")[..., None] >> shifts & ((1 << bits) - 1)
+        return parts[..., order].astype(np.uint8).reshape(packed.dims[0], -1)
+
+    def of_weight() -> np.ndarray:
+        if is_awq:
+            return np.ascontiguousarray(integers(weight).T)
+        parts = weight.array("<u4")[:, None, :] >> shifts[:, None] & ((1 << bits) - 1)
+        return np.ascontiguousarray(parts.reshape(columns, rows).astype(np.uint8).T)
+
+    return Quantized(
+        base,
+        (rows, columns),
+        bits,
+        columns // groups,
+        of_weight,
+        lambda: np.ascontiguousarray(scales.floats().T),
+        lambda: np.ascontiguousarray(integers(zeros).T.astype(np.float32) + plus),
+    )

@@ -1,0 +1,113 @@
+"""What architectures read of a file of any format: metadata by the keys of GGUF, and tensors by its
+names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from purevk.dtypes import DType
+from purevk.errors import FileFormatError
+from purevk.llm.blocks import Form
+
+
+class Tensor(ABC):
+    """A tensor of a file.
+
+    Attributes:
+        name, dims: the name, and sizes, the last of elements that follow one another.
+    """
+
+    name: str
+    dims: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The type as messages name it."""
+
+    @property
+    def form(self) -> Form | None:
+        """How it is quantized; None: it is not."""
+        return None
+
+    def floats(self) -> np.ndarray:
+        """The elements of a tensor that is not quantized, float32."""
+        raise NotImplementedError
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        """`scales` and, if there are any, `minimums` of a quantized matrix: [rows, groups]."""
+        raise NotImplementedError
+
+    def values(self) -> np.ndarray:
+        """The quantized values of a matrix as kernels read them: bytes [rows, bytes]."""
+        raise NotImplementedError
+
+
+class ModelFile(ABC):
+    """A model on disk.
+
+    Attributes:
+        name: of the file, for messages.
+        metadata: by the keys of GGUF.
+        tensors: by the names of GGUF.
+        rotates_neighbours: queries and keys are rotated by pairs of neighbours, as files of GGUF are
+            for some architectures; else the first half of a head with the second.
+        adds_one: weights of norms are stored without the 1 that some architectures add.
+    """
+
+    rotates_neighbours = False
+    adds_one = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.metadata: dict[str, Any] = {}
+        self.tensors: Mapping[str, Tensor] = {}
+
+    def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """A value of the metadata.
+
+        Args:
+            kind: the Python type that it must have.
+            default: if there is none; None: there must be one.
+
+        Raises:
+            FileFormatError: it is missing, or of another type.
+        """
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise FileFormatError(
+                f"the file has no {key}", where=self.name, next="convert the model again"
+            )
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            raise FileFormatError(
+                "the metadata is damaged",
+                where=self.name,
+                why=f"{key} is {str(value)[:80]!r}",
+                next="copy or convert the model again",
+            )
+        return value
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of the file."""
+
+
+FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+def floats_of(data: memoryview, kind: str) -> np.ndarray:
+    """Bytes of elements that are F32, F16 or BF16, as float32 [elements]."""
+    elements = np.frombuffer(data, FLOATS[kind])
+    if kind == "BF16":
+        return (elements.astype(np.uint32) << 16).view(np.float32)
+    return elements.astype(np.float32)
+
+
+def dtype_named(name: str) -> DType | None:
+    """The dtype that `purevk.llm.load` calls so; None if there is none."""
+    names = {each.name: each for each in (DType.float32, DType.float16, DType.bfloat16)}
+    return names.get(name)

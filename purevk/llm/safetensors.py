@@ -1,0 +1,230 @@
+"""Reads safetensors files: tensors as bytes of the mapped file. Nothing that a file says is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.llm import files
+from purevk.llm.blocks import Form
+from purevk.mapped import own
+from purevk.paths import read_file
+from purevk.pte.source import Source
+
+_MOST_HEADER = 1 << 27
+MOST_TEXT = 1 << 26  # bytes of a JSON file
+_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8, "I8": 1,
+          "U8": 1, "F64": 8, "I16": 2, "BOOL": 1}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stored(files.Tensor):
+    """A tensor of a file, as it is there.
+
+    Attributes:
+        scale: of FP8: that elements are multiplied by; one, one of each row, or one of each block.
+    """
+
+    name: str
+    type: str
+    dims: tuple[int, ...]
+    data: memoryview
+    scale: Stored | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.type
+
+    def array(self, dtype: str) -> np.ndarray:
+        """The elements as they are stored."""
+        return np.frombuffer(own(self.data), dtype).reshape(self.dims)
+
+    def floats(self) -> np.ndarray:
+        if self.type.startswith("F8"):
+            numbers = _FLOAT8[self.type]()[self.array("u1")]
+            factors = 1.0 if self.scale is None else self._spread(self.scale.floats())
+            return np.asarray(numbers * factors, np.float32)
+        if self.type not in files.FLOATS:
+            raise UnsupportedProgramError(
+                f"the tensor {self.name} is {self.type}",
+                why=f"{', '.join(files.FLOATS)}, F8_E4M3 and F8_E5M2 are known",
+            )
+        return files.floats_of(own(self.data), self.type).reshape(self.dims)
+
+    def _spread(self, scale: np.ndarray) -> np.ndarray:
+        """A scale for each element: of blocks of 128 each way, unless it broadcasts."""
+        if scale.ndim < 2 or scale.shape[1] == 1:
+            return scale.reshape(-1, 1) if scale.size > 1 else scale.reshape(())
+        rows, columns = self.dims
+        return scale.repeat(128, 0)[:rows].repeat(128, 1)[:, :columns]
+
+
+@dataclass(frozen=True)
+class Quantized(files.Tensor):
+    """A matrix that AWQ or GPTQ has packed: unsigned integers, with scales and zero points.
+
+    Attributes:
+        integers: reads the integers, uint8 [rows, columns].
+        scales, zeros: read these, float32 [rows, groups].
+    """
+
+    name: str
+    dims: tuple[int, ...]
+    bits: int
+    group: int
+    integers: Callable[[], np.ndarray]
+    scales: Callable[[], np.ndarray]
+    zeros: Callable[[], np.ndarray]
+
+    @property
+    def kind(self) -> str:
+        return f"{self.bits} bits in groups of {self.group}"
+
+    @property
+    def form(self) -> Form:
+        return Form(self.bits, self.group, True)
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        scales = self.scales()
+        return {"scales": scales, "minimums": -scales * self.zeros()}
+
+    def values(self) -> np.ndarray:
+        integers = self.integers()
+        if self.bits == 8:
+            return (integers ^ 0x80).view(np.int8)
+        return np.asarray(integers[:, ::2] | integers[:, 1::2] << 4, np.uint8)
+
+
+@dataclass(frozen=True)
+class Stack(files.Tensor):
+    """Tensors of the same type and sizes, one after the other."""
+
+    name: str
+    tensors: Sequence[files.Tensor]
+
+    @property
+    def dims(self) -> tuple[int, ...]:  # type: ignore[override]
+        return len(self.tensors), *self.tensors[0].dims
+
+    @property
+    def kind(self) -> str:
+        return self.tensors[0].kind
+
+    @property
+    def form(self) -> Form | None:
+        return self.tensors[0].form
+
+    def floats(self) -> np.ndarray:
+        return np.stack([tensor.floats() for tensor in self.tensors])
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        parts = [tensor.parts() for tensor in self.tensors]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def values(self) -> np.ndarray:
+        return np.concatenate([tensor.values() for tensor in self.tensors])
+
+
+@dataclass(frozen=True)
+class Transformed(files.Tensor):
+    """A tensor that is not quantized, after a function of its elements."""
+
+    name: str
+    dims: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+    @property
+    def kind(self) -> str:
+        return "F32"
+
+    def floats(self) -> np.ndarray:
+        return np.ascontiguousarray(self.read(), np.float32)
+
+
+def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:
+    """The tensors of a file, by name. They are bytes of the mapped file.
+
+    Raises:
+        FileFormatError: the file is damaged.
+        OSError: it cannot be opened.
+    """
+    source = Source(path, "safetensors")
+    try:
+        size = int.from_bytes(bytes(own(source.slice(0, 8, "the size of the header"))), "little")
+        if not 2 <= size <= min(_MOST_HEADER, source.size - 8):
+            raise damaged(source.name, f"the header has {size} bytes")
+        header = parse_json(bytes(own(source.slice(8, size, "the header"))), source.name)
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, about in header.items():
+            tensors[name] = _stored(source, 8 + size, name, about)
+    except BaseException:
+        source.close()
+        raise
+    return source, tensors
+
+
+def _stored(source: Source, first: int, name: str, about: Any) -> Stored:
+    try:
+        kind, dims, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+        numbers = (*dims, start, end)
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers):
+            raise TypeError(f"{numbers} are no integers")
+    except (TypeError, KeyError, ValueError) as error:
+        raise damaged(source.name, f"the tensor {name[:80]!r}: {error!r}") from None
+    if not isinstance(kind, str) or kind not in _SIZES:
+        raise UnsupportedProgramError(
+            f"the tensor {name!r} has the type {kind!r}",
+            where=source.name,
+            why=f"known types: {', '.join(_SIZES)}",
+        )
+    fits = len(dims) <= 4 and min(numbers) >= 0 and math.prod(dims) * _SIZES[kind] == end - start
+    if not fits:
+        raise damaged(source.name, f"{name[:80]!r} has {list(dims)} of {kind} in {start}:{end}")
+    return Stored(name, kind, dims, source.slice(first + start, end - start, f"the tensor {name}"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file. Raises FileFormatError if there is none, OSError if no file."""
+    return parse_json(read_file(path, MOST_TEXT), str(path))
+
+
+def parse_json(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged(where, f"its JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise damaged(where, "its JSON is no object")
+    return parsed
+
+
+def damaged(where: str, why: str) -> FileFormatError:
+    return FileFormatError(
+        "the file is damaged", where=where, why=why, next="copy or convert the model again"
+    )
+
+
+def _e4m3() -> np.ndarray:
+    """The 256 numbers of E4M3 (Micikevicius et al., FP8 formats for deep learning)."""
+    codes = np.arange(128)
+    exponents, mantissas = codes >> 3, codes & 7
+    small = np.ldexp(mantissas / 8.0, -6)
+    numbers = np.where(exponents == 0, small, np.ldexp(1 + mantissas / 8.0, exponents - 7))
+    numbers[127] = np.nan
+    return np.concatenate((numbers, -numbers)).astype(np.float32)
+
+
+def _e5m2() -> np.ndarray:
+    """The 256 numbers of E5M2: the upper bytes of float16."""
+    return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
+
+
+_FLOAT8 = {"F8_E4M3": _e4m3, "F8_E5M2": _e5m2}

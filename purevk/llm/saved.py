@@ -1,0 +1,147 @@
+"""Language models in .pvk files: the program, with what a conversation needs besides."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from purevk.errors import FileFormatError, InputError
+from purevk.frontends.saved import SavedProgram, write_program
+from purevk.graph.context import Context
+from purevk.ir import Constant, Graph
+from purevk.llm.decoding import Decoder
+from purevk.llm.files import ModelFile, dtype_named
+from purevk.llm.model import Model
+from purevk.llm.plan import Plan, check_fits
+from purevk.program.program import Program
+
+if TYPE_CHECKING:
+    from purevk.frontends.importer import InputSizes
+    from purevk.program.variants.variant import GraphSource
+
+KEY = "language_model"
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> None:
+    """See `Model.save`."""
+    from purevk import __version__
+
+    model.program.check_open()
+    constants: dict[Hashable, Constant] = {}
+    methods = {
+        name: functools.partial(_read, model.program.methods[name].source, constants)
+        for name in (*model.decoder.prompts, "decode")
+    }
+    metadata = {
+        key: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in model.file.metadata.items()
+        if key.startswith("tokenizer.")
+    }
+    about = {
+        "context": model.context,
+        "vocab": model.vocab,
+        "prompts": dict(model.decoder.prompts),
+        "dtype": model.decoder.dtype.name,
+        "is_recurrent": model.decoder.is_recurrent,
+        "weights": model.plan.weights,
+        "cache": model.plan.cache,
+        "metadata": metadata,
+    }
+    write_program(path, model.program.name, methods, f"purevk {__version__}", {KEY: about})
+
+
+def _read(
+    source: GraphSource, constants: dict[Hashable, Constant], sizes: InputSizes | None
+) -> Graph:
+    """A graph whose constants are in memory: methods share them, so that a file has them once."""
+    graph = source(sizes)
+    shared = {}
+    for value, constant in graph.constants.items():
+        key = constant.memory
+        if key not in constants:
+            constants[key] = Constant(constant.data)
+        shared[value] = constants[key]
+    return replace(graph, constants=shared)
+
+
+class SavedFile(ModelFile):
+    """What a conversation needs of a .pvk file."""
+
+    def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.metadata = {
+            key: np.array(value) if _are_numbers(value) else value
+            for key, value in metadata.items()
+        }
+
+    def close(self) -> None:
+        pass
+
+
+def _are_numbers(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(type(each) in (int, float) for each in value)
+
+
+def load_saved(path: str, device: Context, context: int | None, dtype: str, cache: str) -> Model:
+    """Loads what `save` wrote; arguments as for `purevk.llm.load`."""
+    from purevk.frontends.files import FileSource, open_file
+    from purevk.llm.decoding import ChunkSize
+
+    opened = open_file(path)
+    try:
+        content = opened.content
+        about = content.about.get(KEY) if isinstance(content, SavedProgram) else None
+        if not isinstance(about, dict) or "decode" not in opened.methods:
+            raise FileFormatError(
+                "this is no language model", where=path, next="write it with Model.save"
+            )
+        plan = Plan(*(_number(path, about, key) for key in ("context", "weights", "cache")))
+        vocab, computed = _number(path, about, "vocab"), dtype_named(str(about.get("dtype")))
+        if computed is None or not isinstance(about.get("metadata"), dict):
+            raise FileFormatError("the saved model is damaged", where=path, why=str(about)[:200])
+        fits = context in (None, plan.context) and dtype in ("auto", computed.name)
+        if not fits or cache != "auto":
+            raise InputError(
+                f"context={context!r}, dtype={dtype!r}, cache={cache!r} are not those of the file",
+                where=path,
+                why=f"it was saved with context={plan.context} and dtype={computed.name!r}",
+                next="leave them out, or load the file that it was saved from",
+            )
+        prompts = _prompts(path, about.get("prompts"), opened.methods)
+        check_fits(plan, device, path)
+        sources = {name: FileSource(opened, name) for name in (*prompts, "decode")}
+        program = Program(opened.label, sources, device, closing=opened.close)
+    except BaseException:
+        opened.close()
+        raise
+    is_gpu = device.traits.profile.has_fast_shared_memory
+    chunk = ChunkSize(max(most for _, most in prompts.values()), is_gpu)
+    decoder = Decoder(program, prompts, plan.context, vocab, computed, chunk)
+    decoder.is_recurrent = bool(about.get("is_recurrent"))
+    return Model(decoder, SavedFile(path, about["metadata"]), plan)
+
+
+def _number(path: str, about: Mapping[str, Any], key: str) -> int:
+    number = about.get(key)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 48:
+        raise FileFormatError("the saved model is damaged", where=path, why=f"{key} is {number!r}")
+    return number
+
+
+def _prompts(path: str, stated: Any, methods: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The methods of prompts, with the tokens that each takes."""
+    prompts = {}
+    for name, lengths in stated.items() if isinstance(stated, dict) else ():
+        if name not in methods or not isinstance(lengths, list) or len(lengths) != 2:
+            break
+        numbers = {str(at): length for at, length in enumerate(lengths)}
+        prompts[str(name)] = _number(path, numbers, "0"), _number(path, numbers, "1")
+    if not prompts or len(prompts) != len(stated):
+        raise FileFormatError("the saved model is damaged", where=path, why="its prompts")
+    return prompts

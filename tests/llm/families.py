@@ -1,0 +1,160 @@
+"""Tiny models of each architecture: random configs of transformers, as folders and as GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 64}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+LONG = {"rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * n for n in range(8)],
+        "long_factor": [2.0 + 0.5 * n for n in range(8)],
+        "original_max_position_embeddings": 16}  # fmt: skip
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral": ("Mistral", "llama", {"sliding_window": 5}),
+    "llama3": ("Llama", "llama", {"rope_parameters": LLAMA3}),
+    "yarn": ("Qwen2", "qwen2", {"rope_parameters": YARN}),
+    "smollm3": ("SmolLM3", "smollm3", {"no_rope_layer_interval": 4, "use_sliding_window": False}),
+    "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 5, "head_dim": 32,
+                                    "num_hidden_layers": 7, "query_pre_attn_scalar": 32}),
+    "phi3": ("Phi3", "phi3", {}),
+    "longrope": ("Phi3", "phi3", {"rope_parameters": LONG, "max_position_embeddings": 64,
+                                  "original_max_position_embeddings": 16}),
+    "qwen3moe": ("Qwen3Moe", "qwen3moe", {"num_experts": 8, "num_experts_per_tok": 3,
+                                          "moe_intermediate_size": 32, "norm_topk_prob": True,
+                                          "head_dim": 16}),
+    "gpt-oss": ("GptOss", "gpt-oss", {"num_local_experts": 8, "num_experts_per_tok": 3,
+                                      "head_dim": 16, "sliding_window": 5,
+                                      "rope_parameters": {**YARN, "truncate": False}}),
+    "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"],
+                              "block_auto_adjust_ff_dim": False}),
+}  # fmt: skip
+"""transformers' name, that of GGUF, and what the config has besides `SIZES`."""
+
+
+def tiny(family: str) -> Any:
+    """A module with random weights."""
+    name, _, options = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **options})
+    torch.manual_seed(0)
+    cls = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    model = cls(config).eval().requires_grad_(False)
+    for key, weight in model.named_parameters():
+        if weight.ndim == 1:
+            weight.add_(torch.rand(weight.shape) * 0.4 - 0.2)
+        else:
+            weight.copy_(torch.randn(weight.shape) * (0.3 if "embed" in key else 0.12))
+    return model
+
+
+def write_gguf(model: Any, family: str, path: Path) -> None:
+    """Writes a file as llama.cpp's converter does, with tensors of F32."""
+    _, name, _ = FAMILIES[family]
+    config = model.config
+    writer = gguf.GGUFWriter(path, name)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    attends = [each != "conv" for each in getattr(config, "layer_types", None) or [""]]
+    writer.add_head_count_kv(
+        [kv_heads * each for each in attends] if family == "lfm2" else kv_heads
+    )
+    writer.add_layer_norm_rms_eps(
+        getattr(config, "rms_norm_eps", getattr(config, "norm_eps", 1e-5))
+    )
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    rotation = config.rope_parameters
+    writer.add_rope_freq_base(rotation.get("full_attention", rotation)["rope_theta"])
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if family == "lfm2":
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if family in ("qwen3moe", "gpt-oss"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        writer.add_expert_feed_forward_length(inner)
+    if rotation.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rotation["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rotation["original_max_position_embeddings"])
+    if rotation.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rotation["original_max_position_embeddings"])
+        for which in ("long", "short"):
+            factors = np.array(rotation[f"{which}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+    names = gguf.get_tensor_name_map(_architecture(name), config.num_hidden_layers)
+    for key, weight in _weights(model).items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = weight.numpy()
+        if name in ("llama", "smollm3") and key.endswith(("q_proj.weight", "k_proj.weight")):
+            count = heads if "q_proj" in key else kv_heads
+            array = array.reshape(count, 2, width // 2, -1).swapaxes(1, 2).reshape(array.shape)
+        if name == "gemma3" and key.endswith("norm.weight"):
+            array = array + 1
+        new = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert new is not None, key
+        writer.add_tensor(new, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _architecture(name: str) -> Any:
+    return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    """By the names of files: experts of transformers are joined in a module."""
+    weights = {}
+    for key, weight in model.state_dict().items():
+        if model.config.model_type == "gpt_oss" and ".experts." in key:
+            own = weight.swapaxes(1, 2) if weight.ndim == 3 else weight
+            kind = "bias" if key.endswith("_bias") else "weight"
+            new = key.removesuffix("_bias")
+            if "gate_up" in key:
+                weights[new.replace("gate_up_proj", f"gate_proj.{kind}")] = own[:, ::2]
+                weights[new.replace("gate_up_proj", f"up_proj.{kind}")] = own[:, 1::2]
+            else:
+                weights[f"{new}.{kind}"] = own
+        elif key.endswith("conv.conv.weight"):
+            weights[key] = weight[:, 0]
+        elif key.endswith("sinks"):
+            weights[f"{key}.weight"] = weight
+        elif key.endswith("experts.gate_up_proj"):
+            gate, up = weight.chunk(2, 1)
+            weights[key.replace("gate_up_proj", "gate_proj.weight")] = gate
+            weights[key.replace("gate_up_proj", "up_proj.weight")] = up
+        elif key.endswith("experts.down_proj"):
+            weights[f"{key}.weight"] = weight
+        else:
+            weights[key] = weight
+    return weights

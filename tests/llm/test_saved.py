@@ -1,0 +1,92 @@
+"""Models in .pvk files, and what a cache holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+import purevk.llm  # noqa: E402
+from purevk.errors import FileFormatError, InputError  # noqa: E402
+from tests.llm.harness import write_llama  # noqa: E402
+
+pytestmark = pytest.mark.device
+PROMPT = [5, 17, 3, 88, 41, 9, 60]
+
+
+def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
+    path, saved = tmp_path / "model.gguf", tmp_path / "model.pvk"
+    write_llama(path, "Q4_1", table="Q8_0", vocabulary=True)
+    with purevk.llm.load(path, context=64, dtype="float32") as model:
+        tokens = model.generate(PROMPT, max_tokens=8).tokens()
+        answer = model.chat("hi", max_tokens=4).text()
+        logits, weights = model.logits, model.plan.weights
+        model.save(saved)
+    path.unlink()
+    assert saved.stat().st_size <= 1.2 * weights + 100_000  # weights once, and stay packed
+    with purevk.llm.load(saved) as model:
+        assert model.context == 64 and model.generate(PROMPT, max_tokens=8).tokens() == tokens
+        assert model.chat("hi", max_tokens=4).text() == answer
+        assert (model.logits == logits).all()
+        assert model.generate(PROMPT, max_tokens=3, temperature=1.0, seed=1).tokens()
+    with pytest.raises(InputError, match="not those of the file"):
+        purevk.llm.load(saved, context=32)
+    with pytest.raises(FileFormatError, match="no language model"):
+        data = Path(__file__).parents[1] / "data" / "pte" / "linear_relu.pte"
+        (tmp_path / "other.pvk").write_bytes(saved_program(data))
+        purevk.llm.load(tmp_path / "other.pvk")
+
+
+def saved_program(path: Path) -> bytes:
+    import purevk
+
+    target = path.name + ".pvk"
+    with purevk.load(path) as program:
+        folder = Path(program.context.cache.folder or ".")
+        program.save(folder / target)
+    data = (folder / target).read_bytes()
+    (folder / target).unlink()
+    return data
+
+
+@pytest.mark.parametrize(
+    "cache, tolerance, size",
+    [("float16", 2e-3, 2), ("int8", 2e-2, 1 + 4 / 16), ("float8", 1e-1, 1)],
+)
+def test_what_the_cache_holds(cache: str, tolerance: float, size: float, tmp_path: Path) -> None:
+    reference = write_llama(tmp_path / "model.gguf", "F32")
+    plan = purevk.llm.plan(tmp_path / "model.gguf", context=32, dtype="float32", cache=cache)
+    assert plan.cache == 2 * 2 * 2 * 16 * 32 * size
+    with purevk.llm.load(
+        tmp_path / "model.gguf", context=32, dtype="float32", cache=cache
+    ) as model:
+        assert model.plan.cache == plan.cache
+        token = model.generate(PROMPT, max_tokens=2).tokens()[0]
+        with torch.inference_mode():
+            want = reference(torch.tensor([[*PROMPT, token]])).logits[0, -1].numpy()
+        error = np.abs(model.logits - want).max() / np.abs(want).max()
+        assert 1e-6 < error <= tolerance, error
+
+
+@pytest.mark.parametrize("wrong", [{"cache": "int4"}, {"dtype": "int8"}], ids=str)
+def test_names_are_checked(wrong: dict[str, Any], tmp_path: Path) -> None:
+    write_llama(tmp_path / "model.gguf", "F32")
+    with pytest.raises(InputError, match="is not known"):
+        purevk.llm.load(tmp_path / "model.gguf", **wrong)
+
+
+def test_damaged_descriptions(tmp_path: Path) -> None:
+    from purevk.llm.saved import _number
+
+    for number in (None, -1, True, "1", 1 << 60):
+        with pytest.raises(FileFormatError, match="context is"):
+            _number("x", json.loads(json.dumps({"context": number})), "context")
