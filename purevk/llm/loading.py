@@ -72,7 +72,7 @@ def load(
     if place.suffix == ".pvk":
         from purevk.llm.saved import load_saved
 
-        return load_saved(str(place), chosen, context, dtype, cache)
+        return Model(*load_saved(str(place), chosen, context, dtype, cache))
     file = open_model(place)
     try:
         narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory

@@ -264,7 +264,7 @@ class Model:
         """
         from purevk.llm.saved import save
 
-        save(self, path)
+        save(path, self.decoder, self.plan, self.file.metadata)
 
     # -- lifetime ---------------------------------------------------------------------------------
     def close(self) -> None:

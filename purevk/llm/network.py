@@ -14,7 +14,6 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.ir import TensorType, Value
 from purevk.ir.graph import BorrowedConstant
 from purevk.llm import blocks
-from purevk.llm.experts import Experts
 from purevk.llm.files import ModelFile, Tensor, dtype_named
 from purevk.llm.graphs import GraphBuilder
 
@@ -199,10 +198,6 @@ class Network(GraphBuilder):
             return self.op("embedding.default", matrix.values, tokens, -1, False, False)
         parts = (matrix.scales, tokens, self.dtype, matrix.form.bits, matrix.minimums)
         return self.purevk.quantized_table(matrix.values, *parts)
-
-    def experts(self, x: Value, chosen: Value, count: int) -> Experts:
-        """Linear layers of which each token passes some, see `Experts`."""
-        return Experts(self, x, chosen, count)
 
     def expert_weights(
         self, name: str, count: int, rows: int, columns: int, chosen: Value | None

@@ -16,7 +16,6 @@ from purevk.graph.context import Context
 from purevk.ir import Constant, Graph
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import ModelFile, dtype_named
-from purevk.llm.model import Model
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
 
@@ -27,32 +26,35 @@ if TYPE_CHECKING:
 KEY = "language_model"
 
 
-def save(model: Model, path: str | os.PathLike[str]) -> None:
-    """See `Model.save`."""
+def save(
+    path: str | os.PathLike[str], decoder: Decoder, plan: Plan, about_file: Mapping[str, Any]
+) -> None:
+    """Writes a model; `about_file` is the metadata of what it was loaded from."""
     from purevk import __version__
 
-    model.program.check_open()
+    program = decoder.program
+    program.check_open()
     constants: dict[Hashable, Constant] = {}
     methods = {
-        name: functools.partial(_read, model.program.methods[name].source, constants)
-        for name in (*model.decoder.prompts, "decode")
+        name: functools.partial(_read, program.methods[name].source, constants)
+        for name in (*decoder.prompts, "decode")
     }
     metadata = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
-        for key, value in model.file.metadata.items()
+        for key, value in about_file.items()
         if key.startswith("tokenizer.")
     }
     about = {
-        "context": model.context,
-        "vocab": model.vocab,
-        "prompts": dict(model.decoder.prompts),
-        "dtype": model.decoder.dtype.name,
-        "is_recurrent": model.decoder.is_recurrent,
-        "weights": model.plan.weights,
-        "cache": model.plan.cache,
+        "context": decoder.context,
+        "vocab": decoder.vocab,
+        "prompts": dict(decoder.prompts),
+        "dtype": decoder.dtype.name,
+        "is_recurrent": decoder.is_recurrent,
+        "weights": plan.weights,
+        "cache": plan.cache,
         "metadata": metadata,
     }
-    write_program(path, model.program.name, methods, f"purevk {__version__}", {KEY: about})
+    write_program(path, program.name, methods, f"purevk {__version__}", {KEY: about})
 
 
 def _read(
@@ -88,8 +90,10 @@ def _are_numbers(value: Any) -> bool:
     return is_list and all(type(each) in (int, float) for each in value)
 
 
-def load_saved(path: str, device: Context, context: int | None, dtype: str, cache: str) -> Model:
-    """Loads what `save` wrote; arguments as for `purevk.llm.load`."""
+def load_saved(
+    path: str, device: Context, context: int | None, dtype: str, cache: str
+) -> tuple[Decoder, SavedFile, Plan]:
+    """Loads what `save` wrote: the arguments of a `Model`. Its own are those of `purevk.llm.load`."""
     from purevk.frontends.files import FileSource, open_file
     from purevk.llm.decoding import ChunkSize
 
@@ -124,7 +128,7 @@ def load_saved(path: str, device: Context, context: int | None, dtype: str, cach
     chunk = ChunkSize(max(most for _, most in prompts.values()), is_gpu)
     decoder = Decoder(program, prompts, plan.context, vocab, computed, chunk)
     decoder.is_recurrent = bool(about.get("is_recurrent"))
-    return Model(decoder, SavedFile(path, about["metadata"]), plan)
+    return decoder, SavedFile(path, about["metadata"]), plan
 
 
 def _number(path: str, about: Mapping[str, Any], key: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from purevk.errors import FileFormatError
 from purevk.ir import Value
+from purevk.llm.architectures.experts import Experts
 from purevk.llm.files import ModelFile
 from purevk.llm.network import Network
 from purevk.llm.transformer import Transformer
@@ -28,7 +29,7 @@ class Qwen3Moe(Transformer):
             return super().mlp(net, layer, h)
         scores = net.wide(net.linear(h, f"{name}.ffn_gate_inp", self.experts))
         weights, chosen = self.routes(net, scores)
-        experts = net.experts(h, chosen, self.experts)
+        experts = Experts(net, h, chosen, self.experts)
         gate, up = (
             experts.linear(f"{name}.ffn_{part}_exps", self.expert_inner) for part in ("gate", "up")
         )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Value
-
-if TYPE_CHECKING:
-    from purevk.llm.network import Network
+from purevk.llm.network import Network
 
 
 class Experts:
