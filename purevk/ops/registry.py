@@ -24,6 +24,7 @@ from purevk.errors import GraphError
 from purevk.errors import ShapeError as ShapeError
 from purevk.ir import Arg, Layout, Node, Size, TensorType, Value, map_values, schema, values_in
 from purevk.lower.lowering import Lowering
+from purevk.ops.facts import Moves, Rowwise, by_element
 from purevk.ops.image_layout import LayoutQuery
 from purevk.tuning import DeviceTraits
 
@@ -142,6 +143,10 @@ class Operator:
             the node that says so.
         of_user: it was registered from outside, so its arguments and results may be others than those
             of the operator.
+        moves: where the elements of the results are from, or a function of the node that says so; None:
+            what the form says, see `movement`.
+        rowwise: what rows of the operands a row of the result needs; None: what the form says, see
+            `rows`.
     """
 
     name: str
@@ -152,6 +157,14 @@ class Operator:
     transient: bool = False
     random: bool | Callable[[Node], bool] = False
     of_user: bool = False
+    moves: Moves | Callable[[Node], Moves] | None = None
+    rowwise: Rowwise | None = None
+
+    @property
+    def rows(self) -> Rowwise | None:
+        """What rows of the operands a row of the result needs. Pointwise operators broadcast."""
+        is_pointwise = isinstance(self.form, Pointwise) and not self.random
+        return self.rowwise or (by_element if is_pointwise else None)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -377,6 +390,22 @@ def is_view(node: Node) -> bool:
     return definition is not None and isinstance(definition.form, View)
 
 
+def movement(node: Node) -> Moves:
+    """Where the elements of a node's results are from. A view has elements of its operand."""
+    definition = find(node.op)
+    if definition is None:
+        return Moves.NO
+    moves = definition.moves
+    if moves is None:
+        return Moves.SOME if isinstance(definition.form, View) else Moves.NO
+    return moves if isinstance(moves, Moves) else moves(node)
+
+
+def is_reshape(node: Node) -> bool:
+    """Whether a node is a view with the elements of its operand in their order."""
+    return is_view(node) and movement(node) is Moves.IN_ORDER
+
+
 def is_random(node: Node) -> bool:
     """Whether each application of a node gives other results."""
     definition = find(node.op)
@@ -403,6 +432,8 @@ def rewrite(
     *names: str,
     supports: Supports | None = None,
     random: bool | Callable[[Node], bool] = False,
+    moves: Moves | Callable[[Node], Moves] | None = None,
+    rowwise: Rowwise | None = None,
 ) -> None:
     """Registers an operator that other operators express; `expand` gets the builder, the node, and
     the arguments. Its results are converted to the node's dtypes, which a file may have chosen
@@ -418,4 +449,5 @@ def rewrite(
             for value, result in zip(values, node.results)
         )
 
-    register(Operator(name, shape, Rewrite(typed, supports), names=names, random=random))
+    form = Rewrite(typed, supports)
+    register(Operator(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise))

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Size, TensorType, Value
+from purevk.ops import registry
 from purevk.ops.attention.attention import NAME, head_width_fits
+from purevk.ops.facts import Moves
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, each_node, reader_counts
 from purevk.passes.simplify import static_value
@@ -22,12 +24,6 @@ _VIEWS = (
     "aten.unsqueeze.default",
     "aten.squeeze.dims",
     "aten.transpose.int",
-)
-_RESHAPES = (
-    "aten.view.default",
-    "aten.unsqueeze.default",
-    "aten.squeeze.dims",
-    "aten.alias.default",
 )
 # Operators that fill a tensor with a number, and the argument that is the number.
 _FILLS = {
@@ -361,7 +357,7 @@ def _shaped(rewriter: Rewriter, value: Value, dims: tuple[Size, ...]) -> Value |
 def _is_reshape(node: Node) -> bool:
     if node.op == "aten.expand.default":
         return node.tensor("x").type.dims == node.result.type.dims
-    return node.op in _RESHAPES
+    return registry.movement(node) is Moves.IN_ORDER
 
 
 def _is_float_cast(node: Node) -> bool:

@@ -27,6 +27,7 @@ from purevk.ir.index_range import DELEGATE_INPUT, IndexRange
 from purevk.ops import registry
 from purevk.ops.attention.flex import NAME as FLEX
 from purevk.ops.attention.flex import composed
+from purevk.ops.facts import Moves
 from purevk.ops.index.check import NAME as CHECK
 from purevk.ops.shapes import wrap
 from purevk.passes.placement import refusal
@@ -74,24 +75,6 @@ _ONE_HOT = "aten.one_hot.default"
 OPERATORS = frozenset({*_ALONG, *_BY_TENSORS, *_FLAT, *_TABLES, *_UNPOOLED, _ONE_HOT})
 _INDICES = (DType.int32, DType.int64)
 _SIGNED = (DType.int8, DType.int16, DType.int32, DType.int64)
-# Operators whose results have all elements of their first argument, and no others.
-_SAME_ELEMENTS = {
-    f"aten.{name}"
-    for name in (
-        "_to_copy.default",
-        "alias.default",
-        "clone.default",
-        "contiguous.default",
-        "permute.default",
-        "reshape.default",
-        "squeeze.default",
-        "squeeze.dim",
-        "squeeze.dims",
-        "transpose.int",
-        "unsqueeze.default",
-        "view.default",
-    )
-}
 
 
 class _Inputs:
@@ -118,7 +101,7 @@ class _Inputs:
         narrowest = index.type.dtype
         while index not in self._positions and index not in self._moving:
             node = self._made.get(index)
-            before = None if node is None or node.op not in _SAME_ELEMENTS else node.args[0]
+            before = None if node is None or not _has_all(node) else node.args[0]
             if node is None or not isinstance(before, Value) or before.type.dtype not in _SIGNED:
                 return None
             if node.alias == DELEGATE_INPUT and narrowest is index.type.dtype:
@@ -128,6 +111,11 @@ class _Inputs:
         if index in self._moving or narrowest not in _SIGNED:
             return None
         return self._positions[index], narrowest
+
+
+def _has_all(node: Node) -> bool:
+    """Whether a result has all elements of the first argument, and no others."""
+    return node.op == "aten._to_copy.default" or registry.movement(node) >= Moves.ALL
 
 
 def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:

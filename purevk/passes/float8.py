@@ -8,18 +8,9 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value, map_values
 from purevk.ops import registry
 from purevk.ops.elementwise.float8 import decode, encode
+from purevk.ops.facts import Moves
 from purevk.passes.rewrite import Rewriter, each_node
 
-# Operators that move elements, besides views.
-_MOVES = frozenset(
-    """
-    aten.alias.default aten.cat.default aten.copy.default aten.embedding.default
-    aten.gather.default aten.index.Tensor aten.index_copy.default aten.index_put.default
-    aten.index_select.default aten.masked_select.default aten.flip.default aten.repeat.default
-    aten.roll.default aten.select_scatter.default aten.slice_scatter.default aten.stack.default
-    aten.where.self purevk.store
-    """.split()
-)
 # Operators that make tensors: those that are filled with a number.
 _FILLS = {
     "aten.zeros.default": 0, "aten.zeros_like.default": 0, "aten.new_zeros.default": 0, "aten.ones.default": 1,
@@ -68,7 +59,7 @@ class _Writer:
         name = definition.name
         if name == _CAST:
             return self._cast(rewriter, node.tensor("x"), node.result.type.dtype)
-        if name in _MOVES or isinstance(definition.form, registry.View):
+        if registry.movement(node) is not Moves.NO or registry.is_view(node):
             return self._moved(rewriter, node) if _only_moves(node) else None
         if name in _FILLS:
             return _filled(rewriter, node, _FILLS[name])
@@ -160,12 +151,10 @@ def _has_one_dtype(node: Node) -> bool:
 
 
 def _only_moves(node: Node) -> bool:
-    """Whether all 8-bit floats of a node have one dtype, no others take their place, and none are
-    added up."""
+    """Whether all 8-bit floats of a node have one dtype, and no others take their place."""
     dtypes = {value.type.dtype for value in (*node.inputs, *node.results)}
     mixed = any(dtype.is_float for dtype in dtypes) or sum(dtype.is_float8 for dtype in dtypes) > 1
-    adds = node.op == "aten.index_put.default" and node.bool("accumulate")
-    return not mixed and not adds
+    return not mixed
 
 
 def _as(rewriter: Rewriter, value: Value, dtype: DType) -> Value:

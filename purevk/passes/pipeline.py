@@ -41,6 +41,7 @@ from purevk.passes.placement import assign_hosts, unbound
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
 from purevk.passes.rounding import JOINING, drop_rounding, round_results
+from purevk.passes.selected_rows import compute_selected_rows
 from purevk.passes.simplify import (
     drop_empty,
     drop_no_ops,
@@ -57,6 +58,7 @@ Pass = Callable[[Graph], Graph]
 # The passes without which a graph runs too, by name: they make it faster. `purevk bisect` and
 # PUREVK_SKIP_PASSES switch them off.
 OPTIONAL = (
+    "compute_selected_rows",
     "drop_no_ops",
     "drop_unread",
     "drop_unused",
@@ -195,7 +197,15 @@ def phases(
         ),
         Phase(
             "canonicalize",
-            (drop_no_ops, merge_equal, fold_batch_norm, guard_softmax, drop_unused),
+            (
+                drop_no_ops,
+                drop_unused,
+                compute_selected_rows,
+                merge_equal,
+                fold_batch_norm,
+                guard_softmax,
+                drop_unused,
+            ),
         ),
         Phase(
             "recognize",

@@ -14,12 +14,6 @@ from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
-_BY_SIZE = {
-    "aten.view.default",
-    "aten.squeeze.dims",
-    "aten.unsqueeze.default",
-    "aten.flatten.using_ints",
-}
 _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "int32", "int64"))}
 
 
@@ -93,7 +87,7 @@ def _simplify(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> V
         return rewriter.emit(node.op, inner, result.type.dtype)
     if node.op == "aten.expand.default" and _same(source, result):
         return source
-    if node.op in _BY_SIZE:
+    if registry.is_reshape(node):
         before = producers.get(source)
         if before is not None and before.op == "aten.view.default":
             source = before.tensor("x")

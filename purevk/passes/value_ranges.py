@@ -12,6 +12,8 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, Node, Size, Value
 from purevk.ir import dims as _dims
+from purevk.ops import registry
+from purevk.ops.facts import Moves
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import changing
 
@@ -74,10 +76,14 @@ class ValueRanges:
             array = constant.array(value.type) if constant.known else np.empty(0)
             return Range(int(array.min()), int(array.max())) if array.size else None
         node = self._made.get(value)
-        rule = None if node is None else _RULES.get(node.op)
         if value.type.dtype is DType.bool:
             return Range(0, 1)
-        if node is None or rule is None or not (whole or node.op in _OF_FLOATS):
+        if node is None:
+            return None
+        rule, moves = _RULES.get(node.op), registry.movement(node)
+        if rule is None and moves is not Moves.NO:
+            rule = _same if moves >= Moves.SOME else _all_of
+        if rule is None or not (whole or moves is not Moves.NO or node.op in _OF_FLOATS):
             return None
         return rule(_Known(self, node, value, depth + 1))
 
@@ -137,12 +143,13 @@ _Rule = Callable[[_Known], "Range | None"]
 
 
 def _same(facts: _Known) -> Range | None:
-    """All elements are among those of the first argument."""
+    """All elements are among those of the first argument, or between two of them."""
     first = facts.node.args[0]
     return facts.range_of(first) if isinstance(first, Value) else None
 
 
 def _all_of(facts: _Known) -> Range | None:
+    """All elements are among those of the operands."""
     first, *others = (facts.range_of(value) for value in facts.node.inputs)
     for range_ in others:
         first = _join(first, range_)
@@ -272,18 +279,7 @@ def _place(facts: _Known) -> Range:
 _RULES: dict[str, _Rule] = {
     f"aten.{name}": rule
     for rule, names in (
-        (
-            _same,
-            "_to_copy.default alias.default as_strided.default clone.default contiguous.default"
-            " detach.default diagonal.default expand.default flatten.using_ints flip.default"
-            " gather.default index.Tensor index_select.default movedim.int narrow.default"
-            " permute.default repeat.default repeat_interleave.self_int reshape.default roll.default"
-            " select.int slice.Tensor split.Tensor split_with_sizes.default squeeze.default"
-            " squeeze.dim squeeze.dims t.default take.default transpose.int unbind.int"
-            " unflatten.int unfold.default unsqueeze.default view.default amax.default amin.default"
-            " masked_select.default",
-        ),
-        (_all_of, "cat.default stack.default"),
+        (_same, "_to_copy.default amax.default amin.default"),
         (
             _number_along,
             "argmax.default argmin.default argsort.default argsort.stable max.dim min.dim"
@@ -309,14 +305,11 @@ _RULES: dict[str, _Rule] = {
     )
     for name in names.split()
 }
-# Those that make whole floats of whole floats.
+# Those that compute whole floats of whole floats.
 _OF_FLOATS = {
     f"aten.{name}"
     for name in (
-        "_to_copy.default add.Tensor alias.default arange.default arange.start arange.start_step"
-        " cat.default clone.default contiguous.default detach.default expand.default full.default"
-        " mul.Tensor ones.default permute.default repeat.default reshape.default select.int"
-        " slice.Tensor squeeze.default squeeze.dim squeeze.dims stack.default sub.Tensor t.default"
-        " transpose.int unsqueeze.default view.default where.self zeros.default"
+        "_to_copy.default add.Tensor arange.default arange.start arange.start_step full.default"
+        " mul.Tensor ones.default sub.Tensor zeros.default"
     ).split()
 }

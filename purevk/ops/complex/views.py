@@ -6,6 +6,7 @@ from purevk.ir import Layout, Node, TensorType, Value
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates, emit_map
+from purevk.ops.facts import Moves
 from purevk.ops.registry import Kernel, Operator, ShapeError, View, register
 
 AS_REAL, AS_COMPLEX = "aten.view_as_real.default", "aten.view_as_complex.default"
@@ -47,7 +48,11 @@ def _as_complex_layout(
 
 register(
     Operator(
-        AS_REAL, _as_real_shape, View(_as_real_layout), names=("aten.view_as_real_copy.default",)
+        AS_REAL,
+        _as_real_shape,
+        View(_as_real_layout),
+        names=("aten.view_as_real_copy.default",),
+        moves=Moves.NO,
     )
 )
 register(
@@ -56,6 +61,7 @@ register(
         _as_complex_shape,
         View(_as_complex_layout),
         names=("aten.view_as_complex_copy.default",),
+        moves=Moves.NO,
     )
 )
 

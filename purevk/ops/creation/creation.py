@@ -11,6 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.creation.shapes import like, sized
 from purevk.ops.elementwise.program import constant
+from purevk.ops.facts import Moves
 from purevk.ops.promotion import wide_type
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 
@@ -211,4 +212,4 @@ def _expand_repeat(builder: Builder, node: Node) -> Value:
     return builder.aten.view(wide, node.result.type.dims)
 
 
-register(Operator("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat)))
+register(Operator("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat), moves=Moves.SOME))

@@ -12,6 +12,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.creation.shapes import like
 from purevk.ops.elementwise.program import constant
+from purevk.ops.facts import Moves
 from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import ShapeError, rewrite
@@ -211,7 +212,7 @@ def _stack(builder: Builder, node: Node, tensors: Sequence[Value], dim: int) -> 
     )
 
 
-rewrite("aten.stack.default", _stack_shape, _stack)
+rewrite("aten.stack.default", _stack_shape, _stack, moves=Moves.TENSORS)
 
 
 # -- triangles -----------------------------------------------------------------------------------

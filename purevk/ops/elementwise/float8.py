@@ -12,6 +12,7 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Layout, TensorType, Value
 from purevk.ops.elementwise.pointwise import unary
+from purevk.ops.facts import Moves
 from purevk.ops.registry import Operator, View, register
 
 
@@ -109,4 +110,4 @@ def _bits_layout(
 
 
 # The same bytes as elements of another dtype of the same size.
-register(Operator("purevk.bits", _bits_shape, View(_bits_layout)))
+register(Operator("purevk.bits", _bits_shape, View(_bits_layout), moves=Moves.NO))

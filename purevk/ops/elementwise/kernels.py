@@ -11,6 +11,7 @@ from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.pointwise import emit_pointwise
+from purevk.ops.facts import Moves
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
 
@@ -68,6 +69,7 @@ register(
             layouts=lambda node, query: (node.optional_ints("order"),),
             any_size=True,
         ),
+        moves=Moves.IN_ORDER,
     )
 )
 
@@ -83,6 +85,7 @@ register(
         lambda state, value: None,
         Kernel(_store_lower, any_size=True),
         mutates=(0,),
+        moves=Moves.TENSORS,
     )
 )
 

@@ -28,6 +28,7 @@ from purevk.lower.expression import (
     times_zero,
 )
 from purevk.lower.numbers import rounded
+from purevk.ops.facts import Moves
 from purevk.ops.promotion import float_type, real_dtype, result_type
 from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
@@ -49,13 +50,14 @@ def _define(
     out: DType | str | None,
     names: Sequence[str],
     arithmetic: str,
+    moves: Moves | None = None,
 ) -> None:
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(each, keyword) for each in tensors]
     parameters += [
         inspect.Parameter(each, keyword, default=default) for each, default in params.items()
     ]
-    register(pointwise_operator(name, glsl, parameters, compute, out, names, arithmetic))
+    register(pointwise_operator(name, glsl, parameters, compute, out, names, arithmetic, moves))
 
 
 def pointwise_operator(
@@ -66,6 +68,7 @@ def pointwise_operator(
     out: DType | str | None,
     names: Sequence[str],
     arithmetic: str = "",
+    moves: Moves | None = None,
 ) -> Operator:
     """The definition of a pointwise operator. Of its parameters `x`, `y` and `z` are tensors (or
     numbers).
@@ -89,7 +92,8 @@ def pointwise_operator(
         return TensorType(real_dtype(made) if out == "real" else made, sizes)
 
     shape.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]
-    return Operator(name, shape, Pointwise(glsl, compute, arithmetic), names=tuple(names))
+    form = Pointwise(glsl, compute, arithmetic)
+    return Operator(name, shape, form, names=tuple(names), moves=moves)
 
 
 def _computing(
@@ -124,9 +128,10 @@ def unary(
     compute: Compute = "promote",
     out: DType | str | None = None,
     arithmetic: str = "",
+    moves: Moves | None = None,
 ) -> None:
-    """A function of `x`; `arithmetic` as in `Pointwise`."""
-    _define(name, glsl, "x", params or {}, compute, out, names, arithmetic)
+    """A function of `x`; `arithmetic` as in `Pointwise`, `moves` as in `Operator`."""
+    _define(name, glsl, "x", params or {}, compute, out, names, arithmetic, moves)
 
 
 def binary(
@@ -371,6 +376,7 @@ unary(
     "dim_order_ops._clone_dim_order.default",
     params={"memory_format": None, "dim_order": None},
     arithmetic="x",
+    moves=Moves.IN_ORDER,
 )
 
 
@@ -544,6 +550,7 @@ register(
         "aten.where.self",
         _where_shape,
         Pointwise("(cond ? x : y)", "result", "xy"),
+        moves=Moves.TENSORS,
         names=("aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"),
     )
 )

@@ -17,6 +17,7 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
+from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
 from purevk.ops.map import mapped, mapped_over
 from purevk.ops.registry import DataDependentSize, DataDependentType, UnknownSizes, rewrite
@@ -160,7 +161,7 @@ def _masked_select(
     return _taken(builder, x, mask, node.result.type.dims[0])
 
 
-rewrite("aten.masked_select.default", _masked_select_shape, _masked_select)
+rewrite("aten.masked_select.default", _masked_select_shape, _masked_select, moves=Moves.SOME)
 
 
 def masked_types(

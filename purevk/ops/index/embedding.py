@@ -5,6 +5,7 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
+from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
 from purevk.ops.map import mapped, mapped_all
@@ -58,7 +59,12 @@ def _embedding_in_parts(
 
 
 register(
-    Operator("aten.embedding.default", _embedding_shape, Rewrite(_expand_embedding, refuse_index))
+    Operator(
+        "aten.embedding.default",
+        _embedding_shape,
+        Rewrite(_expand_embedding, refuse_index),
+        moves=Moves.SOME,
+    )
 )
 
 

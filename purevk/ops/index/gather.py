@@ -14,6 +14,7 @@ from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import collapse
 from purevk.ops.builder import Builder
+from purevk.ops.facts import Moves
 from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
@@ -218,7 +219,14 @@ def _index_stride(index: Operand, d: int | None) -> Size:
     return 0 if isinstance(size, int) and size == 1 else index.strides[-d]
 
 
-register(Operator(NAME, _gather_shape, Kernel(_lower, windows=lambda node: True)))
+register(
+    Operator(
+        NAME,
+        _gather_shape,
+        Kernel(_lower, windows=lambda node: True),
+        moves=Moves.SOME,
+    )
+)
 
 
 def refuse_index(node: Node, traits: DeviceTraits) -> str | None:
@@ -255,6 +263,7 @@ register(
         "aten.index_select.default",
         _index_select_shape,
         Rewrite(_expand_index_select, refuse_index),
+        moves=Moves.SOME,
     )
 )
 
@@ -282,7 +291,14 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
-register(Operator("aten.gather.default", _gather_aten_shape, Rewrite(_expand_gather, refuse_index)))
+register(
+    Operator(
+        "aten.gather.default",
+        _gather_aten_shape,
+        Rewrite(_expand_gather, refuse_index),
+        moves=Moves.SOME,
+    )
+)
 
 
 class _Indexed(NamedTuple):
@@ -341,4 +357,11 @@ def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
     return builder.emit(NAME, x, tuple(chosen), sizes, dims)
 
 
-register(Operator("aten.index.Tensor", _index_shape, Rewrite(_expand_index, _refuse_index_tensor)))
+register(
+    Operator(
+        "aten.index.Tensor",
+        _index_shape,
+        Rewrite(_expand_index, _refuse_index_tensor),
+        moves=Moves.SOME,
+    )
+)

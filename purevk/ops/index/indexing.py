@@ -13,6 +13,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.builder import Builder
+from purevk.ops.facts import Moves
 from purevk.ops.index.masked import check_count, is_mask, put_by_mask
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.ops.map import mapped
@@ -249,12 +250,23 @@ def _put_by_mask(
     return builder.aten.view(made, x.type.dims)
 
 
-rewrite("aten.index_put.default", _index_put_shape, _index_put, supports=_refuse_index_put)
+def _put_moves(node: Node) -> Moves:
+    return Moves.NO if node.bool("accumulate") else Moves.TENSORS
+
+
+rewrite(
+    "aten.index_put.default",
+    _index_put_shape,
+    _index_put,
+    supports=_refuse_index_put,
+    moves=_put_moves,
+)
 rewrite(
     "aten._unsafe_index_put.default",
     lambda x, indices, values, accumulate=False: _index_put_shape(x, indices, values, accumulate),
     _index_put,
     supports=_refuse_index_put,
+    moves=_put_moves,
 )
 
 
@@ -285,6 +297,7 @@ rewrite(
     "aten.index_copy.default",
     lambda x, dim, index, source: x,
     lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"),
+    moves=Moves.TENSORS,
 )
 rewrite(
     "aten.index_reduce.default",
@@ -334,7 +347,7 @@ def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
     return builder.aten.view(picked, index.type.dims)
 
 
-rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take)
+rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take, moves=Moves.SOME)
 
 
 def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
@@ -406,7 +419,7 @@ def _part(name: str, view: str, shape: Callable[..., TensorType]) -> None:
             source = builder.aten.expand(source, type.dims)
         return builder.purevk.write_part(x, source, view, tuple(args))
 
-    rewrite(name, shape, expand)
+    rewrite(name, shape, expand, moves=Moves.TENSORS)
 
 
 _part("aten.select_scatter.default", "aten.select.int", lambda x, src, dim, index: x)

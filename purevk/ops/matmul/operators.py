@@ -9,6 +9,7 @@ from purevk.lower.expression import ROUND, Expression
 from purevk.lower.gpu_tiles import prefers_columns
 from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
+from purevk.ops.facts import of_addmm, of_linear, of_matmul
 from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import both_half
 from purevk.ops.matmul.matmul import KERNEL_TYPES, NAME, check_kinds, is_of_columns, matmul_type
@@ -35,7 +36,7 @@ def _expand_mm(builder: Builder, node: Node) -> Value:
     return _multiply(builder, node.tensor("a"), node.tensor("b"))
 
 
-register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm)))
+register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm), rowwise=of_matmul))
 register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
 
 
@@ -99,7 +100,7 @@ def _expand_matmul(builder: Builder, node: Node) -> Value:
     return builder.aten.view(result, node.result.type.dims)
 
 
-register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul)))
+register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul), rowwise=of_matmul))
 # For operators that compute further before they round.
 register(Operator(_UNROUNDED_MATMUL, _unrounded_shape, Rewrite(_expand_matmul)))
 
@@ -169,7 +170,7 @@ def _linear_in_parts(
     return builder.aten.cat(tuple(parts), dim=1)
 
 
-register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear)))
+register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear), rowwise=of_linear))
 
 
 def _addmm_shape(
@@ -197,7 +198,7 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(result, node.result.type.dtype)
 
 
-register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm)))
+register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm), rowwise=of_addmm))
 
 
 def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:

@@ -10,6 +10,7 @@ from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.lower.operands import slice_of
+from purevk.ops.facts import Moves
 from purevk.ops.image_layout import FLATTENING, LayoutQuery
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, Order, ShapeError, View, find, register
@@ -118,5 +119,6 @@ register(
         _cat_shape,
         Kernel(_cat_lower, layouts=_cat_order, any_size=True),
         names=("aten.concat.default",),
+        moves=Moves.TENSORS,
     )
 )

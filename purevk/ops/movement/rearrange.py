@@ -13,6 +13,7 @@ from purevk.lower.expression import literal
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
+from purevk.ops.facts import Moves
 from purevk.ops.map import NAME as MAP
 from purevk.ops.map import mapped, others
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
@@ -40,7 +41,7 @@ def _flip(builder: Builder, node: Node, x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-rewrite("aten.flip.default", lambda x, dims: x, _flip)
+rewrite("aten.flip.default", lambda x, dims: x, _flip, moves=Moves.ALL)
 
 
 def _roll(
@@ -74,7 +75,7 @@ def _roll(
     )
 
 
-rewrite("aten.roll.default", lambda x, shifts, dims=(): x, _roll)
+rewrite("aten.roll.default", lambda x, shifts, dims=(): x, _roll, moves=Moves.ALL)
 
 
 # -- padding -------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ def _interleave(
     )
 
 
-rewrite("aten.repeat_interleave.self_int", _interleave_shape, _interleave)
+rewrite("aten.repeat_interleave.self_int", _interleave_shape, _interleave, moves=Moves.SOME)
 
 
 def _tile_dims(x: TensorType, dims: Sequence[Size]) -> tuple[Size, ...]:
@@ -309,7 +310,7 @@ def _copy(builder: Builder, node: Node, x: Value, src: Value, non_blocking: bool
     return cast if cast.type.dims == x.type.dims else builder.aten.expand(cast, x.type.dims)
 
 
-rewrite("aten.copy.default", _copy_shape, _copy)
+rewrite("aten.copy.default", _copy_shape, _copy, moves=Moves.TENSORS)
 
 
 def _reversed_lower(lowering: Lowering, node: Node) -> None:
@@ -326,7 +327,7 @@ def _reversed_lower(lowering: Lowering, node: Node) -> None:
 
 
 REVERSED = "purevk.reversed"
-register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower)))
+register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower), moves=Moves.ALL))
 
 
 def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
@@ -362,4 +363,4 @@ def _narrow(builder: Builder, node: Node, x: Value, dim: int, start: Size, lengt
     return builder.aten.slice.Tensor(x, at, start, start + length)
 
 
-rewrite("aten.narrow_copy.default", _narrow_shape, _narrow)
+rewrite("aten.narrow_copy.default", _narrow_shape, _narrow, moves=Moves.SOME)

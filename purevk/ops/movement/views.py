@@ -6,6 +6,14 @@ from collections.abc import Callable, Sequence
 
 from purevk.ir import Arg, Dim, Layout, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ops.facts import (
+    Moves,
+    Rowwise,
+    by_element,
+    of_permute,
+    of_reversed_dims,
+    of_transpose,
+)
 from purevk.ops.registry import Operator, ShapeError, View, register
 from purevk.ops.shapes import reshape, wrap, wrap_all
 
@@ -55,8 +63,10 @@ def _view(
     shape: Callable[..., TensorType | tuple[TensorType, ...]],
     layout: Callable[..., tuple[Layout, ...] | None],
     *names: str,
+    moves: Moves | None = None,
+    rowwise: Rowwise | None = None,
 ) -> None:
-    register(Operator(name, shape, View(layout), names=names))
+    register(Operator(name, shape, View(layout), names=names, moves=moves, rowwise=rowwise))
 
 
 def _view_shape(x: TensorType, size: Sequence[Size]) -> TensorType:
@@ -80,6 +90,7 @@ _view(
     "aten.reshape.default",
     "aten._unsafe_view.default",
     "aten._reshape_copy.default",
+    moves=Moves.IN_ORDER,
 )
 
 
@@ -99,6 +110,7 @@ _view(
     "aten.squeeze_copy.dim",
     "aten.squeeze.default",
     "aten.squeeze_copy.default",
+    moves=Moves.IN_ORDER,
 )
 
 
@@ -107,7 +119,13 @@ def _unsqueeze_shape(x: TensorType, dim: int) -> TensorType:
     return x.with_dims((*x.dims[:at], 1, *x.dims[at:]))
 
 
-_view("aten.unsqueeze.default", _unsqueeze_shape, _by_size, "aten.unsqueeze_copy.default")
+_view(
+    "aten.unsqueeze.default",
+    _unsqueeze_shape,
+    _by_size,
+    "aten.unsqueeze_copy.default",
+    moves=Moves.IN_ORDER,
+)
 
 
 def _flatten_shape(x: TensorType, start_dim: int = 0, end_dim: int = -1) -> TensorType:
@@ -119,7 +137,7 @@ def _flatten_shape(x: TensorType, start_dim: int = 0, end_dim: int = -1) -> Tens
     )
 
 
-_view("aten.flatten.using_ints", _flatten_shape, _by_size)
+_view("aten.flatten.using_ints", _flatten_shape, _by_size, moves=Moves.IN_ORDER)
 
 
 def _permute_shape(x: TensorType, dims: Sequence[int]) -> TensorType:
@@ -139,7 +157,14 @@ def _permute_layout(
     return (Layout(layout.offset, tuple(layout.strides[wrap(d, x.rank)] for d in dims)),)
 
 
-_view("aten.permute.default", _permute_shape, _permute_layout, "aten.permute_copy.default")
+_view(
+    "aten.permute.default",
+    _permute_shape,
+    _permute_layout,
+    "aten.permute_copy.default",
+    moves=Moves.ALL,
+    rowwise=of_permute,
+)
 
 
 def _transpose_shape(x: TensorType, dim0: int, dim1: int) -> TensorType:
@@ -165,7 +190,14 @@ def _transpose_layout(
     return (Layout(layout.offset, tuple(strides)),)
 
 
-_view("aten.transpose.int", _transpose_shape, _transpose_layout, "aten.transpose_copy.int")
+_view(
+    "aten.transpose.int",
+    _transpose_shape,
+    _transpose_layout,
+    "aten.transpose_copy.int",
+    moves=Moves.ALL,
+    rowwise=of_transpose,
+)
 
 
 def _t_shape(x: TensorType) -> TensorType:
@@ -179,6 +211,8 @@ _view(
     _t_shape,
     lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
     "aten.t_copy.default",
+    moves=Moves.ALL,
+    rowwise=of_reversed_dims,
 )
 
 
@@ -186,6 +220,8 @@ _view(
     "aten.numpy_T.default",
     lambda x: x.with_dims(x.dims[::-1]),
     lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
+    moves=Moves.ALL,
+    rowwise=of_reversed_dims,
 )
 
 
@@ -218,7 +254,13 @@ def _expand_layout(
     return (Layout(layout.offset, strides),)
 
 
-_view("aten.expand.default", _expand_shape, _expand_layout, "aten.expand_copy.default")
+_view(
+    "aten.expand.default",
+    _expand_shape,
+    _expand_layout,
+    "aten.expand_copy.default",
+    rowwise=by_element,
+)
 
 
 def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
@@ -301,13 +343,13 @@ def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
     at = wrap(dim, x.rank)
     size = x.dims[at]
     if not _follows_from_data(index) and not _follows_from_data(size):
-        position = _position(index, size)
+        position = position_of(index, size)
         if not (_dims.assume(position, ">=", 0) and _dims.assume(position, "<", size)):
             raise ShapeError(f"index {index} is outside of dim {at} of {x}")
     return x.with_dims((*x.dims[:at], *x.dims[at + 1 :]))
 
 
-def _position(index: Size, size: Size) -> Size:
+def position_of(index: Size, size: Size) -> Size:
     """The position along a dim that an index stands for, which may count from the end."""
     negative = _dims.upper(index) < 0 if _follows_from_data(index) else index < 0
     return index + size if negative else index
@@ -323,7 +365,7 @@ def _select_layout(
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     strides = (*layout.strides[:at], *layout.strides[at + 1 :])
-    return (Layout(layout.offset + _position(index, x.dims[at]) * layout.strides[at], strides),)
+    return (Layout(layout.offset + position_of(index, x.dims[at]) * layout.strides[at], strides),)
 
 
 _view("aten.select.int", _select_shape, _select_layout, "aten.select_copy.int")

@@ -17,6 +17,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.lower.rows import RowWork, collapse, only_floats, spread
 from purevk.ops.builder import Builder
+from purevk.ops.facts import before_last, before_normalized
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.reduce.turn import Turn
@@ -323,6 +324,7 @@ register(
         "aten.native_layer_norm.default",
         _layer_norm_shape,
         Rewrite(_expand_layer_norm, only_floats),
+        rowwise=before_normalized,
     )
 )
 
@@ -354,6 +356,7 @@ register(
         "aten.layer_norm.default",
         _layer_norm_one_shape,
         Rewrite(_expand_layer_norm_one, only_floats),
+        rowwise=before_normalized,
     )
 )
 
@@ -368,7 +371,12 @@ def _expand_rms_norm(builder: Builder, node: Node) -> Value:
 
 
 register(
-    Operator("et_vk.rms_norm.default", _rms_norm_shape, Rewrite(_expand_rms_norm, only_floats))
+    Operator(
+        "et_vk.rms_norm.default",
+        _rms_norm_shape,
+        Rewrite(_expand_rms_norm, only_floats),
+        rowwise=before_last,
+    )
 )
 
 
@@ -399,7 +407,10 @@ def _expand_aten_rms_norm(builder: Builder, node: Node) -> Value:
 
 register(
     Operator(
-        "aten.rms_norm.default", _aten_rms_norm_shape, Rewrite(_expand_aten_rms_norm, only_floats)
+        "aten.rms_norm.default",
+        _aten_rms_norm_shape,
+        Rewrite(_expand_aten_rms_norm, only_floats),
+        rowwise=before_normalized,
     )
 )
 

@@ -17,6 +17,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
 from purevk.lower.rows import MOST_JOINS, by_dim, collapse, spread
 from purevk.ops.builder import Builder
+from purevk.ops.facts import but_along
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty, reduced, wrap_all
@@ -444,7 +445,8 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
             result(x, None), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
         ),
     }
-    register(Operator(name, shapes[parameters], Rewrite(expand), names=names))
+    rowwise = but_along if "dim" in parameters else None
+    register(Operator(name, shapes[parameters], Rewrite(expand), names=names, rowwise=rowwise))
 
 
 def _expand_reduction(

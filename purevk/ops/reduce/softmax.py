@@ -17,6 +17,7 @@ from purevk.lower.rows import (
     spread_columns,
 )
 from purevk.ops.builder import Builder
+from purevk.ops.facts import but_along
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
@@ -124,7 +125,7 @@ def _softmax(name: str, log: bool, *names: str) -> None:
             return builder.aten.view(made, ())
         return builder.emit(NAME, x, node.int("dim"), log, False, node.result.type.dtype)
 
-    register(Operator(name, shape, Rewrite(expand, _refuse), names=names))
+    register(Operator(name, shape, Rewrite(expand, _refuse), names=names, rowwise=but_along))
 
 
 _softmax("aten._softmax.default", False, "aten.softmax.int")

@@ -8,10 +8,9 @@ from purevk.ir import Graph, Node, Size, Value, values_in
 from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
+from purevk.ops.facts import Moves
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.passes.rewrite import Rewriter
-
-_SAME_ELEMENTS = ("aten.view.default", "aten.unsqueeze.default", "aten.alias.default")
 
 
 def write_in_place(graph: Graph) -> Graph:
@@ -130,7 +129,7 @@ def _counts_up(graph: Graph, producers: dict[Value, Node], value: Value) -> bool
         return (
             whole.type.rank == 1 and node.int("step") == 1 and _counts_up(graph, producers, whole)
         )
-    if node.op == "aten._to_copy.default" or node.op in _SAME_ELEMENTS:
+    if node.op == "aten._to_copy.default" or registry.movement(node) is Moves.IN_ORDER:
         return _counts_up(graph, producers, node.tensor("x"))
     if node.op == "aten.add.Tensor" and node.scalar("alpha") == 1:
         x, y = node.arg("x"), node.arg("y")

@@ -4,10 +4,9 @@ are."""
 from __future__ import annotations
 
 from purevk.ir import Graph, Node, Size, Value
+from purevk.ops import registry
 from purevk.ops.attention.attention import NAME
 from purevk.passes.rewrite import Rewriter, changing, each_node
-
-_RESHAPES = ("aten.view.default", "aten.unsqueeze.default")
 
 
 def share_heads(graph: Graph) -> Graph:
@@ -39,7 +38,7 @@ def _repeated(producers: dict[Value, Node], value: Value) -> tuple[Value, Size] 
     if expanded is None or expanded.op != "aten.expand.default":
         return None
     split = producers.get(expanded.tensor("x"))
-    if split is None or split.op not in _RESHAPES:
+    if split is None or not registry.is_reshape(split):
         return None
     x = split.tensor("x")
     if x.type.rank != 4 or expanded.result.type.rank != 5 or value.type.rank != 4:

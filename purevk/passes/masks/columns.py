@@ -15,6 +15,7 @@ from purevk.lower.expression import Expression, literal
 from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
 from purevk.ops.elementwise.program import constant
+from purevk.ops.facts import Moves
 from purevk.ops.index.gather import NAME as GATHER
 from purevk.ops.index.gather import GatherDims
 from purevk.ops.movement.views import slice_bounds
@@ -30,19 +31,6 @@ INTEGERS = {DType.int32: 2**29, DType.int64: 2**61}
 """Dtypes of positions, with a number of which twice as much does not overflow."""
 _MOST_DEPTH = 40  # nodes of a mask, one after another
 _T = TypeVar("_T")
-_RESHAPES = ("aten.view.default", "aten.unsqueeze.default", "aten.squeeze.dims")
-_COPIES = ("aten.alias.default", "aten.clone.default", "purevk.copy")
-# What has the number of its input, if that is the same everywhere; sums, if it is 0.
-_SAME = (
-    *_RESHAPES,
-    *_COPIES,
-    "aten.expand.default",
-    "aten.permute.default",
-    "aten.slice.Tensor",
-    "aten.select.int",
-    GATHER,
-    SCAN,
-)
 _COMPARISONS = {
     f"aten.{name}.{kind}": getattr(operator, name)
     for name in ("le", "lt", "ge", "gt", "eq", "ne")
@@ -151,11 +139,12 @@ class Columns:
         if not isinstance(arg, Value):
             return None
         node, adds = self.made.get(arg), False
-        while node is not None and node.op in _SAME:
+        # What moves elements has the number of its operand, if it is the same everywhere; sums, if it is 0.
+        while node is not None and (node.op == SCAN or registry.movement(node) >= Moves.SOME):
             adds |= node.op == SCAN
             if node.op == SCAN and node.str("kind") != "sum":
                 return None
-            arg = node.tensor("x")
+            arg = node.inputs[0]
             node = self.made.get(arg)
         if adds:  # sums of nothing
             return 0 if self.number(arg) == 0 else None
@@ -351,9 +340,9 @@ class Columns:
         x, result = node.args[0].type, node.result.type
         if not x.rank or not result.rank:
             return False
-        if node.op in _RESHAPES or node.op == "aten.expand.default":
+        if registry.is_reshape(node) or node.op == "aten.expand.default":
             return x.dims[-1] == result.dims[-1]
-        if node.op in _COPIES:
+        if _is_copy(node):
             return True
         if node.op == "aten.permute.default":
             return wrap(node.ints("dims")[-1], x.rank) == x.rank - 1
@@ -379,7 +368,7 @@ class Columns:
     def moved(self, node: Node, column: Value) -> Value | None:
         """The column of the result of a node that `moves`, from one of its input."""
         x, result = node.tensor("x").type, node.result.type
-        if node.op in _COPIES or node.op == "aten.expand.default":
+        if _is_copy(node) or node.op == "aten.expand.default":
             return column
         if node.op == "aten.slice.Tensor" and wrap(node.int("dim"), x.rank) == x.rank - 1:
             return column
@@ -387,9 +376,9 @@ class Columns:
 
     def again(self, node: Node, x: Value, dims: tuple[Size, ...]) -> Value | None:
         """A node that `moves`, applied to another tensor; `dims` are the sizes of the result."""
-        if node.op in _RESHAPES:
+        if registry.is_reshape(node):
             return x if x.type.dims == dims else self.rewriter.aten.view(x, dims)
-        if node.op in (*_COPIES, "aten.expand.default"):
+        if _is_copy(node) or node.op == "aten.expand.default":
             return self.expanded(x, dims)
         if node.op == GATHER:
             indices = [self.operand(index, node) for index in node.tensors("indices")]
@@ -432,6 +421,11 @@ class Columns:
         if offset.type.dtype is DType.int32:
             return offset
         return self.rewriter.aten._to_copy(offset, DType.int32)
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether the result is the operand."""
+    return registry.movement(node) is Moves.IN_ORDER and not registry.is_view(node)
 
 
 def is_column(value: Value) -> bool:

@@ -9,13 +9,14 @@ import numpy as np
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ir import dims as _dims
+from purevk.ops import registry
+from purevk.ops.facts import Moves
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.passes.rewrite import Rewriter, changing, constants_of
 from purevk.tuning import DeviceTraits
 
 _LEAST = 256  # columns that are worth it
-_VIEWS = ("aten.view.default", "aten.alias.default")
 # Operators by element that give a finite number for zeros.
 _POINTWISE = frozenset(
     f"aten.{name}"
@@ -137,7 +138,7 @@ class _Finder:
     def _keeps_zeros_finite(self, node: Node, tensors: list[Value]) -> bool:
         if len(node.results) != 1 or not tensors:
             return False
-        if node.op in _VIEWS:
+        if registry.movement(node) is Moves.IN_ORDER:
             return node.tensor("x").type.dims[-1] == node.result.type.dims[-1]
         numbers = [arg for arg in node.args if isinstance(arg, float)]
         plain = all(tensor.type.dims == node.result.type.dims for tensor in tensors)
