@@ -84,7 +84,7 @@ def _where(program: ModelFile, method: str, traits: Any) -> list[dict[str, Any]]
 
     graph = program.graph(method)
     for pass_ in phases(traits)[0].passes:  # the last of them wraps what the device cannot run
-        graph = pass_(graph)
+        graph = pass_(graph, traits)
     counts: Counter[tuple[str, str, str]] = Counter()
     for node in graph.nodes:
         if node.op == "purevk.host":

@@ -14,6 +14,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, each_node, reader_counts
 from purevk.passes.simplify import static_value
+from purevk.tuning import DeviceTraits
 
 _MATMULS = ("aten.bmm.default", "aten.matmul.default")
 _SOFTMAXES = ("purevk.softmax", "aten._softmax.default")
@@ -35,7 +36,7 @@ _LARGEST = 3.4028234663852886e38  # float32
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
-def guard_softmax(graph: Graph) -> Graph:
+def guard_softmax(graph: Graph, traits: DeviceTraits) -> Graph:
     """`where(not any(not (s == -inf)), 0, softmax(s))` becomes one softmax that gives 0 for rows of
     -inf.
 
@@ -74,7 +75,7 @@ def guard_softmax(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def find_attention(graph: Graph) -> Graph:
+def find_attention(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces softmax(...) v by one attention node, if the softmax is over scores that a matmul
     makes."""
     matcher = _Matcher(graph)

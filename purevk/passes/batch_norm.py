@@ -5,13 +5,14 @@ from __future__ import annotations
 from purevk.ir import Graph, Node, Value
 from purevk.ops.reduce.normalization import batch_norm_factors
 from purevk.passes.rewrite import Rewriter, each_node, reader_counts
+from purevk.tuning import DeviceTraits
 
 _CONVOLUTION = "aten.convolution.default"
 _CONVOLUTIONS = {_CONVOLUTION, "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default"}
 _BATCH_NORM = "aten._native_batch_norm_legit_no_training.default"
 
 
-def fold_batch_norm(graph: Graph) -> Graph:
+def fold_batch_norm(graph: Graph, traits: DeviceTraits) -> Graph:
     """`batch_norm(convolution(x, w, b))` becomes `convolution(x, w * scale, b * scale + shift)`
     where weights are constant.
 

@@ -7,11 +7,12 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value, map_values
 from purevk.ops import registry
 from purevk.passes.rewrite import Rewriter, each_node
+from purevk.tuning import DeviceTraits
 
 _CAST = "aten._to_copy.default"
 
 
-def widen_bfloat16(graph: Graph) -> Graph:
+def widen_bfloat16(graph: Graph, traits: DeviceTraits) -> Graph:
     """Gives kernels float32 in place of bfloat16, except for those that take it. The sums are made
     in float32 either way."""
 

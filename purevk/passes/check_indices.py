@@ -154,7 +154,7 @@ def _takes_indices(graph: Graph) -> bool:
     )
 
 
-def check_first(graph: Graph) -> Graph:
+def check_first(graph: Graph, traits: DeviceTraits) -> Graph:
     """Moves checks of indices, with what makes the indices, before the first node that writes a
     state. Kernels that write states read what the checks have noted. A check stays where it is if
     its index is made of a state that was written before, or by control flow."""

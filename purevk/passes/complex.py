@@ -34,7 +34,7 @@ _STORAGE = (
 )
 
 
-def split_complex(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
+def split_complex(graph: Graph, traits: DeviceTraits) -> Graph:
     """Expresses the operators of complex numbers by operators of real ones.
 
     What is left of complex numbers is what the host reads and writes: inputs, outputs, constants,
@@ -47,7 +47,7 @@ def split_complex(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, traits: DeviceTraits | None) -> None:
+    def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
         self.graph = graph
         self.rewriter = Rewriter(graph, traits)
         self.split = Split(self.rewriter)

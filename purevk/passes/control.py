@@ -17,6 +17,7 @@ from purevk.ops import registry
 from purevk.ops.control import output_type
 from purevk.passes.rewrite import Rewriter
 from purevk.passes.simplify import static_value
+from purevk.tuning import DeviceTraits
 
 # Both branches are computed if each has at most so many nodes, and if those of them that are neither
 # pointwise nor views make at most so many elements.
@@ -55,7 +56,7 @@ _SAFE = {
 }
 
 
-def settle_control(graph: Graph) -> Graph:
+def settle_control(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces control flow, innermost first, by the nodes of its sub-graphs where these can be part
     of the graph around it."""
     if not any(node.graphs for node in graph.nodes):

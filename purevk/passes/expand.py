@@ -8,7 +8,7 @@ from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
 
 
-def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
+def expand_rewrites(graph: Graph, traits: DeviceTraits) -> Graph:
     """Expands what other operators express, recursively."""
     rewriter = Rewriter(graph, traits)
     for node in graph.nodes:
@@ -16,7 +16,7 @@ def expand_rewrites(graph: Graph, traits: DeviceTraits | None = None) -> Graph:
     return rewriter.finish()
 
 
-def _expand(rewriter: Rewriter, node: Node, traits: DeviceTraits | None) -> None:
+def _expand(rewriter: Rewriter, node: Node, traits: DeviceTraits) -> None:
     expand = registry.expansion(node, traits)
     if expand is None:
         rewriter.keep(node)

@@ -16,13 +16,14 @@ from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.matmul.grouped import emit_grouped, takes_rows
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node
+from purevk.tuning import DeviceTraits
 
 _MATMULS = ("aten.bmm.default", "aten.matmul.default")
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _INDICES = (DType.int32, DType.int64)
 
 
-def select_matrices(graph: Graph) -> Graph:
+def select_matrices(graph: Graph, traits: DeviceTraits) -> Graph:
     """`bmm(x, w[indices])` of single rows x, as in a mixture of experts, becomes one matmul that
     reads the matrices of w. Nothing copies them."""
     producers = graph.producers()

@@ -10,6 +10,7 @@ from purevk.ops import registry
 from purevk.ops.elementwise.float8 import decode, encode
 from purevk.ops.facts import Moves
 from purevk.passes.rewrite import Rewriter, each_node
+from purevk.tuning import DeviceTraits
 
 # Operators that make tensors: those that are filled with a number.
 _FILLS = {
@@ -32,7 +33,7 @@ _COMPUTES = frozenset(
 _CAST = "aten._to_copy.default"
 
 
-def float8_as_bytes(graph: Graph) -> Graph:
+def float8_as_bytes(graph: Graph, traits: DeviceTraits) -> Graph:
     """Has kernels see the bytes of 8-bit floats. Casts become conversions of bytes. Operators that
     torch has for these dtypes compute in float32. What else reads them runs on the CPU."""
     writer = _Writer()

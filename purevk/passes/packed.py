@@ -16,6 +16,7 @@ from purevk.ir import Graph, Node, Value
 from purevk.ops.attention.attention import NAME
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.tuning import DeviceTraits
 
 _SPLITS = ("aten.split_with_sizes.default", "aten.split.Tensor")
 _HEADS_LAST = (0, 2, 1, 3)
@@ -30,7 +31,7 @@ class _Part(NamedTuple):
     splits: tuple[Node, Node, Node]
 
 
-def join_attention(graph: Graph) -> Graph:
+def join_attention(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces a concatenation of attention over all parts of queries, keys and values by attention
     over the whole, in which queries see the keys of their part."""
     producers, readers, moving = graph.producers(), reader_counts(graph), changing(graph.nodes)

@@ -53,7 +53,7 @@ from purevk.passes.simplify import (
 from purevk.passes.widen import widen_halves
 from purevk.tuning import DeviceTraits
 
-Pass = Callable[[Graph], Graph]
+Pass = Callable[[Graph, DeviceTraits], Graph]
 
 # The passes without which a graph runs too, by name: they make it faster. `purevk bisect` and
 # PUREVK_SKIP_PASSES switch them off.
@@ -123,60 +123,11 @@ def phases(
     - clean up: what nothing reads goes.
     """
 
-    def with_checks(graph: Graph) -> Graph:
-        return check_indices(graph, traits)
+    def sub_graphs(graph: Graph, traits: DeviceTraits) -> Graph:
+        def inner(graph: Graph) -> Graph:
+            return optimize(replace(graph, shares_weights=True), traits, skip, round=round)
 
-    def place_on_host(graph: Graph) -> Graph:
-        return assign_hosts(graph, traits)
-
-    def write_out_flex(graph: Graph) -> Graph:
-        return compose_flex(graph, traits)
-
-    def without_complex(graph: Graph) -> Graph:
-        return split_complex(graph, traits)
-
-    def expand(graph: Graph) -> Graph:
-        return expand_rewrites(graph, traits)
-
-    def few_rows(graph: Graph) -> Graph:
-        return fuse_few_rows(graph, traits)
-
-    def with_fragments(graph: Graph) -> Graph:
-        return order_for_fragments(graph, traits)
-
-    def with_packed_weights(graph: Graph) -> Graph:
-        return pack_convolutions(graph, traits)
-
-    def with_winograd(graph: Graph) -> Graph:
-        return use_winograd(graph, traits)
-
-    def merge_with_scales(graph: Graph) -> Graph:
-        return merge_quantized(graph, traits)
-
-    def with_whole_blocks(graph: Graph) -> Graph:
-        return pad_hidden(graph, traits)
-
-    def key_limits(graph: Graph) -> Graph:
-        return find_key_limits(graph, traits)
-
-    def in_place(graph: Graph) -> Graph:
-        return join_pieces(graph, traits)
-
-    with_checks.__name__ = check_indices.__name__
-    with_whole_blocks.__name__ = pad_hidden.__name__
-    key_limits.__name__ = find_key_limits.__name__
-    in_place.__name__ = join_pieces.__name__
-    with_fragments.__name__ = order_for_fragments.__name__
-    with_packed_weights.__name__ = pack_convolutions.__name__
-    with_winograd.__name__ = use_winograd.__name__
-    few_rows.__name__ = fuse_few_rows.__name__
-    merge_with_scales.__name__ = merge_quantized.__name__
-
-    def sub_graphs(graph: Graph) -> Graph:
-        def one(inner: Graph) -> Graph:
-            return optimize(replace(inner, shares_weights=True), traits, skip, round=round)
-
-        return optimize_sub_graphs(graph, one)
+        return optimize_sub_graphs(graph, inner)
 
     rounding, drop = ((round_results,), (drop_rounding,)) if round == "eager" else ((), ())
     dtypes = () if traits.has("storage_16bit") else (widen_halves,)
@@ -184,15 +135,15 @@ def phases(
         Phase(
             "legalize",
             (
-                with_checks,
+                check_indices,
                 settle_control,
                 float8_as_bytes,
                 *dtypes,
                 drop_unused,
                 drop_unread,
-                write_out_flex,
-                place_on_host,
-                without_complex,
+                compose_flex,
+                assign_hosts,
+                split_complex,
             ),
         ),
         Phase(
@@ -215,7 +166,7 @@ def phases(
             "expand",
             (
                 *rounding,
-                expand,
+                expand_rewrites,
                 widen_bfloat16,
                 *drop,
                 drop_no_ops,
@@ -224,13 +175,13 @@ def phases(
                 join_attention,
                 drop_unused,
                 share_heads,
-                key_limits,
+                find_key_limits,
                 write_in_place,
                 rotate_to_caches,
                 rotate_norms,
-                with_whole_blocks,
+                pad_hidden,
                 merge_matmuls,
-                merge_with_scales,
+                merge_quantized,
                 to_programs,
                 merge_equal,
                 drop_unused,
@@ -246,13 +197,13 @@ def phases(
                 sub_graphs,
                 drop_unused,
                 fuse_pointwise,
-                few_rows,
+                fuse_few_rows,
                 fuse_epilogues,
-                in_place,
+                join_pieces,
                 drop_unused,
-                with_fragments,
-                with_packed_weights,
-                with_winograd,
+                order_for_fragments,
+                pack_convolutions,
+                use_winograd,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused, check_first)),
@@ -297,7 +248,7 @@ def optimize(
             number += 1
             if pass_.__name__ in skipped:
                 continue
-            before, graph = graph, pass_(graph)
+            before, graph = graph, pass_(graph, traits)
             if (
                 large
                 and pass_.__name__ in OPTIONAL

@@ -10,6 +10,7 @@ from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.registry import ShapeError
 from purevk.passes.rewrite import Rewriter, each_node
+from purevk.tuning import DeviceTraits
 
 _PER_CHANNEL = "quantized_decomposed.dequantize_per_channel.default"
 _PER_GROUP = "quantized_decomposed.dequantize_per_channel_group.default"
@@ -25,7 +26,7 @@ class _Weight(NamedTuple):
     group: Size
 
 
-def keep_weights_quantized(graph: Graph) -> Graph:
+def keep_weights_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
     """`linear(x, dequantize(w))` with a constant w of int8 and zero points of 0 reads w as it is.
     So do `mm`, `addmm` and `embedding`."""
     producers = graph.producers()

@@ -6,11 +6,12 @@ from __future__ import annotations
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.elementwise.pointwise import NAME
 from purevk.passes.rewrite import Rewriter, reader_counts
+from purevk.tuning import DeviceTraits
 
 _VIEW = "aten.view.default"
 
 
-def move_views(graph: Graph) -> Graph:
+def move_views(graph: Graph, traits: DeviceTraits) -> Graph:
     """`program(view(x), ...)` becomes `view(program(x, ...))` where the other inputs allow it and
     `x` is not read otherwise.
 

@@ -18,6 +18,7 @@ from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import NAME as PROGRAM
 from purevk.ops.elementwise.special import DIVIDED, ROOT, ROUNDED
 from purevk.passes.rewrite import Rewriter, each_node
+from purevk.tuning import DeviceTraits
 
 # Passes that have one kernel compute what several operators of the program compute, without rounding
 # between them.
@@ -33,7 +34,7 @@ JOINING = (
 )
 
 
-def round_results(graph: Graph) -> Graph:
+def round_results(graph: Graph, traits: DeviceTraits) -> Graph:
     """Rounds the results of the program's operators that other operators may be joined with."""
 
     def visit(rewriter: Rewriter, node: Node) -> tuple[Value, ...] | None:
@@ -54,7 +55,7 @@ def round_results(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def drop_rounding(graph: Graph) -> Graph:
+def drop_rounding(graph: Graph, traits: DeviceTraits) -> Graph:
     """Removes rounding of what a kernel writes: memory rounds it."""
     producers = graph.producers()
 

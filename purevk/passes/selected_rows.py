@@ -12,6 +12,7 @@ from purevk.ops.facts import Moves, is_same
 from purevk.ops.movement.views import position_of, slice_bounds
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, constants_of
+from purevk.tuning import DeviceTraits
 
 _SLICE, _SELECT = "aten.slice.Tensor", "aten.select.int"
 _LEAST_SAVED = 2  # times as many rows as are read
@@ -48,7 +49,7 @@ class Rows:
         return (*dims[: self.dim], self.groups * self.count, *dims[self.dim + 1 :])
 
 
-def compute_selected_rows(graph: Graph) -> Graph:
+def compute_selected_rows(graph: Graph, traits: DeviceTraits) -> Graph:
     """`f(x)[:, -1]` becomes `f(x[:, -1])` where f computes each row of one row, as linear layers, norms
     and operators by element do. A language model whose caller reads the logits of the last token
     computes no others, and one row of the feed-forward part of its last layer.

@@ -12,12 +12,13 @@ from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.tuning import DeviceTraits
 
 _COPIES = {"aten.alias.default", "aten._to_copy.default", "aten.dropout.default"}
 _ORDER = {name: n for n, name in enumerate(("bool", "uint8", "int8", "int16", "int32", "int64"))}
 
 
-def drop_no_ops(graph: Graph) -> Graph:
+def drop_no_ops(graph: Graph, traits: DeviceTraits) -> Graph:
     """Copies that change nothing, views of views, casts there and back."""
     producers: dict[Value, Node] = {}
     copies = _copies_of_what_changes(graph)
@@ -162,7 +163,7 @@ def _key(arg: Arg) -> object:
     return (kind, repr(arg)) if isinstance(arg, (int, float)) else arg
 
 
-def merge_equal(graph: Graph) -> Graph:
+def merge_equal(graph: Graph, traits: DeviceTraits) -> Graph:
     """Nodes with the same operator and arguments are computed once."""
     seen: dict[object, tuple[Value, ...]] = {}
     moving = changing(graph.nodes)
@@ -189,7 +190,7 @@ def merge_equal(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def share_cats(graph: Graph) -> Graph:
+def share_cats(graph: Graph, traits: DeviceTraits) -> Graph:
     """A concatenation whose first operands are those of an earlier one starts with its result.
 
     Where every layer reads all layers before it, each layer then copies two tensors.
@@ -216,7 +217,7 @@ def share_cats(graph: Graph) -> Graph:
     return each_node(graph, visit)
 
 
-def drop_unused(graph: Graph) -> Graph:
+def drop_unused(graph: Graph, traits: DeviceTraits) -> Graph:
     """Drops nodes that write nothing and whose results nobody reads, and unbacked symbols that
     nobody needs. Calls check relations, and guards of what was decided: they need its symbols."""
     unbacked = graph.unbacked
@@ -270,7 +271,7 @@ def _is_of_sizes(guard: Guard, unbacked: Mapping[Symbol, SymbolSource]) -> bool:
 _WANTED = {"aten._linalg_svd.default": (2, (0, 2)), "aten._linalg_eigh.default": (2, (1,))}
 
 
-def drop_unread(graph: Graph) -> Graph:
+def drop_unread(graph: Graph, traits: DeviceTraits) -> Graph:
     """Asks operators for no results that nobody reads and that cost."""
     if all(node.op not in _WANTED for node in graph.nodes):
         return graph
@@ -291,7 +292,7 @@ def _symbols(arg: Arg) -> set[Symbol]:
     return set().union(*map(_symbols, arg)) if isinstance(arg, tuple) else set()
 
 
-def drop_empty(graph: Graph) -> Graph:
+def drop_empty(graph: Graph, traits: DeviceTraits) -> Graph:
     """Tensors without elements become constants of no bytes. A tensor with a size that is known only
     at a call stays what it is."""
     constants = dict(graph.constants)

@@ -9,11 +9,12 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Graph, Input, Node, TensorType, Value, map_values
+from purevk.tuning import DeviceTraits
 
 _NARROW = (DType.float16, DType.bfloat16)
 
 
-def widen_halves(graph: Graph) -> Graph:
+def widen_halves(graph: Graph, traits: DeviceTraits) -> Graph:
     """Gives every half-precision value between the inputs and the outputs the type float32.
 
     Inputs and outputs keep their types: the CPU converts them. Constants are converted on the host.

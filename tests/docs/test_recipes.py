@@ -26,7 +26,11 @@ FILES = dict(re.findall(r"^\[(\w+)\]: (\S+)$", TEXT, re.MULTILINE))
 WORDS = (
     ("elementwise", "import float8,", "import alternate, float8,"),
     ("pipeline", "    drop_empty,\n", "    drop_double_negation,\n    drop_empty,\n"),
-    ("pipeline", "(drop_no_ops, merge_equal,", "(drop_no_ops, drop_double_negation, merge_equal,"),
+    (
+        "pipeline",
+        "compute_selected_rows,\n                merge_equal,",
+        "compute_selected_rows,\n                drop_double_negation,\n                merge_equal,",
+    ),
     ("test_reductions", "harness import kernels_of", "harness import kernels_of, run"),
     ("test_meaning", "import drop_empty,", "import drop_double_negation, drop_empty,"),
     (

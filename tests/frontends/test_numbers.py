@@ -200,10 +200,10 @@ def test_decisions_about_computed_numbers_are_checked() -> None:
     size = graph.element(count, 0, 0, 9)
     double = graph.emit("aten.mul.Tensor", (x, 2), [], [], "double")[0]
     made = graph.finish([double])
-    assert not drop_unused(made).unbacked
+    assert not drop_unused(made, TRAITS).unbacked
     with GuardLog():
         assert size == 9
-        assert drop_unused(made).unbacked
+        assert drop_unused(made, TRAITS).unbacked
     gone = Dim.of(Symbol("u9", 9, unbacked=True))
     with pytest.raises(GraphError, match="cannot be checked"):
         lower_graph(lambda: (gone == 9, made)[1], TRAITS)

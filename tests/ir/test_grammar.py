@@ -59,7 +59,7 @@ def test_printed_graphs_follow_the_grammar() -> None:
         graph, _ = random_graph(seed)
         assert_follows(to_text(graph))
         for each in passes(TRAITS):
-            graph = each(graph)
+            graph = each(graph, TRAITS)
             assert_follows(to_text(graph))
 
 
@@ -108,6 +108,6 @@ def test_sub_graphs_are_printed_below_their_node() -> None:
     assert len(re.findall(r"^  graph ", text, re.MULTILINE)) == 2
     assert len(re.findall(r"^    graph ", text, re.MULTILINE)) == 2
     for each in passes(TRAITS):
-        graph = each(graph)
+        graph = each(graph, TRAITS)
         verify(graph, each.__name__)
         assert_follows(to_text(graph))

@@ -32,7 +32,7 @@ X = torch.zeros(3, 4, dtype=torch.complex64)
 
 
 def test_only_views_take_complex_numbers() -> None:
-    after = split_complex(recorded(chain, X, X))
+    after = split_complex(recorded(chain, X, X), TRAITS)
     verify(after)
     views = ("aten.view_as_real.default", "aten.view_as_complex.default")
     for node in after.nodes:
@@ -47,7 +47,7 @@ def test_operators_without_a_rule_run_on_the_cpu() -> None:
         angle = call(aten.sinc.default, (call(aten.neg.default, (x,), {}),), {})
         return (call(aten.mul.Tensor, (angle, 2j), {}),)
 
-    after = split_complex(assign_hosts(recorded(mixed, X), TRAITS))
+    after = split_complex(assign_hosts(recorded(mixed, X), TRAITS), TRAITS)
     verify(after)
     (host,) = [node for node in after.nodes if node.op == "purevk.host"]
     assert host.args[1] == "no kernel for complex numbers"
@@ -64,7 +64,7 @@ def test_both_parts_are_fused() -> None:
     graph = optimize(recorded(three, X, X), TRAITS)
     programs = [node for node in graph.nodes if node.op == "purevk.pointwise"]
     assert len(programs) == 1 and len(programs[0].results) == 2
-    assert fuse_pointwise(graph).nodes == graph.nodes
+    assert fuse_pointwise(graph, TRAITS).nodes == graph.nodes
 
 
 def test_a_program_writes_pairs() -> None:

@@ -44,7 +44,7 @@ def assert_same(before: list[torch.Tensor], after: list[torch.Tensor], **toleran
         merge_equal,
         drop_empty,
         fold_batch_norm,
-        lambda g: assign_hosts(g, TRAITS),
+        assign_hosts,
     ],
     ids=[
         "drop_unused",
@@ -59,7 +59,7 @@ def test_random_graphs(each: Any) -> None:
     for seed in range(60):
         graph, inputs = random_graph(seed)
         verify(graph)
-        changed = each(graph)
+        changed = each(graph, TRAITS)
         verify(changed)
         assert [value.type for value in changed.outputs] == [
             value.type for value in graph.outputs
@@ -74,7 +74,7 @@ def test_all_together_shrink() -> None:
         graph, inputs = random_graph(seed)
         wanted, now, sizes = interpret(graph, inputs), graph, []
         for _ in range(6):
-            now = drop_unused(merge_equal(drop_no_ops(now)))
+            now = drop_unused(merge_equal(drop_no_ops(now, TRAITS), TRAITS), TRAITS)
             verify(now)
             sizes.append(len(now.nodes))
         assert sizes == sorted(sizes, reverse=True) and sizes[-1] == sizes[-2]
@@ -90,7 +90,7 @@ def test_the_whole_order_keeps_the_grammar() -> None:
         graph, _ = random_graph(seed)
         types = [value.type for value in graph.outputs]
         for each in passes(TRAITS):
-            graph = each(graph)
+            graph = each(graph, TRAITS)
             verify(graph, each.__name__)
             assert [value.type for value in graph.outputs] == types, (seed, each.__name__)
         assignment = assign_storage(graph)
@@ -149,7 +149,8 @@ def cast(recorder: Recorder, x: Value, *dtypes: torch.dtype) -> Value:
 def test_casts_there_and_back(source: torch.dtype, way: list[torch.dtype], left: int) -> None:
     """Dropped only where every value of the source survives."""
     graph = drop_unused(
-        drop_no_ops(graph_of(lambda r, x: cast(r, x, *way), tensor(4, dtype=source)))
+        drop_no_ops(graph_of(lambda r, x: cast(r, x, *way), tensor(4, dtype=source)), TRAITS),
+        TRAITS,
     )
     assert len(graph.nodes) == left
 
@@ -175,7 +176,7 @@ def test_chains_of_permutes() -> None:
             )
             value = recorder.call(overload, (value, *args), {})
         graph = recorder.importer.finish([value])
-        changed = drop_unused(drop_no_ops(graph))
+        changed = drop_unused(drop_no_ops(graph, TRAITS), TRAITS)
         shorter += len(changed.nodes) < len(graph.nodes)
         assert_same(interpret(graph, [x]), interpret(changed, [x]))
     assert shorter > 20
@@ -205,7 +206,7 @@ def test_casts_of_all_dtypes() -> None:
             edges = {} if source is torch.bool else torch.iinfo(source)
             x = torch.tensor([0, 1, *([edges.min, edges.max, 77] if edges else [])], dtype=source)
         graph = graph_of(lambda r, x: cast(r, x, *way), x)
-        changed = drop_unused(drop_no_ops(graph))
+        changed = drop_unused(drop_no_ops(graph, TRAITS), TRAITS)
         if len(changed.nodes) < len(graph.nodes):
             changes += 1
             (before,), (after,) = interpret(graph, [x]), interpret(changed, [x])
@@ -220,7 +221,7 @@ def test_equal_nodes_of_different_numbers_stay() -> None:
     """1, 1.0 and True are equal in Python and not in a graph; 0.0 and -0.0 neither."""
     for a, b in itertools.product(NUMBERS, repeat=2):
         build = lambda r, x: [r.call(aten.add.Tensor, (x, number), {}) for number in (a, b)]  # noqa: E731
-        nodes = merge_equal(graph_of(build, tensor(4))).nodes
+        nodes = merge_equal(graph_of(build, tensor(4)), TRAITS).nodes
         assert (len(nodes) == 1) == (type(a) is type(b) and repr(a) == repr(b)), (a, b)
 
 
@@ -234,7 +235,7 @@ def test_equal_nodes_of_different_symbols_stay() -> None:
             dynamic=True,
         )
         before = len(log.guards)
-        assert len(merge_equal(graph).nodes) == 2
+        assert len(merge_equal(graph, TRAITS).nodes) == 2
         assert len(log.guards) == before
 
 
@@ -258,7 +259,7 @@ def test_reads_of_a_state_before_and_after_a_write_differ() -> None:
     graph = state_graph(build)
     wanted = interpret(graph, [tensor(3)])
     for each in (merge_equal, drop_no_ops, drop_unused, to_programs, fuse_pointwise):
-        changed = each(graph)
+        changed = each(graph, TRAITS)
         assert len([node for node in changed.nodes if len(node.results)]) == len(
             [n for n in graph.nodes if n.results]
         ), each.__name__
@@ -274,7 +275,7 @@ def test_fusion_does_not_carry_a_read_over_a_write() -> None:
         store(r, state, x)
         return [r.call(aten.mul.Tensor, (before, 3), {})]
 
-    graph = fuse_pointwise(to_programs(state_graph(build)))
+    graph = fuse_pointwise(to_programs(state_graph(build), TRAITS), TRAITS)
     order = [node.op for node in graph.nodes]
     reads = [
         n
@@ -326,7 +327,7 @@ def test_constants_are_computed_once() -> None:
     graph = recorder.importer.finish(
         [recorder.call(aten.add.Tensor, (x, recorder.call(aten.neg.default, (turned,), {})), {})]
     )
-    split = split_constant(to_programs(graph))
+    split = split_constant(to_programs(graph, TRAITS))
     assert len(split.once) == 3 and len(split.graph.nodes) == 1 and len(split.kept) == 1
     assert split.kept[0] in split.graph.nodes[0].inputs
 
@@ -350,7 +351,7 @@ def test_batch_norm_is_folded_only_into_its_own_convolution() -> None:
 
     for shared, fixed, folded in ((False, True, True), (True, True, False), (False, False, False)):
         graph, inputs = build(shared, fixed)
-        changed = drop_unused(fold_batch_norm(graph))
+        changed = drop_unused(fold_batch_norm(graph, TRAITS), TRAITS)
         verify(changed)
         assert any("batch_norm" in node.op for node in changed.nodes) != folded
         assert_same(interpret(graph, inputs), interpret(changed, inputs), rtol=1e-5, atol=1e-5)
@@ -377,7 +378,7 @@ def test_batch_norm_after_convolutions_of_all_kinds() -> None:
             y = recorder.call(without_batch[rank], (x, w, b, ones, ones, ones, groups), {})
         overload = aten._native_batch_norm_legit_no_training.default
         graph = recorder.importer.finish([recorder.call(overload, (y, *stats, 0.1, 1e-5), {})[0]])
-        changed = drop_unused(fold_batch_norm(graph))
+        changed = drop_unused(fold_batch_norm(graph, TRAITS), TRAITS)
         folded += not any("batch_norm" in node.op for node in changed.nodes)
         assert_same(interpret(graph, inputs), interpret(changed, inputs), rtol=1e-5, atol=1e-5)
     assert folded >= 4
@@ -401,7 +402,7 @@ def test_symbols_survive() -> None:
     types = [value.type for value in graph.outputs]
     with GuardLog():
         for each in passes(TRAITS):
-            graph = each(graph)
+            graph = each(graph, TRAITS)
             verify(graph, each.__name__)
             assert [value.type for value in graph.outputs] == types
     assert isinstance(types[0].dims[0], Dim)

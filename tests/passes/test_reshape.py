@@ -10,6 +10,7 @@ from purevk.passes.expand import expand_rewrites
 from purevk.passes.fusion.pointwise import to_programs
 from purevk.passes.reshape import move_views
 from purevk.passes.simplify import drop_no_ops, drop_unused
+from tests.passes.harness import TRAITS
 
 
 def test_a_conversion_behind_a_reshape_keeps_its_dtype() -> None:
@@ -21,7 +22,12 @@ def test_a_conversion_behind_a_reshape_keeps_its_dtype() -> None:
     (linear,) = importer.emit("aten.linear.default", (x, weight, None), [], [], "linear")
     (shaped,) = importer.emit("aten.view.default", (linear, (2, 8, 4)), [], [], "view")
     graph = importer.finish([importer.cast(shaped, DType.float32, "cast")])
-    moved = move_views(to_programs(drop_unused(drop_no_ops(expand_rewrites(graph)))))
+    moved = move_views(
+        to_programs(
+            drop_unused(drop_no_ops(expand_rewrites(graph, TRAITS), TRAITS), TRAITS), TRAITS
+        ),
+        TRAITS,
+    )
     verify(moved, "move_views")
     assert [node.op for node in moved.nodes][-2:] == ["purevk.pointwise", "aten.view.default"]
     assert moved.outputs[0].type == TensorType(DType.float32, (2, 8, 4))

@@ -32,7 +32,7 @@ def graph_of(function: Any, *inputs: torch.Tensor) -> Graph:
 
 def moved(graph: Graph, inputs: tuple[torch.Tensor, ...]) -> Graph:
     """The graph after the pass; checks that it has the same meaning."""
-    after = drop_unused(compute_selected_rows(graph))
+    after = drop_unused(compute_selected_rows(graph, TRAITS), TRAITS)
     verify(after)
     for x, y in zip(interpret(graph, [*inputs]), interpret(after, [*inputs])):
         torch.testing.assert_close(x, y)
@@ -88,7 +88,7 @@ def test_other_readers() -> None:
         return call(aten.select.int, result, 1, -1), result
 
     graph = graph_of(function, *INPUTS)
-    assert compute_selected_rows(graph).nodes == graph.nodes
+    assert compute_selected_rows(graph, TRAITS).nodes == graph.nodes
 
 
 def test_two_selections() -> None:
@@ -103,7 +103,7 @@ def test_two_selections() -> None:
 
     equal, different = (graph_of(function(*ends), *INPUTS) for ends in ((-1, 5), (-1, 0)))
     assert rows_of(moved(equal, INPUTS), "aten.linear.default") == [(2, 1, 16), (2, 1, 8)]
-    assert compute_selected_rows(different).nodes == different.nodes
+    assert compute_selected_rows(different, TRAITS).nodes == different.nodes
 
 
 def test_rows_that_need_others() -> None:

@@ -11,9 +11,10 @@ from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.facts import Moves
 from purevk.ops.index.scatter import NAME as SCATTER
 from purevk.passes.rewrite import Rewriter
+from purevk.tuning import DeviceTraits
 
 
-def write_in_place(graph: Graph) -> Graph:
+def write_in_place(graph: Graph, traits: DeviceTraits) -> Graph:
     """A scatter of rows into a state that then becomes its result writes these rows into the state.
 
     Only if no two rows have the same position, and nobody reads the state as it was afterwards.

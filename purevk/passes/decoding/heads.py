@@ -7,9 +7,10 @@ from purevk.ir import Graph, Node, Size, Value
 from purevk.ops import registry
 from purevk.ops.attention.attention import NAME
 from purevk.passes.rewrite import Rewriter, changing, each_node
+from purevk.tuning import DeviceTraits
 
 
-def share_heads(graph: Graph) -> Graph:
+def share_heads(graph: Graph, traits: DeviceTraits) -> Graph:
     """Attention over `x[:, :, None].expand(B, G, n, T, D).reshape(B, G * n, T, D)` for both keys and
     values, as models of transformers write it, takes x [B, G, T, D]."""
     producers, written = graph.producers(), changing(graph.nodes)

@@ -12,6 +12,7 @@ from purevk.ir import Arg, Graph, Node, Value
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 from purevk.passes.simplify import static_value
+from purevk.tuning import DeviceTraits
 
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 # Of halves, squares overflow in eager torch: those norms stay as they are.
@@ -28,7 +29,7 @@ class _Norm(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-def find_rms_norm(graph: Graph) -> Graph:
+def find_rms_norm(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces a norm over the last dim, computed in float32 or bfloat16, by one node."""
     if all(node.op != "aten.mean.dim" for node in graph.nodes):
         return graph

@@ -14,6 +14,7 @@ from purevk.ops.attention.rotary import HALVES
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.tuning import DeviceTraits
 
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
@@ -32,7 +33,7 @@ class _Rotation(NamedTuple):
     rows: int
 
 
-def find_rotary(graph: Graph) -> Graph:
+def find_rotary(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces a rotation by one node, for x [B, H, S, D] or [B, S, H, D], or without B, and angles
     of S and D alone.
 
@@ -225,7 +226,7 @@ class _Group(NamedTuple):
         return (self.queries, self.keys, self.write_keys, self.write_values)
 
 
-def rotate_to_caches(graph: Graph) -> Graph:
+def rotate_to_caches(graph: Graph, traits: DeviceTraits) -> Graph:
     """Rotations of queries and keys by the same angles, and the writes of the keys and of values at
     the same positions, become one node, where the last of them was."""
     groups = _groups(graph)

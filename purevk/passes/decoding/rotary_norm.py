@@ -12,13 +12,14 @@ from purevk.ops.attention.rotary_norm import NAME, TO_CACHE
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.tuning import DeviceTraits
 
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D]
 _VIEW, _PERMUTE = "aten.view.default", "aten.permute.default"
 _VIEWS = (_VIEW, _PERMUTE)
 
 
-def rotate_norms(graph: Graph) -> Graph:
+def rotate_norms(graph: Graph, traits: DeviceTraits) -> Graph:
     """A norm of heads that only a rotation by halves reads becomes one node with this, also where
     queries and keys are rotated on the way to a cache."""
     kinds = {node.op for node in graph.nodes}

@@ -13,6 +13,7 @@ from purevk.ops import registry
 from purevk.ops.elementwise.pointwise import NAME, expression_of
 from purevk.passes.rewrite import Rewriter, changing, constants_of, each_node, reader_counts
 from purevk.passes.simplify import static_value
+from purevk.tuning import DeviceTraits
 
 MAX_BUFFERS = 8  # of one fused kernel: within the limit of any device
 MAX_STEPS = 64
@@ -22,7 +23,7 @@ MAX_CODE = 2000
 MAX_EPILOGUE_CODE = 500
 
 
-def to_programs(graph: Graph) -> Graph:
+def to_programs(graph: Graph, traits: DeviceTraits) -> Graph:
     """Each pointwise operator as a program; constants of one element become literals."""
     steps: dict[Value, Step] = {}
 
@@ -151,7 +152,7 @@ class _Program:
         return self._builder, self._outputs
 
 
-def fuse_pointwise(graph: Graph) -> Graph:
+def fuse_pointwise(graph: Graph, traits: DeviceTraits) -> Graph:
     """Joins a pointwise program with those that make its inputs, where nobody else reads these.
 
     What is computed once, at load, stays a program of its own if its result needs no more memory
@@ -217,7 +218,7 @@ def _is_small(program: _Program) -> bool:
     ) <= sum(value.type.nbytes for value in program.inputs)
 
 
-def fuse_epilogues(graph: Graph) -> Graph:
+def fuse_epilogues(graph: Graph, traits: DeviceTraits) -> Graph:
     """Puts a pointwise program into the kernel that makes one of its inputs, if it alone reads
     this."""
     readers = reader_counts(graph)

@@ -27,7 +27,7 @@ _PACKING = (
 )
 
 
-def merge_matmuls(graph: Graph) -> Graph:
+def merge_matmuls(graph: Graph, traits: DeviceTraits) -> Graph:
     """`x a`, `x b`, `x c` with constant a, b, c of the same rows become slices of `x [a b c]`.
 
     The projections to queries, keys and values, or the gate and the value of a gated layer: one
