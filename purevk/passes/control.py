@@ -61,12 +61,12 @@ def settle_control(graph: Graph, traits: DeviceTraits) -> Graph:
     of the graph around it."""
     if not any(node.graphs for node in graph.nodes):
         return graph
-    return _Settler(graph).run()
+    return _Settler(graph, traits).run()
 
 
 class _Settler(Rewriter):
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph)
+    def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
+        super().__init__(graph, traits)
         self.constants: dict[Value, Constant] = dict(graph.constants)
         self.states: dict[Value, Constant | None] = dict(graph.states)
         self.checks = dict(graph.checks)
@@ -78,7 +78,7 @@ class _Settler(Rewriter):
             if not node.graphs:
                 self.keep(node)
                 continue
-            node = _with_graphs(node, settle_control)
+            node = _with_graphs(node, lambda inner: settle_control(inner, self.traits))
             replacement = None
             if node.op == "purevk.cond":
                 replacement = self._cond(node)

@@ -139,14 +139,14 @@ def selection(node: Node) -> Rows | None:
     if not x.rank:
         return None
     dim = wrap(node.int("dim"), x.rank)
-    size = x.dims[dim]
+    size, count = x.dims[dim], node.result.type.dims[dim] if node.op == _SLICE else 1
     if node.op == _SELECT:
-        start, count = position_of(node.size("index"), size), 1
+        start = position_of(node.size("index"), size)
+    elif node.int("step") == 1:
+        ends = node.optional_size("start"), node.optional_size("end")
+        start = slice_bounds(size, ends[0], ends[1], 1)[0]
     else:
-        if node.int("step") != 1:
-            return None
-        bounds = (node.optional_size(name) for name in ("start", "end"))
-        start, count = slice_bounds(size, *bounds, 1)[0], node.result.type.dims[dim]
+        return None
     if any(symbol.unbacked for end in (start, count) for symbol in _dims.symbols(end)):
         return None  # known only after a part of the call
     if _dims.upper(count) * _LEAST_SAVED > _dims.upper(size):

@@ -45,6 +45,7 @@ def test_rows(overload: Any, args: tuple, kwargs: dict, dims: set[int]) -> None:
     assert _rows_agree(call) == dims
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled())
 def test_samples(name: str) -> None:
     """The calls of torch's own tests of operators."""
