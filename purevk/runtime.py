@@ -27,7 +27,8 @@ from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.program.method import Method as _Method
 from purevk.program.state import StateMapping
-from purevk.pte import program as P
+from purevk.pte import types as P
+from purevk.pte.program import Program as PteProgram
 
 _BACKEND = "VulkanBackend"
 # ExecuTorch's names of element types, by its numbers.
@@ -335,7 +336,7 @@ class Runtime:
 
 
 def _metadata(opened: ModelFile, name: str) -> MethodMeta:
-    if isinstance(opened.content, P.Program):
+    if isinstance(opened.content, PteProgram):
         plan = opened.content.method(name)
         return MethodMeta(
             name,

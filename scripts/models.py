@@ -247,7 +247,7 @@ def through_file(
     """The model as a .pte of executorch's VulkanPartitioner, through `purevk.load`."""
     import purevk
     from purevk import pte
-    from purevk.pte import program as P
+    from purevk.pte import types as P
 
     built = build()
     start = time.perf_counter()

@@ -19,7 +19,7 @@ from purevk.graph import report
 from purevk.graph.drawing import GraphDrawing
 from purevk.ir import Graph, Value
 from purevk.program.specs import input_specs, output_specs
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.report import lowered
 from purevk.report.words import guard_in_words
 

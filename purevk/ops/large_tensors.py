@@ -19,7 +19,7 @@ from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.elementwise.pieces import NAME as PIECES
 from purevk.ops.image.pooling import NAME as POOL
 from purevk.ops.image.resample import RESIZED
-from purevk.ops.long_rows import norm, normalize, scaled, softmax, to_dtype, typed
+from purevk.ops.long_rows import group_norm, norm, softmax, to_dtype, typed
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
@@ -487,21 +487,6 @@ for _name in _AXES:
     in_parts(_name, _cut, lambda node, traits: _choose(node, traits) is not None)
 
 
-def _group_norm(builder: Builder, node: Node) -> Value:
-    """`purevk.group_norm` by reductions and pointwise operators."""
-    x = node.tensor("x")
-    batch, channels, *sizes = x.type.dims
-    rows = (batch, node.size("groups"), channels // node.size("groups") * _dims.product(sizes))
-    made = builder.aten.view(x, rows)
-    made = normalize(builder, made, (2,), node.float("eps"), wide_type(x.type.dtype))
-    made = builder.aten.view(made, x.type.dims)
-    weight, bias = (
-        None if value is None else builder.aten.view(value, (channels, *[1] * len(sizes)))
-        for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
-    )
-    return typed(builder, scaled(builder, made, weight, bias), node)
-
-
 def _outgrow(node: Node, traits: DeviceTraits) -> bool:
     return bool(_large(node, traits))
 
@@ -509,4 +494,4 @@ def _outgrow(node: Node, traits: DeviceTraits) -> bool:
 # Rows and groups that are larger than a binding.
 in_parts(SOFTMAX, softmax, _outgrow)
 in_parts(NORM, norm, _outgrow)
-in_parts(GROUP_NORM, _group_norm, _outgrow)
+in_parts(GROUP_NORM, group_norm, _outgrow)

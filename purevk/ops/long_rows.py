@@ -182,3 +182,18 @@ def _long_convolution(node: Node, traits: DeviceTraits) -> bool:
 
 in_parts(MATMUL, _matmul, _long_matmul)
 in_parts(CONVOLUTION, _convolution, _long_convolution)
+
+
+def group_norm(builder: Builder, node: Node) -> Value:
+    """`purevk.group_norm` by reductions and pointwise operators."""
+    x = node.tensor("x")
+    batch, channels, *sizes = x.type.dims
+    rows = (batch, node.size("groups"), channels // node.size("groups") * _dims.product(sizes))
+    made = builder.aten.view(x, rows)
+    made = normalize(builder, made, (2,), node.float("eps"), wide_type(x.type.dtype))
+    made = builder.aten.view(made, x.type.dims)
+    weight, bias = (
+        None if value is None else builder.aten.view(value, (channels, *[1] * len(sizes)))
+        for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
+    )
+    return typed(builder, scaled(builder, made, weight, bias), node)

@@ -35,13 +35,13 @@ from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
+from purevk.passes.matmul.selected_rows import compute_selected_rows
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
 from purevk.passes.placement import assign_hosts, unbound
 from purevk.passes.quantized import keep_weights_quantized
 from purevk.passes.reshape import move_views
 from purevk.passes.rounding import JOINING, drop_rounding, round_results
-from purevk.passes.selected_rows import compute_selected_rows
 from purevk.passes.simplify import (
     drop_empty,
     drop_no_ops,

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from purevk.errors import FileFormatError
 from purevk.pte.flatbuffer import Blob, Many, One, Reader, Schema, Table, Text, numbers, u32, u64
 from purevk.pte.plan import PLAN, read_plan
-from purevk.pte.program import Program, Segment, Subsegments
+from purevk.pte.program import Program
 from purevk.pte.ptd import DataFile, read_data_file
 from purevk.pte.source import FileLike, Source
+from purevk.pte.types import Segment, Subsegments
 
 _IDENTIFIER = b"ET12"
 _EXTENDED = struct.Struct("<4sIQQ")

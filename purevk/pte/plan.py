@@ -24,7 +24,7 @@ from purevk.pte.flatbuffer import (
     u32,
     u64,
 )
-from purevk.pte.program import (
+from purevk.pte.types import (
     SCALAR_TYPES,
     Allocation,
     ArenaDevice,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from purevk.plain_text import printable
-from purevk.pte.program import (
+from purevk.pte.program import Program
+from purevk.pte.types import (
     VULKAN_BACKEND,
     Delegate,
     DelegateCall,
     ExecutionPlan,
     KernelCall,
-    Program,
     ShapeDynamism,
     Tensor,
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from purevk import pte
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.report.lowered import label_operator, label_source
 from purevk.report.timings import Timing
 

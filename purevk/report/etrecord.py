@@ -23,7 +23,7 @@ from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.torch.nodes import is_dense, line_of
 from purevk.mapped import own
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import vkgraph as vk
 from purevk.pte.source import open_program
 from purevk.report.etdump import Place, places_of

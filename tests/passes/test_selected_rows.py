@@ -13,8 +13,8 @@ from purevk.frontends.torch.exported import read_exported
 from purevk.ir import Dim, Graph, Symbol
 from purevk.ir.verify import verify
 from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.passes.matmul.selected_rows import Rows, compute_selected_rows, rows_before_reshape
 from purevk.passes.pipeline import optimize
-from purevk.passes.selected_rows import Rows, compute_selected_rows, rows_before_reshape
 from purevk.passes.simplify import drop_unused
 from tests.ops.harness import Recorder, context, tensor
 from tests.passes.harness import TRAITS, interpret

@@ -15,7 +15,7 @@ import pytest
 from purevk import pte
 from purevk.pte import program as ours
 from purevk.pte import values, vkgraph
-from purevk.pte.program import VULKAN_BACKEND, DataLocation, Tensor
+from purevk.pte.types import VULKAN_BACKEND, DataLocation, Tensor
 from tests.harness import DATA
 from tests.pte.harness import NAMES, data_files
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from purevk import pte
 from purevk.errors import FileFormatError
-from purevk.pte.program import VULKAN_BACKEND, Tensor
+from purevk.pte.types import VULKAN_BACKEND, Tensor
 from tests.harness import DATA
 from tests.pte.harness import NAMES, data_files
 

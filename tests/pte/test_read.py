@@ -19,7 +19,7 @@ from purevk import pte
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
 from purevk.pte import load, plan, vkgraph
-from purevk.pte.program import (
+from purevk.pte.types import (
     Allocation,
     BoxedIntList,
     DelegateCall,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from purevk.errors import UnsupportedProgramError
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import values as V
 
 

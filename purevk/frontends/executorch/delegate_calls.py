@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.executorch.plan_arguments import kernel_writes
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import vkgraph as vk
+from purevk.pte.program import Program as PteProgram
 
 LISTS_ALL = "purevk.lists_all"
 _ALIASED = "alias_buffer_mutations"  # the graph writes buffers in place
@@ -54,7 +55,7 @@ class DelegateCalls:
         UnsupportedProgramError: they fit in several ways.
     """
 
-    def __init__(self, program: P.Program, plan: P.ExecutionPlan) -> None:
+    def __init__(self, program: PteProgram, plan: P.ExecutionPlan) -> None:
         self.plan = plan
         self.where = f"{program.name}, method {plan.name}"
         self.graphs: dict[int, vk.VkGraph] = {}

@@ -29,12 +29,13 @@ from purevk.frontends.executorch.plan_values import PlanValues
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Arg, Dim, Graph, Relation, Value
 from purevk.ir.relations import indicator
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import values as V
+from purevk.pte.program import Program as PteProgram
 
 
 def read_method(
-    program: P.Program,
+    program: PteProgram,
     method: str = "forward",
     sizes: InputSizes | None = None,
 ) -> Graph:
@@ -73,7 +74,9 @@ class _Plan:
         delegate_states: the values of each delegate that stay on the device between calls.
     """
 
-    def __init__(self, program: P.Program, plan: P.ExecutionPlan, sizes: InputSizes | None) -> None:
+    def __init__(
+        self, program: PteProgram, plan: P.ExecutionPlan, sizes: InputSizes | None
+    ) -> None:
         self.program, self.plan = program, plan
         self.values = PlanValues(program, plan, sizes)
         self.where = self.values.where

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from purevk.frontends.executorch.names import is_out_variant
-from purevk.pte import program as P
+from purevk.pte import types as P
 
 
 def kernel_outputs(plan: P.ExecutionPlan, args: Sequence[int]) -> list[int]:

@@ -13,8 +13,9 @@ from purevk.frontends.executorch.control_flow import address_of
 from purevk.frontends.executorch.plan_arguments import read_numbers
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Label, TensorType, Value
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import values as V
+from purevk.pte.program import Program as PteProgram
 
 
 class PlanValues:
@@ -27,7 +28,9 @@ class PlanValues:
         last_written: the value that was last written to each address in the arenas.
     """
 
-    def __init__(self, program: P.Program, plan: P.ExecutionPlan, sizes: InputSizes | None) -> None:
+    def __init__(
+        self, program: PteProgram, plan: P.ExecutionPlan, sizes: InputSizes | None
+    ) -> None:
         self.program, self.plan = program, plan
         self.where = f"{program.name}, method {plan.name}"
         self.importer = Importer(plan.name, self.where, sizes)

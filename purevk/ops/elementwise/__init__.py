@@ -1,3 +1,3 @@
 """Pointwise operators, and programs of them."""
 
-from purevk.ops.elementwise import float8, functions, kernels, pointwise, program, special  # noqa: F401
+from purevk.ops.elementwise import float8, functions, kernels, operators, program, special  # noqa: F401

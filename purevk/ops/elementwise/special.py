@@ -8,7 +8,8 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Scalar, TensorType, Value
 from purevk.lower.expression import ROUND, literal
 from purevk.ops.builder import Builder
-from purevk.ops.elementwise.pointwise import binary, is_factor_zero, unary, zero_times
+from purevk.ops.elementwise.operators import is_factor_zero, zero_times
+from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type, result_type
 from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewrite
 from purevk.ops.shapes import broadcast_of, wrap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from purevk.ir import Arg, Dim, Layout, Size, TensorType, Value
+from purevk.ir import Arg, Layout, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.facts import (
     Moves,
@@ -58,7 +58,7 @@ def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -
     return Layout(layout.offset, tuple(strides))
 
 
-def _view(
+def define_view(
     name: str,
     shape: Callable[..., TensorType | tuple[TensorType, ...]],
     layout: Callable[..., tuple[Layout, ...] | None],
@@ -82,7 +82,7 @@ def _by_size(
     return None if seen is None else (seen,)
 
 
-_view(
+define_view(
     "aten.view.default",
     _view_shape,
     _by_size,
@@ -101,7 +101,7 @@ def _squeeze_shape(x: TensorType, dim: Sequence[int] | int | None = None) -> Ten
     return x.with_dims([size for d, size in enumerate(x.dims) if not (d in chosen and size == 1)])
 
 
-_view(
+define_view(
     "aten.squeeze.dims",
     _squeeze_shape,
     _by_size,
@@ -119,7 +119,7 @@ def _unsqueeze_shape(x: TensorType, dim: int) -> TensorType:
     return x.with_dims((*x.dims[:at], 1, *x.dims[at:]))
 
 
-_view(
+define_view(
     "aten.unsqueeze.default",
     _unsqueeze_shape,
     _by_size,
@@ -137,7 +137,7 @@ def _flatten_shape(x: TensorType, start_dim: int = 0, end_dim: int = -1) -> Tens
     )
 
 
-_view("aten.flatten.using_ints", _flatten_shape, _by_size, moves=Moves.IN_ORDER)
+define_view("aten.flatten.using_ints", _flatten_shape, _by_size, moves=Moves.IN_ORDER)
 
 
 def _permute_shape(x: TensorType, dims: Sequence[int]) -> TensorType:
@@ -157,7 +157,7 @@ def _permute_layout(
     return (Layout(layout.offset, tuple(layout.strides[wrap(d, x.rank)] for d in dims)),)
 
 
-_view(
+define_view(
     "aten.permute.default",
     _permute_shape,
     _permute_layout,
@@ -190,7 +190,7 @@ def _transpose_layout(
     return (Layout(layout.offset, tuple(strides)),)
 
 
-_view(
+define_view(
     "aten.transpose.int",
     _transpose_shape,
     _transpose_layout,
@@ -206,7 +206,7 @@ def _t_shape(x: TensorType) -> TensorType:
     return x.with_dims(x.dims[::-1])
 
 
-_view(
+define_view(
     "aten.t.default",
     _t_shape,
     lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
@@ -216,7 +216,7 @@ _view(
 )
 
 
-_view(
+define_view(
     "aten.numpy_T.default",
     lambda x: x.with_dims(x.dims[::-1]),
     lambda layout, x, results, value: (Layout(layout.offset, layout.strides[::-1]),),
@@ -254,216 +254,13 @@ def _expand_layout(
     return (Layout(layout.offset, strides),)
 
 
-_view(
+define_view(
     "aten.expand.default",
     _expand_shape,
     _expand_layout,
     "aten.expand_copy.default",
     rowwise=by_element,
 )
-
-
-def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
-    """First index and number of elements of `[start:end:step]` along a dim, as Python counts."""
-    low = _bounded(0 if start is None else start, size)
-    high = _bounded(
-        size if end is None or (isinstance(end, int) and end >= 2**31 - 1) else end, size
-    )
-    length = high - low
-    return low, _dims.maximum(_dims.ceil_div(length, step) if step != 1 else length, 0)
-
-
-def _bounded(index: Size, size: Size) -> Size:
-    literal = isinstance(index, int)
-    if _dims.upper(index) < 0:
-        index = index + size
-    if isinstance(index, int):
-        return _dims.minimum(_dims.maximum(index, 0), size)
-    if _follows_from_data(index):
-        # A position that only a call knows is taken at its word: `position_limits` has it checked.
-        return _dims.maximum(index, 0) if literal else index
-    # Sizes mostly lie within. torch takes the nearest one where they do not.
-    if not _dims.assume(index, ">=", 0):
-        return 0
-    return index if _dims.assume(index, "<=", size) else size
-
-
-def _follows_from_data(size: Size) -> bool:
-    return any(symbol.unbacked or not symbol.is_size for symbol in _dims.symbols(size))
-
-
-def _slice_shape(
-    x: TensorType, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
-) -> TensorType:
-    at = wrap(dim, x.rank)
-    _, length = slice_bounds(x.dims[at], start, end, step)
-    return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
-
-
-def _slice_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    start: Size | None,
-    end: Size | None,
-    step: int,
-) -> tuple[Layout, ...]:
-    at = wrap(dim, x.rank)
-    low, _ = slice_bounds(x.dims[at], start, end, step)
-    strides = tuple(stride * step if d == at else stride for d, stride in enumerate(layout.strides))
-    return (Layout(layout.offset + low * layout.strides[at], strides),)
-
-
-_view("aten.slice.Tensor", _slice_shape, _slice_layout, "aten.slice_copy.Tensor")
-
-
-def _part_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    start: int,
-    size: Size,
-) -> tuple[Layout, ...]:
-    return (Layout(layout.offset + start * layout.strides[dim], layout.strides),)
-
-
-# A slice whose start is a number whatever the sizes of the call: nothing is read if they are smaller.
-_view(
-    "purevk.part",
-    lambda x, dim, start, size: x.with_dims((*x.dims[:dim], size, *x.dims[dim + 1 :])),
-    _part_layout,
-)
-
-
-def _select_shape(x: TensorType, dim: int, index: Size) -> TensorType:
-    at = wrap(dim, x.rank)
-    size = x.dims[at]
-    if not _follows_from_data(index) and not _follows_from_data(size):
-        position = position_of(index, size)
-        if not (_dims.assume(position, ">=", 0) and _dims.assume(position, "<", size)):
-            raise ShapeError(f"index {index} is outside of dim {at} of {x}")
-    return x.with_dims((*x.dims[:at], *x.dims[at + 1 :]))
-
-
-def position_of(index: Size, size: Size) -> Size:
-    """The position along a dim that an index stands for, which may count from the end."""
-    negative = _dims.upper(index) < 0 if _follows_from_data(index) else index < 0
-    return index + size if negative else index
-
-
-def _select_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    index: Size,
-) -> tuple[Layout, ...]:
-    at = wrap(dim, x.rank)
-    strides = (*layout.strides[:at], *layout.strides[at + 1 :])
-    return (Layout(layout.offset + position_of(index, x.dims[at]) * layout.strides[at], strides),)
-
-
-_view("aten.select.int", _select_shape, _select_layout, "aten.select_copy.int")
-
-
-def _split_shape(
-    x: TensorType, split_sizes: Sequence[Size] | Size, dim: int = 0
-) -> tuple[TensorType, ...]:
-    return tuple(
-        x.with_dims((*x.dims[: wrap(dim, x.rank)], size, *x.dims[wrap(dim, x.rank) + 1 :]))
-        for size in split_lengths(x, split_sizes, dim)
-    )
-
-
-def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -> list[Size]:
-    """The lengths of the pieces of a split along `dim`, from their list or from one length for all
-    but the last."""
-    if isinstance(split_sizes, (int, Dim)):
-        size, step = _dims.specialize(x.dims[wrap(dim, x.rank)]), int(split_sizes)
-        return [min(step, size - at) for at in range(0, size, step)] or [0]
-    return list(split_sizes)
-
-
-def _split_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    split_sizes: Sequence[Size] | Size,
-    dim: int,
-) -> tuple[Layout, ...]:
-    at = wrap(dim, x.rank)
-    position: Size = 0
-    layouts = []
-    for type in results:
-        layouts.append(Layout(layout.offset + position * layout.strides[at], layout.strides))
-        position = position + type.dims[at]
-    return tuple(layouts)
-
-
-_view(
-    "aten.split_with_sizes.default",
-    _split_shape,
-    _split_layout,
-    "aten.split_with_sizes_copy.default",
-    "aten.split.Tensor",
-    "aten.split_copy.Tensor",
-    "aten.split.sizes",
-)
-
-
-def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
-    at = wrap(dim, x.rank)
-    return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * _dims.specialize(x.dims[at])
-
-
-def _unbind_layout(
-    layout: Layout, x: TensorType, results: tuple[TensorType, ...], value: Value, dim: int
-) -> tuple[Layout, ...]:
-    at = wrap(dim, x.rank)
-    strides = (*layout.strides[:at], *layout.strides[at + 1 :])
-    return tuple(
-        Layout(layout.offset + n * layout.strides[at], strides) for n in range(len(results))
-    )
-
-
-_view("aten.unbind.int", _unbind_shape, _unbind_layout, "aten.unbind_copy.int")
-
-
-def _diagonal_shape(x: TensorType, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorType:
-    a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
-    rows, columns = x.dims[a], x.dims[b]
-    length = (
-        _dims.minimum(rows, columns - offset)
-        if offset >= 0
-        else _dims.minimum(rows + offset, columns)
-    )
-    return x.with_dims(
-        (*(size for d, size in enumerate(x.dims) if d not in (a, b)), _dims.maximum(length, 0))
-    )
-
-
-def _diagonal_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    offset: int,
-    dim1: int,
-    dim2: int,
-) -> tuple[Layout, ...]:
-    a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
-    start = offset * layout.strides[b] if offset >= 0 else -offset * layout.strides[a]
-    kept = tuple(stride for d, stride in enumerate(layout.strides) if d not in (a, b))
-    return (Layout(layout.offset + start, (*kept, layout.strides[a] + layout.strides[b])),)
-
-
-_view("aten.diagonal.default", _diagonal_shape, _diagonal_layout, "aten.diagonal_copy.default")
 
 
 def _as_strided_shape(
@@ -486,7 +283,7 @@ def _as_strided_layout(
     return (Layout(layout.offset + (offset or 0), tuple(stride)),)
 
 
-_view(
+define_view(
     "aten.as_strided.default",
     _as_strided_shape,
     _as_strided_layout,
@@ -518,4 +315,4 @@ def _unfold_layout(
     return (Layout(layout.offset, (*strides, layout.strides[at])),)
 
 
-_view("aten.unfold.default", _unfold_shape, _unfold_layout, "aten.unfold_copy.default")
+define_view("aten.unfold.default", _unfold_shape, _unfold_layout, "aten.unfold_copy.default")

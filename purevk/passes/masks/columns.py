@@ -18,7 +18,7 @@ from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.index.gather import NAME as GATHER
 from purevk.ops.index.gather import GatherDims
-from purevk.ops.movement.views import slice_bounds
+from purevk.ops.movement.slices import slice_bounds
 from purevk.ops.reduce.scan import NAME as SCAN
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter

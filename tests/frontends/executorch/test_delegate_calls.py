@@ -11,7 +11,7 @@ import pytest
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.executorch.delegate_calls import LISTS_ALL, CallArguments, DelegateCalls
-from purevk.pte import program as P
+from purevk.pte import types as P
 from purevk.pte import vkgraph as vk
 
 FLOAT32 = 5  # VkDataType

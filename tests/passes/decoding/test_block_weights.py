@@ -127,7 +127,9 @@ def test_prompts_and_tokens() -> None:
     token = {DOT: 4 * layers + 1, f"{DOT} PAIRED": 2 * layers, f"{DOT} NORM": 2 * layers + 1}
     assert templates(program, "token") == templates(program, "few") == token
     # Queries, keys and values with the rotation and the caches behind them, and a gate, in the matmul.
-    prompt = {MATMUL: 4 * layers, f"{MATMUL} PAIRED": 2 * layers, DOT: 1, f"{DOT} NORM": 1}
+    # Behind the last attention, only the row of the last token is computed.
+    prompt = {MATMUL: 4 * layers - 3, f"{MATMUL} PAIRED": 2 * layers - 1}
+    prompt |= {DOT: 4, f"{DOT} PAIRED": 1, f"{DOT} NORM": 2}
     assert templates(program, "prompt") == prompt
 
 

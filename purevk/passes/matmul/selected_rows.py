@@ -9,7 +9,7 @@ from purevk.ir import Graph, Node, Size, Value, map_values
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.facts import Moves, is_same
-from purevk.ops.movement.views import position_of, slice_bounds
+from purevk.ops.movement.slices import position_of, slice_bounds
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, constants_of
 from purevk.tuning import DeviceTraits
