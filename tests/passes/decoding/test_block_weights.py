@@ -148,7 +148,8 @@ def test_rows_that_nothing_writes_in_this_order() -> None:
     """The gate of a matmul of few rows writes rows."""
     program, _ = converse("fp16")
     found = templates(program, "seven")
-    assert found["row_blocks"] == FORM.layers and found[MATMUL] == 2 * FORM.layers
+    layers = FORM.layers - 1  # the last one multiplies only the row of the last token
+    assert (found["row_blocks"], found[MATMUL]) == (layers, 2 * layers)
 
 
 def test_bfloat16() -> None:
