@@ -44,11 +44,11 @@ from purevk.errors import (
 )
 from purevk.fallback import copied_to_torch
 from purevk.frontends.importer import InputSizes
+from purevk.frontends.private_names import warn_once
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions, keep_checks
 from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
-from purevk.frontends.torch.private_names import warn_once
 from purevk.frontends.torch.recurrent import WholeLayers
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views

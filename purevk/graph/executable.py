@@ -15,13 +15,12 @@ from purevk import fallback, generators
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.graph.call_memory import CallMemory, Cut
-from purevk.graph.compute_graph import ComputeGraph
+from purevk.graph.compute_graph import ComputeGraph, OverlappedCalls
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
 from purevk.graph.load_time import run_load_time
 from purevk.graph.memory import DeviceStore
-from purevk.graph.overlapped import OverlappedCalls
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Dim, Guard, Node, Symbol, Value
 from purevk.ir import dims as _dims

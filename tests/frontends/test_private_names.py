@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from purevk.frontends.torch import private_names
-from purevk.frontends.torch.private_names import NAMES, NEWEST, is_newer, missing, warn_once
+from purevk.frontends import private_names
+from purevk.frontends.private_names import NAMES, NEWEST, is_newer, missing, warn_once
 from tests.harness import ROOT
 
 

@@ -14,11 +14,11 @@ from purevk.dtypes import DType
 from purevk.errors import InputError, PurevkError, UnsupportedProgramError
 from purevk.frontends.advice import decides_by_elements, explain, fixes_sizes, is_of_shapes
 from purevk.frontends.declared import Declared
+from purevk.frontends.private_names import warn_once
 from purevk.frontends.torch.caches import exportable
 from purevk.frontends.torch.decompose import decompose, keep_checks, keep_earlier
 from purevk.frontends.torch.elements.known_numbers import with_known_numbers
 from purevk.frontends.torch.exported import WrittenBuffers, address_of, read_exported
-from purevk.frontends.torch.private_names import warn_once
 from purevk.frontends.torch.signatures import signature_of, with_layouts
 from purevk.frontends.torch.watch.effects import (
     Effects,
