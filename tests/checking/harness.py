@@ -9,6 +9,7 @@ from typing import Any
 
 from purevk.ir import Graph, Node
 from purevk.ops import registry
+from purevk.tuning import DeviceTraits
 
 
 @contextmanager
@@ -25,11 +26,14 @@ def redefined(name: str, form: Any) -> Iterator[None]:
         registry.register(good)
 
 
-def breaking(good: Callable[[Graph], Graph], op: str, before: str) -> Callable[[Graph], Graph]:
+Pass = Callable[[Graph, DeviceTraits], Graph]
+
+
+def breaking(good: Pass, op: str, before: str) -> Pass:
     """A pass that also swaps the operands of an operator whose result another operator reads."""
 
-    def broken(graph: Graph) -> Graph:
-        graph = good(graph)
+    def broken(graph: Graph, traits: DeviceTraits) -> Graph:
+        graph = good(graph, traits)
         users = graph.users()
 
         def swapped(node: Node) -> Node:

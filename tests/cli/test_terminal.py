@@ -194,7 +194,7 @@ def test_objects(hostile: Path, tmp_path: Path) -> None:
         assert graph.signature is not None
         objects += [graph, *graph.nodes, *graph.inputs, *graph.nodes[0].results]
         objects += [each.tree for each in graph.signature.parameters]
-        objects.append(pte.program.Operator(f"aten::add{HOSTILE}", HOSTILE))
+        objects.append(pte.types.Operator(f"aten::add{HOSTILE}", HOSTILE))
         texts = [str(each) for each in objects]
         texts += [repr(each) for each in objects if not isinstance(each, str)]
         texts += [repr(program.report()), pte.describe(pte.read_program(other))]

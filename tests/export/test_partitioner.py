@@ -61,7 +61,7 @@ def lower(tmp_path: Path) -> Callable[..., tuple[Any, purevk.Program, int, int]]
         with pte.read_program(path) as read:
             plan = read.method("forward")
             kernels = sum(
-                isinstance(each, pte.program.KernelCall) for each in plan.chains[0].instructions
+                isinstance(each, pte.types.KernelCall) for each in plan.chains[0].instructions
             )
             delegates = len(plan.delegates)
         return partitioner, purevk.load(path), delegates, kernels
@@ -143,7 +143,7 @@ def _cost(blob: bytes, inputs: tuple, wanted: torch.Tensor) -> tuple[float, int,
     kernels, GPU segments, and nodes on the CPU."""
     with pte.read_program(blob) as read:
         calls = read.method("forward").chains[0].instructions
-        outside = sum(isinstance(each, pte.program.KernelCall) for each in calls)
+        outside = sum(isinstance(each, pte.types.KernelCall) for each in calls)
     with purevk.load(blob) as program:
         error = (program.forward(*inputs) - wanted).abs().max() / wanted.abs().max()
         report = program.report()

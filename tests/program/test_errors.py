@@ -102,7 +102,7 @@ def test_jumps_that_no_exporter_writes() -> None:
         plan = program.method()
         (chain,) = plan.chains
         for at, call in enumerate(chain.instructions):
-            if isinstance(call, pte.program.JumpFalse):
+            if isinstance(call, pte.types.JumpFalse):
                 for destination in (at, 0) if at else (at,):
                     instructions = (
                         *chain.instructions[:at],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from purevk import pte
-from purevk.pte import program as ours
+from purevk.pte import types as ours
 from purevk.pte import values, vkgraph
 from purevk.pte.types import VULKAN_BACKEND, DataLocation, Tensor
 from tests.harness import DATA
