@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -11,10 +12,25 @@ from pathlib import Path
 _TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 _LOADERS = {"amd64": "ld-linux-x86-64.so.2", "arm64": "ld-linux-aarch64.so.1"}
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
-_MIRROR = "http://deb.debian.org/debian"
+_SOURCES = Path("/etc/apt")
 PACKAGES = (
     "mesa-vulkan-drivers", "mesa-drm-shim", "libvulkan1", "libshaderc1", "python3", "python3-numpy", "python3-cffi",
 )  # fmt: skip
+
+
+def _mirror() -> str:
+    """The first archive that this machine's apt reads.
+
+    Raises:
+        RuntimeError: apt has none.
+    """
+    files = [_SOURCES / "sources.list", *sorted((_SOURCES / "sources.list.d").glob("*"))]
+    for file in files:
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        match = re.search(r"^(?:URIs:|deb(?: \[[^]]*\])?) *(\S+)", text, re.MULTILINE)
+        if match:
+            return match[1]
+    raise RuntimeError(f"no archive in {_SOURCES}: this needs Debian")
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ def unpack(root: Root, base: Path) -> None:
         (state / name).mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
     (state / "sources.list").write_text(
-        f"deb [signed-by={_KEYS}] {_MIRROR} {root.release} main\n", encoding="utf-8"
+        f"deb [signed-by={_KEYS}] {_mirror()} {root.release} main\n", encoding="utf-8"
     )
     settings = {
         "Dir::Etc::sourcelist": state / "sources.list",
