@@ -727,6 +727,8 @@ def test_recurrent_layers_of_any_length() -> None:
 @pytest.mark.parametrize("kind", ["LSTM", "RNN"])
 def test_recurrent_layers_within_autocast(kind: str) -> None:
     """The dtypes of their results follow from what torch does in each step."""
+    if kind == "LSTM" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("torch traces oneDNN's LSTM in bfloat16, which this CPU does not have")
     module = getattr(torch.nn, kind)(4, 5).eval()
     compiled = torch.compile(module, backend="purevk", options=FALLBACK)
     x = torch.randn(3, 2, 4)
