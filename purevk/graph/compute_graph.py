@@ -8,6 +8,7 @@ step in between.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import numpy as np
 
 from purevk import api
 from purevk.api import vk
-from purevk.errors import InputError
+from purevk.errors import DeviceError, InputError
 from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import BufferRange, DeviceStore
@@ -425,9 +426,12 @@ class OverlappedCalls:
         return call
 
     def close(self) -> None:
-        """Waits for the calls, and releases their memory."""
+        """Waits for the calls, whose results can be had afterwards, and releases their memory."""
+        for call in filter(None, self._calls):
+            with contextlib.suppress(DeviceError):  # as `result` raises it again
+                call.result()
         for graph in self.graphs:
-            graph.settle()
+            graph.settle()  # a start that was interrupted
             graph.close()
         self.graphs, self._calls = [], [None, None]
 

@@ -68,9 +68,10 @@ def test_two_calls_are_unfinished(tmp_path: Path) -> None:
     with _saved(tmp_path / "sums.pvk", _Sums(), torch.zeros(64)) as program:
         method = program.method("forward")
         for _ in range(3):
-            method.start(np.ones(64, np.float32))
+            result = method.start(np.ones(64, np.float32))
         first, second = method.executable.overlapped.graphs
         assert first._running is not None and second._running is not None
+    np.testing.assert_allclose(result(), np.full(64, np.sin(3.0) + 1), rtol=1e-5)
     with pytest.raises(purevk.PurevkError, match="closed"):
         method.start(np.ones(64, np.float32))
 
