@@ -134,5 +134,24 @@ def test_numbers_stand_in_declarations_only() -> None:
             assert "binding =" not in text, path.name
 
 
+def test_numbers_are_rounded_by_functions_that_are_right_for_double() -> None:
+    """`trunc` and `roundEven` of Mesa round ties of doubles towards zero on some processors, so only
+    `pv_trunc` and `pv_round` may use them."""
+    raw = re.compile(r"(?<![\w.])(?:trunc|roundEven)\(")
+    texts = [
+        *GLSL_FOLDER.rglob("*.comp"),
+        *GLSL_FOLDER.rglob("*.glslh"),
+        *(GLSL_FOLDER.parent / "ops").rglob("*.py"),
+    ]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in texts
+        if path.name != "math.glslh"
+        for line in path.read_text().splitlines()
+        if raw.search(line.partition("//")[0])
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_ladder_is_current() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "make_params.py", "--check"], check=True)

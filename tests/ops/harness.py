@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -302,10 +302,26 @@ def compare(case: Case, results: Sequence[Any], wanted: Sequence[Any]) -> str:
         except AssertionError as error:
             return f"{number}: {error}"
         if case.zeros and want.is_floating_point():
-            wrong = (have == 0) & (want == 0) & (have.signbit() != want.signbit())
-            if wrong.any():
-                return f"{number}: zeros have the wrong sign at {wrong.nonzero().tolist()[:4]}"
+            differs = (have == 0) & (want == 0) & (have.signbit() != want.signbit())
+            wrong = [
+                at
+                for at in differs.nonzero().tolist()
+                if _of_one_element(case, number, want.shape, at).signbit()
+                != have[tuple(at)].signbit()
+            ]
+            if wrong:
+                return f"{number}: zeros have the wrong sign at {wrong[:4]}"
     return ""
+
+
+def _of_one_element(case: Case, number: int, shape: torch.Size, at: Sequence[int]) -> torch.Tensor:
+    """What torch computes for one element alone. On some processors its vectors give zeros another
+    sign, such as those of gelu by MKL on AMD's."""
+    args = [
+        arg[tuple(at)].reshape(1) if _is_tensor(arg) and arg.shape == shape else arg
+        for arg in case.args
+    ]
+    return expected_of(replace(case, args=tuple(args), expected=None))[number].flatten()[0]
 
 
 def build(cases: Sequence[Case]) -> Graph:

@@ -198,7 +198,7 @@ def _divide(rounding_mode: str | None, dtype: DType, y: Arg, **_: object) -> str
         return f"fn_floor_divide_{half}(x, y)" if half else f"pv_floor_divide(x, {divisor})"
     if rounding_mode == "trunc":
         if half:
-            return f"trunc(pv_round_{half}(pv_quotient(x, y)))"
+            return f"pv_trunc(pv_round_{half}(pv_quotient(x, y)))"
         return f"pv_trunc_divide(x, {divisor})"
     return f"pv_quotient(x, {divisor})"
 

@@ -230,7 +230,7 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
     program = Program(builder, (rows, columns))
     number, scale = program.real(latent), program.real(spread)
     value = program.step(
-        "($1 == 0.0 ? 8 : int(clamp(roundEven(pv_divide($0, $1)), -8.0, 7.0)) + 8)",
+        "($1 == 0.0 ? 8 : int(clamp(pv_round(pv_divide($0, $1)), -8.0, 7.0)) + 8)",
         number,
         scale,
         dtype=DType.int32,

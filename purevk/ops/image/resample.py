@@ -354,7 +354,7 @@ def _grid(
         out.append(f"if ({lost}) {{ {' '.join(f'p{d} = PV_NAN;' for d in dims)} }}")
     locate = " ".join(out)
     if mode == 1:
-        out += [f"int q{d} = int(roundEven(p{d}));" for d in dims]
+        out += [f"int q{d} = int(pv_round(p{d}));" for d in dims]
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
         out.append(f"r = T_R(0); if ({inside}) r = X({at});")
