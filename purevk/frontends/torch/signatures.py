@@ -10,6 +10,7 @@ from typing import Any
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch.watch.effects import VIEW_OR_COPY, Effects
+from purevk.frontends.torch.written_views import takes_by_strides
 from purevk.ir import Parameter, Signature, StructureError
 from purevk.ir.signature import CONTIGUOUS, Tree, memory_layout, tree_of
 
@@ -82,7 +83,7 @@ def with_layouts(
     targets = [node.target for node in program.graph.nodes if hasattr(node.target, "_opname")]
     operators = {target._opname for target in targets}
     layouts: list[tuple[int, str]] = []
-    if "as_strided" in operators or (effects is not None and effects.asked_for_strides):
+    if any(map(takes_by_strides, targets)) or (effects and effects.asked_for_strides):
         layouts = list(layouts_of.items())
     elif any(target._schema.is_mutable for target in targets) and (
         operators & VIEW_OR_COPY or (effects is not None and effects.viewed_or_copied)

@@ -3,7 +3,8 @@
 Functionalization writes the elements of a view back into the tensor that it is a view of. Behind
 `expand`, it adds the difference to that tensor, which rounds, and makes NaN of infinite elements.
 Behind `unfold`, elements that no window covers become 0. So such views are replaced by others that
-show the same elements. Graphs come from torch.export, or from dynamo.
+show the same elements. What was written may have other strides than the tensor had: so its elements
+are read by strides only if it is contiguous. Graphs come from torch.export, or from dynamo.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ def replace_written_views(module: Any) -> None:
 
     Raises:
         UnsupportedProgramError: it writes floats into a part of an expanded tensor, or into windows
-            that overlap or whose number is not known.
+            that overlap or whose number is not known; or takes elements by the strides of a tensor
+            that is written and not contiguous.
     """
     graph = module.graph
     memories = written_memories(graph)
     if not memories:
         return
     written = [view for node in graph.nodes for view in _written(node)]
+    for node in graph.nodes:
+        if takes_by_strides(node.target) and memory_of(node.args[0]) in memories:
+            _refuse_strides(node)
     changed = False
     for node in list(graph.nodes):
         name = _name(node)
@@ -62,6 +67,12 @@ def replace_written_views(module: Any) -> None:
 def written_memories(graph: Any) -> set[Any]:
     """What a graph may write into, as `memory_of` gives it."""
     return {memory_of(view) for node in graph.nodes for view in _written(node)} - {None}
+
+
+def takes_by_strides(target: Any) -> bool:
+    """Whether an operator, a function or a method takes elements by strides that are arguments."""
+    name = target if isinstance(target, str) else getattr(target, "_opname", None)
+    return str(name or getattr(target, "__name__", "")).startswith("as_strided")
 
 
 def example_of(node: Any) -> Any:
@@ -139,6 +150,21 @@ def _is_in_place(node: Any) -> bool:
     except (TypeError, ValueError):  # it is not written in Python
         return node.kwargs.get("inplace") is True
     return bound.arguments.get("inplace") is True
+
+
+def _refuse_strides(node: Any) -> None:
+    """Refuses elements by strides of a tensor that is not contiguous."""
+    from torch._prims_common import is_contiguous_or_false
+
+    source = node.args[0]
+    example = example_of(source)
+    if not is_contiguous_or_false(example):
+        raise UnsupportedProgramError(
+            f"{node.name} takes elements by the strides of a tensor that is written",
+            where=node.name,
+            why=f"{source.name} has the strides {list(example.stride())}, which a write may change",
+            next="call contiguous() before, or index the tensor",
+        )
 
 
 def _refuse_written(view: Any, written: Sequence[Any]) -> None:

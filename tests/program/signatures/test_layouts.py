@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,28 @@ def test_elements_by_strides() -> None:
     ):
         with pytest.raises(UnsupportedProgramError, match="by the strides of a view"):
             purevk.compile(module(function), (numbers(3, 4),))
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("written", [True, False], ids=["written", "read"])
+@pytest.mark.parametrize("name", ["as_strided", "as_strided_copy", "as_strided_scatter"])
+def test_elements_by_strides_of_any_input(name: str, written: bool) -> None:
+    """What is written has other strides after functionalization. Right, or refused."""
+    take = getattr(torch, name)
+    start = (numbers(5),) if name == "as_strided_scatter" else ()
+
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return take(x.add_(1) if written else x, *start, (5,), (2,)) * 1
+
+    model, count = module(function), 0
+    for make in INPUTS.values():
+        with contextlib.suppress(UnsupportedProgramError):
+            with purevk.compile(model, (make(),)) as program:
+                for other in INPUTS.values():
+                    with contextlib.suppress(SignatureError, UnsupportedProgramError):
+                        torch.testing.assert_close(program(other()), model(other()))
+                        count += 1
+    assert count
 
 
 @pytest.mark.device
