@@ -37,6 +37,8 @@ if [ "$tier" = lint ]; then
 fi
 
 scripts/setup.sh --test
+# Hundreds of child processes import the package.
+unset PYTHONDONTWRITEBYTECODE
 # nproc answers with the threads of OpenMP where these are set.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 jobs=${TEST_JOBS:-$((cores < 8 ? cores : 8))}

@@ -29,6 +29,20 @@ os.environ.setdefault(
     "MESA_SHADER_CACHE_DIR", os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 )
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """lavapipe compiles the kernels of the landing tier without LLVM's optimizations, in two thirds of
+    the time. The nightly tier has them."""
+    if config.getoption("--tier"):
+        os.environ.setdefault("GALLIVM_PERF", "nopt")
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not visit torch and the tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 # The first one also in an environment that was made before there was such a plugin.
 pytest_plugins = ["purevk.testing.plugin", "pytester", "tests.budget", "tests.tiers"]
 
