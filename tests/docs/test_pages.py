@@ -65,8 +65,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _write_language_model(page: str, folder: Path) -> None:
-    """The file that the page on language models names."""
-    if page == "docs/llm.md":
+    """The language model that a page names."""
+    if "model.gguf" in (ROOT / page).read_text(encoding="utf-8"):
         for name in ("gguf", "transformers", "tokenizers", "jinja2", "llguidance"):
             pytest.importorskip(name)
         from tests.llm.harness import write_llama
