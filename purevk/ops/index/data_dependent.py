@@ -396,8 +396,8 @@ def _repeat(
     builder: Builder, node: Node, repeats: Value, output_size: Size | None
 ) -> Value | tuple[Value, ...]:
     size = node.result.type.dims[0]
-    if is_empty(repeats.type):
-        return _nothing(builder, node)
+    if is_empty(repeats.type):  # as one element that is never repeated
+        repeats = builder.aten.full((1,), fill_value=0, dtype=repeats.type.dtype)
     ends = builder.aten.cumsum(repeats, dim=0, dtype=DType.int32)
     check(
         builder, node, repeats, 0, _dims.UNBOUNDED, "a number of repetitions is negative", node.op

@@ -399,6 +399,21 @@ def test_sizes_without_a_bound_grow(caplog: pytest.LogCaptureFixture) -> None:
         compiled(function, x, torch.tensor([1, 2, 3, 4]), bounds="strict")
 
 
+@pytest.mark.parametrize("first", [4, 0])
+def test_inputs_without_elements(first: int) -> None:
+    def function(x: torch.Tensor, counts: torch.Tensor) -> Any:
+        rows = torch.repeat_interleave(x, counts, dim=0) + 1
+        return rows, torch.repeat_interleave(counts), x[counts > 1].sum(0), counts.unique() * 2
+
+    def inputs(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tensor(count, 3, seed=count), tensor(count, low=0, high=4).int()
+
+    dims = {0: torch.export.Dim.AUTO}
+    with purevk.compile(Module(function), inputs(first), ((dims, dims),)) as program:
+        for count in (first, 0, 1, int(np.random.default_rng(5).integers(2, 30)), 0):
+            agrees(program, function, *inputs(count))
+
+
 def test_sizes_that_fall_while_a_number_grows(tmp_path: Path) -> None:
     """No bound of the number from below, or one that is too far, is one of memory."""
     random = np.random.default_rng(7)
