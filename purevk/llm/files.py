@@ -11,7 +11,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
-from purevk.llm.blocks import Form
+from purevk.pte.blocks import Form
 
 
 class Tensor(ABC):

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.llm import blocks, files
+from purevk.llm import files
 from purevk.mapped import own
 from purevk.paths import path_text
+from purevk.pte import blocks
+from purevk.pte.blocks import BLOCK_TYPES, BlockType
 from purevk.pte.source import Source
 
 _READ_AHEAD = 1 << 20
@@ -36,27 +38,6 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 ROTATED_NEIGHBOURS = ("llama", "mistral3", "smollm3")
 """Architectures whose files have heads whose neighbours are rotated with one another."""
-
-
-@dataclass(frozen=True)
-class BlockType:
-    """A type of tensors: blocks of so many elements in so many bytes."""
-
-    name: str
-    elements: int
-    nbytes: int
-
-
-BLOCK_TYPES: Mapping[int, BlockType] = {
-    0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20), 6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34), 10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210), 20: BlockType("IQ4_NL", 32, 18),
-    23: BlockType("IQ4_XS", 256, 136), 30: BlockType("BF16", 1, 2),
-    39: BlockType("MXFP4", 32, 17),
-}  # fmt: skip
-"""The types that can be read, by their number in a file."""
 
 
 @dataclass(frozen=True)

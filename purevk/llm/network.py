@@ -13,9 +13,9 @@ from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.ir import TensorType, Value
 from purevk.ir.graph import BorrowedConstant
-from purevk.llm import blocks
 from purevk.llm.files import ModelFile, Tensor, dtype_named
 from purevk.llm.graphs import GraphBuilder
+from purevk.pte import blocks
 
 _FLOAT8 = DType.float8_e4m3fn
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.llm import files
-from purevk.llm.blocks import Form
 from purevk.mapped import own
 from purevk.paths import read_file
+from purevk.pte.blocks import Form
 from purevk.pte.source import Source
 
 _MOST_HEADER = 1 << 27

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from purevk.llm.blocks import FORMS
-from purevk.llm.gguf import BLOCK_TYPES
+from purevk.pte.blocks import BLOCK_TYPES, FORMS
 
 NAMES = {
     "self_attn.q_proj": "attn_q",

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.llm import decoding, loading  # noqa: E402
-from purevk.llm.blocks import FORMS  # noqa: E402
 from purevk.llm.decoding import ChunkSize, prompt_lengths  # noqa: E402
+from purevk.pte.blocks import FORMS  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 pytestmark = pytest.mark.device

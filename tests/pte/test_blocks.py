@@ -8,7 +8,7 @@ import pytest
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
-from purevk.llm.blocks import FORMS, scales, weight  # noqa: E402
+from purevk.pte.blocks import FORMS, scales, weight  # noqa: E402
 from tests.llm.harness import random_blocks  # noqa: E402
 
 

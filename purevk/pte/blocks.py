@@ -30,6 +30,27 @@ class Form:
     has_minimums: bool = False
 
 
+@dataclass(frozen=True)
+class BlockType:
+    """A type of tensors: blocks of so many elements in so many bytes."""
+
+    name: str
+    elements: int
+    nbytes: int
+
+
+BLOCK_TYPES: Mapping[int, BlockType] = {
+    0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20), 6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34), 10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210), 20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136), 30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}  # fmt: skip
+"""The types that can be read, by their number in a GGUF file."""
+
+
 FORMS: Mapping[str, Form] = {
     "Q4_0": Form(4, 32), "Q4_1": Form(4, 32, True), "Q5_0": Form(8, 32),
     "Q5_1": Form(8, 32, True), "Q8_0": Form(8, 32), "Q2_K": Form(4, 16, True),
@@ -38,12 +59,17 @@ FORMS: Mapping[str, Form] = {
 }  # fmt: skip
 
 
-def scales(kind: str, blocks: _Array) -> dict[str, _Array]:
+def scales(kind: str, blocks: _Array, exact: bool = False) -> dict[str, _Array]:
     """`scales` and, if the type has them, `minimums` of blocks uint8 [blocks, bytes] of a type in
-    `FORMS`: [blocks, groups], all float16 if that is precise enough, else float32."""
+    `FORMS`: [blocks, groups], all float16 if that is precise enough, else float32.
+
+    Args:
+        exact: float16 only if the blocks have them so; then the dtype follows from the type.
+    """
     found = _TYPES[kind].scales(blocks)
     parts = dict(zip(("scales", "minimums"), found))
-    dtype = np.float16 if all(map(_fits_half, found)) else np.float32
+    are_half = [each.dtype == np.float16 if exact else _fits_half(each) for each in found]
+    dtype = np.float16 if all(are_half) else np.float32
     return {name: np.ascontiguousarray(each, dtype) for name, each in parts.items()}
 
 
