@@ -173,25 +173,91 @@ def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
     cos, sin, start = node.tensor("freqs_cos"), node.tensor("freqs_sin"), node.size("start_pos")
     if cos.type.rank == 2:
         return tuple(builder.emit(HALVES, x, cos, sin, start) for x in inputs)
-    results = []
-    for x in inputs:
-        batch, heads, rows, width = x.type.dims
-        tables = [
-            builder.aten.reshape(
-                builder.aten.expand(each, (batch, rows, each.type.dims[2])),
-                (batch * rows, each.type.dims[2]),
-            )
-            for each in (cos, sin)
-        ]
-        rotated = builder.aten.permute(x, (0, 2, 1, 3))
-        rotated = builder.aten.reshape(rotated, (1, batch * rows, heads, width))
-        rotated = builder.emit(HALVES, rotated, *tables, 0)
-        rotated = builder.aten.view(rotated, (batch, rows, heads, width))
-        results.append(builder.aten.permute(rotated, (0, 2, 1, 3)))
-    return tuple(results)
+    return tuple(_rotate_heads(builder, x, cos, sin) for x in inputs)
+
+
+def _rotate_heads(
+    builder: Builder, x: Value, cos: Value, sin: Value, op: str = HALVES, width: Size | None = None
+) -> Value:
+    """x [B, H, S, D] by angles [B, S, columns], or of a batch of 1; `width`: numbers of each row that
+    are rotated, if not all."""
+    batch, heads, rows, size = x.type.dims
+    columns = cos.type.dims[2]
+    tables = [
+        builder.aten.reshape(
+            builder.aten.expand(each, (batch, rows, columns)), (batch * rows, columns)
+        )
+        for each in (cos, sin)
+    ]
+    rotated = builder.aten.permute(x, (0, 2, 1, 3))
+    rotated = builder.aten.reshape(rotated, (1, batch * rows, heads, size))
+    if width is None or width == size:
+        rotated = builder.emit(op, rotated, *tables)
+    else:
+        first, others = (
+            builder.aten.slice.Tensor(rotated, dim=3, start=start, end=end)
+            for start, end in ((0, width), (width, size))
+        )
+        rotated = builder.aten.cat((builder.emit(op, first, *tables), others), dim=3)
+    rotated = builder.aten.view(rotated, (batch, rows, heads, size))
+    return builder.aten.permute(rotated, (0, 2, 1, 3))
 
 
 register(Operator("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports)))
+
+
+# -- angles computed from positions --------------------------------------------------------------
+_FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+
+
+def _rope_shape(
+    x: TensorType,
+    position_ids: TensorType,
+    inv_freq: TensorType,
+    interleaved: bool = False,
+    attention_scale: float = 1.0,
+) -> TensorType:
+    """x [B, H, T, D], positions [B, T] or [1, T], frequencies [R / 2], R <= D: the first R numbers
+    are rotated."""
+    if (x.rank, position_ids.rank, inv_freq.rank) != (4, 2, 1):
+        raise ShapeError(f"cannot rotate {x} at {position_ids} with {inv_freq}")
+    if position_ids.dims[0] not in (1, x.dims[0]) or position_ids.dims[1] != x.dims[2]:
+        raise ShapeError(f"positions {position_ids} of {x}")
+    if 2 * inv_freq.dims[0] > x.dims[3]:
+        raise ShapeError(f"{inv_freq.dims[0]} frequencies for rows of {x.dims[3]} numbers")
+    return x
+
+
+def _expand_rope(builder: Builder, node: Node) -> Value:
+    """Angles in float32; their cosines and sines in the dtype of x."""
+    x, aten = node.tensor("x"), builder.aten
+    positions = aten._to_copy(node.tensor("position_ids"), DType.float32)
+    frequencies = aten._to_copy(node.tensor("inv_freq"), DType.float32)
+    angles = aten.mul.Tensor(aten.unsqueeze(positions, dim=2), frequencies)
+    pairs, width = node.bool("interleaved"), 2 * frequencies.type.dims[0]
+    dtype = x.type.dtype
+    wide = DType.float32 if dtype is DType.bfloat16 else dtype
+
+    def table(values: Value) -> Value:
+        values = aten._to_copy(aten.mul.Scalar(values, node.float("attention_scale")), dtype)
+        values = aten._to_copy(values, wide)
+        return values if pairs else aten.cat((values, values), dim=2)
+
+    tables = (table(aten.cos(angles)), table(aten.sin(angles)))
+    op = "purevk.rotate_pairs" if pairs else HALVES
+    rotated = _rotate_heads(
+        builder, aten._to_copy(x, wide), *tables, op=op, width=width if pairs else None
+    )
+    return aten._to_copy(rotated, dtype)
+
+
+def _supports_rope(node: Node, traits: DeviceTraits) -> str | None:
+    dtype = node.tensor("x").type.dtype
+    return None if dtype in _FLOATS else f"no kernel for {dtype.name}"
+
+
+# The operator of executorch's native backend.
+register(Operator("native.rope.default", _rope_shape, Rewrite(_expand_rope, _supports_rope)))
 
 
 # -- pairs with interleaved angles ---------------------------------------------------------------
