@@ -13,12 +13,14 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.mapped import own, pieces
 from purevk.pte import flatbuffer as fb
+from purevk.pte.blocks import BLOCK_TYPES, FORMS, BlockType
 from purevk.pte.flatbuffer import (
     Many,
     One,
@@ -34,9 +36,11 @@ from purevk.pte.flatbuffer import (
 )
 from purevk.pte.safetensors import StoredTensor, read_tensors
 from purevk.pte.source import Source
+from purevk.pte.values import MAX_RANK
 
 PROGRAM, TENSORS, ALIASES = "program.ptg", "program.safetensors", "aliases.json"
 _VERSION = "1"
+_BYTE = DType.uint8
 _MOST_NESTED = 16  # graphs inside of one another
 _SAVE_AGAIN = "write it again with executorch: to_native(exported).save(path)"
 
@@ -172,13 +176,27 @@ class NativeGraph(NamedTuple):
     types: Mapping[str, TensorMeta]
 
 
+class Affine(NamedTuple):
+    """Quantized values of 4 or 8 bits, stored without a sign, of 4 bits in the low nibble first. An
+    element is (stored + least - zero) * scale; scales, and zeros unless they are 0, are those of groups
+    along the last dim."""
+
+    bits: int
+    least: int
+    group: int
+    scales: StoredTensor
+    zeros: StoredTensor | None
+
+
 class Binding(NamedTuple):
-    """An input of a method that is a constant or a buffer; `initial` is None for zeros."""
+    """An input of a method that is a constant or a buffer; `initial` is None for zeros, `packing` is
+    how quantized elements are stored: with scales, or as blocks of GGUF."""
 
     key: str
     type: TensorMeta
     initial: StoredTensor | None
     mutated: bool
+    packing: Affine | BlockType | None = None
 
 
 class NativeMethod(NamedTuple):
@@ -297,10 +315,14 @@ def _method(row: Table, tensors: Mapping[str, StoredTensor]) -> NativeMethod:
     constant: Table
     for constant in row["constants"]:
         key = constant["data_key"]
-        type = _meta(constant, f"the constant {key!r}")
+        type = _meta(constant, f"the constant {key!r}", may_be_packed=True)
         stored = tensors.get(key)
         if stored is None:
             constant.fail(f"there are no bytes for {key!r}")
+        if constant["meta"]["quant"] is not None:
+            packing = _packing(constant, type, stored, tensors)
+            bindings[constant["name"]] = Binding(key, type, stored, False, packing)
+            continue
         sizes = tuple((size, size) for size in stored.sizes)
         if (stored.dtype, sizes) != (type.dtype, type.sizes):
             constant.fail(
@@ -332,20 +354,83 @@ def _graph(row: Table, depth: int) -> NativeGraph:
     return NativeGraph(tuple(nodes), row["inputs"], row["outputs"], types)
 
 
-def _meta(row: Table, what: str) -> TensorMeta:
+def _packing(
+    row: Table, type: TensorMeta, stored: StoredTensor, tensors: Mapping[str, StoredTensor]
+) -> Affine | BlockType:
+    """How a quantized constant is stored. Its type states the sizes of what it stands for."""
+    what, sizes = f"the constant {row['data_key']!r}", [least for least, _ in type.sizes]
+    scheme = row["meta"]["quant"].union("scheme")
+    fixed = all(least == most for least, most in type.sizes)
+    fixed = fixed and prod(sizes) > 0 and not row["mutated"]
+    if not sizes or not fixed or (type.dtype, stored.dtype) != (_BYTE, _BYTE):
+        row.fail(f"{what} cannot be quantized", f"{type}, stored as {stored.dtype.name}")
+    packing: Affine | BlockType
+    if scheme.schema is _PACKED:
+        packing = _block_type(row, what, scheme["codec"])
+        is_whole = sizes[-1] % packing.elements == 0
+        nbytes = prod(sizes) // packing.elements * packing.nbytes
+    else:
+        group, least = scheme["group_size"] or sizes[-1], scheme["quant_min"]
+        bits = (scheme["quant_max"] - least).bit_length()
+        is_whole = group > 0 and sizes[-1] % group == 0
+        nbytes = prod(sizes) * bits // 8
+        known = bits in (4, 8) and scheme["quant_max"] - least == (1 << bits) - 1
+        if not known or sizes[-1] * bits % 8:
+            _refuse(
+                row, what, f"values from {least} to {scheme['quant_max']} in rows of {sizes[-1]}"
+            )
+    if not is_whole or len(stored.data) != nbytes:
+        row.fail(f"{what} has other bytes than the graph states", f"{len(stored.data)} for {sizes}")
+    if scheme.schema is _PACKED:
+        return packing
+
+    def parameters(name: str) -> StoredTensor:
+        found, dtype = tensors.get(scheme[f"{name}_data_key"]), scheme[f"{name}_dtype"]
+        if found is None or found.dtype is not _dtype(scheme, dtype):
+            row.fail(f"{what} lacks its {name}", f"{scheme[f'{name}_data_key']!r} in the tensors")
+        if prod(found.sizes) != prod(sizes) // group:
+            row.fail(f"{what} has a {name} of {found.sizes}", f"groups of {group} in {sizes}")
+        return found
+
+    zeros = parameters("zero_point") if scheme["zero_point_data_key"] else None
+    scales = parameters("scale")
+    if scales.dtype not in (DType.float32, DType.float16, DType.bfloat16):
+        row.fail(f"{what} has a scale of {scales.dtype.name}")
+    return Affine(bits, least, group, scales, zeros)
+
+
+def _block_type(row: Table, what: str, codec: str) -> BlockType:
+    space, _, name = codec.partition(":")
+    for type in BLOCK_TYPES.values():
+        if (space, name.upper()) == ("gguf", type.name) and type.name in FORMS:
+            return type
+    _refuse(row, what, f"packed as {codec!r}")
+
+
+def _refuse(row: Table, what: str, form: str) -> NoReturn:
+    types = ", ".join(f"gguf:{name.lower()}" for name in FORMS)
+    raise UnsupportedProgramError(
+        f"{what} is quantized: {form}",
+        where=row.reader.where,
+        why=f"known are whole bytes of values of 4 or 8 bits with scales, and {types}",
+        next="export the model with another quantization, or without",
+    )
+
+
+def _meta(row: Table, what: str, may_be_packed: bool = False) -> TensorMeta:
     meta = row["meta"]
     if meta is None:
         row.fail(f"{what} has no type")
-    if meta["quant"] is not None:
-        scheme = meta["quant"].union("scheme")
-        codec = scheme["codec"] if scheme.schema is _PACKED else "groups with scales"
+    if meta["quant"] is not None and not may_be_packed:
         raise UnsupportedProgramError(
-            f"{what} is quantized: {codec}",
+            f"{what} is quantized",
             where=row.reader.where,
-            why="constants of .ptn files are read unpacked",
-            next="export the model without quantization, or with executorch's VulkanPartitioner",
+            why="constants may be quantized, not what is computed",
+            next="export the model without quantization of activations",
         )
     dtype = _dtype(meta, meta["dtype"])
+    if len(meta["sizes"]) > MAX_RANK:
+        meta.fail(f"{what} has {len(meta['sizes'])} dims")
     sizes = tuple((dim["min"], None if dim["max"] < 0 else dim["max"]) for dim in meta["sizes"])
     if any(least < 0 or (most is not None and most < least) for least, most in sizes):
         meta.fail(f"{what} has the sizes {sizes}")

@@ -9,6 +9,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends import control, numbers
 from purevk.frontends.bounds import settled
 from purevk.frontends.executorch.names import INTEGER_OPERATORS
+from purevk.frontends.executorch.packed import PackedWeight, emit_packed, packed_weight
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Arg, Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
@@ -130,7 +131,9 @@ class _Method:
                     self.importer.ranges.setdefault(symbol, (least, most))
         return value
 
-    def _bound(self, binding: Binding) -> Value:
+    def _bound(self, binding: Binding) -> Value | PackedWeight:
+        if binding.packing is not None:
+            return packed_weight(self.importer, binding)
         type = TensorType(binding.type.dtype, tuple(least for least, _ in binding.type.sizes))
         if not binding.mutated and binding.initial is not None:
             return self.importer.constant(binding.initial.data, type, binding.key)
@@ -143,7 +146,20 @@ class _Method:
     def _value(self, name: str) -> Any:
         if name not in self.env:
             self._fail(f"the value {name!r} is read before it is there")
-        return self.env[name]
+        value = self.env[name]
+        if isinstance(value, PackedWeight):
+            raise UnsupportedProgramError(
+                f"the quantized constant {value.name!r} is returned, or part of a list or a choice",
+                where=self.where,
+                why="operators read quantized constants as arguments of their own",
+                next="export the model without quantization of this constant",
+            )
+        return value
+
+    def _operand(self, arg: Any) -> Any:
+        """An argument of an operator: as `_arg`, or a quantized constant."""
+        value = self.env.get(arg.name) if isinstance(arg, Ref) else None
+        return value if isinstance(value, PackedWeight) else self._arg(arg)
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, Ref):
@@ -169,7 +185,7 @@ class _Method:
     def _number(self, node: NativeNode, source: str) -> bool:
         """Whether a node is arithmetic on sizes, which is done then."""
         *space, name = node.target.split(".")
-        args = [self._arg(argument.value) for argument in node.arguments]
+        args = [self._operand(argument.value) for argument in node.arguments]
         if space[-1:] == ["sym_size"] or name == "sym_size":
             found = args[0].type.dims[args[1]]
         elif "sym_numel" in (*space[-1:], name):
@@ -196,8 +212,12 @@ class _Method:
                 recorded.append(TensorType(meta.dtype, sizes))
                 dynamic.append(any(least != most for least, most in meta.sizes))
         op, written = _functional(node)
-        args: Any = [self._arg(argument.value) for argument in node.arguments]
-        made = self.importer.emit(op, args, recorded, dynamic, source)
+        args: Any = [self._operand(argument.value) for argument in node.arguments]
+        if any(isinstance(arg, PackedWeight) for arg in args):
+            dtype = next((meta.dtype for meta in metas if meta), None)
+            made = emit_packed(self.importer, op, args, dtype, recorded, dynamic, source)
+        else:
+            made = self.importer.emit(op, args, recorded, dynamic, source)
         if len(made) != len(names):
             self._fail(f"{node.name!r} has {len(names)} results", f"{op} gives {len(made)}")
         self._define(node, made)

@@ -28,6 +28,15 @@ native = pytest.importorskip("executorch.exir.native")
 schema = pytest.importorskip("executorch.backends.native.serialization.schema")
 serialize = pytest.importorskip("executorch.backends.native.serialization.graph_serialize")
 
+from tests.frontends.executorch.native_graphs import (  # noqa: E402
+    argument,
+    call,
+    native_file,
+    native_graph,
+    tensor_argument,
+    zipped,
+)
+
 functional = torch.nn.functional
 SMALL = ROOT / "tests" / "data" / "ptn" / "cached.ptn"
 
@@ -69,6 +78,59 @@ class Cached(torch.nn.Module):
         self.total.add_(x)
         self.cache.index_copy_(0, row, x[None])
         return self.total * 2 + self.same + self.other, self.cache + 1
+
+
+class Layer(torch.nn.Module):
+    """A layer of Llama with caches of 12 rows; x [1, T, 16] at `rows`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = {"q": (16, 16), "k": (16, 8), "v": (16, 8), "o": (16, 16)}
+        names |= {"up": (16, 24), "gate": (16, 24), "down": (24, 16)}
+        for name, sizes in names.items():
+            setattr(self, name, torch.nn.Linear(*sizes, bias=False))
+        self.norms = torch.nn.ModuleList([torch.nn.RMSNorm(16), torch.nn.RMSNorm(16)])
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, 2, 12, 4), persistent=False)
+
+    def forward(self, x: Any, rows: Any, cos: Any, sin: Any, mask: Any) -> Any:
+        y, count = self.norms[0](x), x.shape[1]
+
+        def heads(part: Any) -> Any:
+            return part.view(1, count, -1, 4).transpose(1, 2)
+
+        def rotated(part: Any) -> Any:
+            first, second = part[..., :2], part[..., 2:]
+            return part * cos + torch.cat((-second, first), -1) * sin
+
+        self.keys.index_copy_(2, rows, rotated(heads(self.k(y))))
+        self.values.index_copy_(2, rows, heads(self.v(y)))
+        keys, values = (part.repeat_interleave(2, 1) for part in (self.keys, self.values))
+        y = functional.scaled_dot_product_attention(rotated(heads(self.q(y))), keys, values, mask)
+        x = x + self.o(y.transpose(1, 2).reshape(1, count, 16))
+        y = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Decoder(torch.nn.Module):
+    """Llama; rows [T], tokens [1, T]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 16)
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.norm, self.head = torch.nn.RMSNorm(16), torch.nn.Linear(16, 20, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("frequencies", torch.tensor([1.0, 0.01]))
+
+    def forward(self, rows: Any, tokens: Any) -> Any:
+        angles = rows.float()[:, None] * self.frequencies
+        angles = torch.cat((angles, angles), -1)
+        mask = torch.arange(12) <= rows[:, None]
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x, rows, angles.cos(), angles.sin(), mask)
+        return self.head(self.norm(x))
 
 
 class Sizes(torch.nn.Module):
@@ -168,6 +230,28 @@ def test_buffers_keep_what_calls_write() -> None:
 
 
 @pytest.mark.device
+def test_a_decoder_keeps_its_caches() -> None:
+    """A prompt, single tokens, and a prompt from the start again. The writer states 2 tokens as the
+    least."""
+    torch.manual_seed(5)
+    module, tokens = Decoder().eval(), torch.randint(20, (1, 12))
+    several = torch.export.Dim("several", min=1, max=12)
+    inputs = torch.arange(4), tokens[:, :4]
+    with quiet():
+        exported = torch.export.export(
+            copy.deepcopy(module), inputs, dynamic_shapes=({0: several}, {1: several})
+        )
+        data = _saved(native.to_native(exported))
+    with purevk.load(data, bounds="grow") as program:
+        for start, end in ((0, 4), (4, 5), (5, 6), (6, 12), (0, 3), (3, 4)):
+            call = torch.arange(start, end), tokens[:, start:end]
+            want = module(*call).detach()
+            torch.testing.assert_close(program.forward(*call), want, rtol=1e-4, atol=1e-5)
+        with pytest.raises(InputError, match="is 13"):
+            purevk.load(data).forward(torch.arange(13), torch.zeros(1, 13, dtype=torch.int64))
+
+
+@pytest.mark.device
 def test_methods_and_shared_weights() -> None:
     module = torch.nn.Linear(8, 4)
     with quiet():
@@ -204,65 +288,30 @@ def test_tensors_are_slices_of_the_file(tmp_path: Path) -> None:
 
 
 # -- graphs that the writer does not write today --------------------------------------------------
-def _tensor(name: str) -> Any:
-    return schema.NamedArgument(
-        name="", arg=schema.Argument(value=schema.TensorArg(name=name)), mutated=False
-    )
-
-
-def _argument(value: Any, mutated: bool = False) -> Any:
-    return schema.NamedArgument(name="", arg=schema.Argument(value=value), mutated=mutated)
-
-
-def _node(name: str, target: str, inputs: list[Any], alias: str | None = None) -> Any:
-    return schema.Node(
-        name=name,
-        op_kind=schema.OpKind.CALL_FUNCTION,
-        target=target,
-        inputs=inputs,
-        outputs=[schema.Output(name=name, alias_of=alias)],
-    )
-
-
-def _file(graph: Any, version: str = "1", **more: Any) -> bytes:
-    method = schema.Method(name="forward", graph=graph, **more)
-    program = schema.Program(version=version, methods=[method])
-    return _archive({PROGRAM: serialize._compile_to_bytes(program)})
-
-
-def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", compression) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
-
-
-def _graph(nodes: list[Any], inputs: list[str], outputs: list[str], *names: str) -> Any:
-    meta = schema.TensorMeta(
-        dtype=schema.ScalarType.FLOAT, sizes=[schema.Dim(min=3, max=3)], dim_order=[0]
-    )
-    values = [schema.TensorValue(name=name, meta=meta) for name in (*inputs, *outputs, *names)]
-    return schema.Graph(nodes=nodes, inputs=inputs, outputs=outputs, tensor_values=values)
-
-
 @pytest.mark.device
 def test_a_choice_runs_one_of_two_graphs() -> None:
     def branch(op: str) -> Any:
-        graph = _graph([_node("y", f"torch.ops.aten.{op}.default", [_tensor("a")])], ["a"], ["y"])
-        return _argument(schema.GraphArg(name=op, graph=graph))
+        graph = native_graph(
+            [call("y", f"torch.ops.aten.{op}.default", [tensor_argument("a")])], ["a"], ["y"]
+        )
+        return argument(schema.GraphArg(name=op, graph=graph))
 
     number = schema.FloatArg(value=0.0)
     nodes = [
-        _node("s", "torch.ops.aten.sum.default", [_tensor("x")]),
-        _node("p", "torch.ops.aten.gt.Scalar", [_tensor("s"), _argument(number)]),
-        _node(
+        call("s", "torch.ops.aten.sum.default", [tensor_argument("x")]),
+        call("p", "torch.ops.aten.gt.Scalar", [tensor_argument("s"), argument(number)]),
+        call(
             "r",
             "torch.ops.higher_order.cond",
-            [_tensor("p"), branch("relu"), branch("neg"), _argument(schema.TensorListArg(["x"]))],
+            [
+                tensor_argument("p"),
+                branch("relu"),
+                branch("neg"),
+                argument(schema.TensorListArg(["x"])),
+            ],
         ),
     ]
-    with purevk.load(_file(_graph(nodes, ["x"], ["r"]))) as program:
+    with purevk.load(native_file(native_graph(nodes, ["x"], ["r"]))) as program:
         for values in ([1.0, -2.0, 4.0], [1.0, -2.0, -4.0]):
             x = np.array(values, np.float32)
             expected = np.maximum(x, 0) if x.sum() > 0 else -x
@@ -271,14 +320,14 @@ def test_a_choice_runs_one_of_two_graphs() -> None:
 
 def _writes(read_later: str) -> bytes:
     """relu_ of a view of y, then a sum with another name."""
-    written = _argument(schema.TensorArg(name="v"), mutated=True)
+    written = argument(schema.TensorArg(name="v"), mutated=True)
     nodes = [
-        _node("y", "torch.ops.aten.neg.default", [_tensor("x")]),
-        _node("v", "torch.ops.aten.alias.default", [_tensor("y")], alias="y"),
-        _node("w", "torch.ops.aten.relu_.default", [written], alias="v"),
-        _node("r", "torch.ops.aten.add.Tensor", [_tensor("w"), _tensor(read_later)]),
+        call("y", "torch.ops.aten.neg.default", [tensor_argument("x")]),
+        call("v", "torch.ops.aten.alias.default", [tensor_argument("y")], alias="y"),
+        call("w", "torch.ops.aten.relu_.default", [written], alias="v"),
+        call("r", "torch.ops.aten.add.Tensor", [tensor_argument("w"), tensor_argument(read_later)]),
     ]
-    return _file(_graph(nodes, ["x"], ["r"], "y", "v", "w"))
+    return native_file(native_graph(nodes, ["x"], ["r"], "y", "v", "w"))
 
 
 @pytest.mark.device
@@ -312,7 +361,7 @@ def _header(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     change(header)
     text = json.dumps(header).encode()
     members[TENSORS] = struct.pack("<Q", len(text)) + text + blob[8 + length :]
-    return _archive(members)
+    return zipped(members)
 
 
 def _first(header: dict[str, Any]) -> dict[str, Any]:
@@ -323,12 +372,12 @@ def _first(header: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "change, text",
     [
-        (lambda data: _archive(_members(data), zipfile.ZIP_DEFLATED), "compressed"),
-        (lambda data: _archive({**_members(data), "data.pkl": b"\x80\x02."}), "holds 'data.pkl'"),
-        (lambda data: _archive({**_members(data), ALIASES: b"[1"}), "aliases.json cannot be read"),
-        (lambda data: _archive({**_members(data), ALIASES: b'{"a": "b"}'}), "cannot be read"),
+        (lambda data: zipped(_members(data), zipfile.ZIP_DEFLATED), "compressed"),
+        (lambda data: zipped({**_members(data), "data.pkl": b"\x80\x02."}), "holds 'data.pkl'"),
+        (lambda data: zipped({**_members(data), ALIASES: b"[1"}), "aliases.json cannot be read"),
+        (lambda data: zipped({**_members(data), ALIASES: b'{"a": "b"}'}), "cannot be read"),
         (lambda data: data.replace(b"cache", b"cashe"), "another checksum"),
-        (lambda data: _archive({PROGRAM: _members(data)[PROGRAM]}), "there are no bytes"),
+        (lambda data: zipped({PROGRAM: _members(data)[PROGRAM]}), "there are no bytes"),
         (lambda data: _header(data, lambda h: _first(h).update(dtype="F8_E4M3")), "has the dtype"),
         (lambda data: _header(data, lambda h: _first(h).update(shape=[9])), "outside of its place"),
         (lambda data: _header(data, lambda h: _first(h).update(shape=[-1])), "cannot be read"),
@@ -350,24 +399,25 @@ def test_damaged_archives(change: Callable[[bytes], bytes], text: str) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    graph = _graph([], ["x"], [])
+    graph = native_graph([], ["x"], [])
     with pytest.raises(FileFormatError, match="version '2'"):
-        open_file(_file(graph, version="2"))
+        open_file(native_file(graph, version="2"))
 
 
 def test_graphs_are_not_nested_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("purevk.pte.native._MOST_NESTED", 3)
-    graph = _graph([], ["x"], [])
+    graph = native_graph([], ["x"], [])
     for _ in range(5):
-        inner = _argument(schema.GraphArg(name="g", graph=graph))
-        graph = _graph([_node("n", "torch.ops.higher_order.cond", [inner])], ["x"], [])
+        inner = argument(schema.GraphArg(name="g", graph=graph))
+        graph = native_graph([call("n", "torch.ops.higher_order.cond", [inner])], ["x"], [])
     with pytest.raises(FileFormatError, match="nested"):
-        open_file(_file(graph))
+        open_file(native_file(graph))
 
 
-def test_changed_bytes_raise_errors_of_purevk() -> None:
+@pytest.mark.parametrize("name", ["cached", "quantized"])
+def test_changed_bytes_raise_errors_of_purevk(name: str) -> None:
     """Of the graphs and the header of the tensors, under a checksum that is right."""
-    members, draw = _members(SMALL.read_bytes()), random.Random(7)
+    members, draw = _members((SMALL.parent / f"{name}.ptn").read_bytes()), random.Random(7)
     refused = 0
     for number in range(300):
         name = (PROGRAM, PROGRAM, TENSORS)[number % 3]
@@ -375,7 +425,7 @@ def test_changed_bytes_raise_errors_of_purevk() -> None:
         for _ in range(draw.randint(1, 4)):
             changed[draw.randrange(len(changed))] = draw.randrange(256)
         try:
-            with open_file(_archive({**members, name: bytes(changed)})) as file:
+            with open_file(zipped({**members, name: bytes(changed)})) as file:
                 file.graph(file.methods[0])
         except PurevkError:
             refused += 1
