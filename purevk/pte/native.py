@@ -1,8 +1,7 @@
 """Programs of ExecuTorch's native backend (.ptn): a zip archive of `program.ptg`, the graphs as a
 flatbuffer, `program.safetensors`, their constants, and `aliases.json`, constants with equal bytes.
 
-A graph is one of torch.fx: nodes in an order in which they can run, which name their values. The
-schema is `native_graph.fbs` of ExecuTorch."""
+A graph is one of torch.fx: nodes in an order in which they can run, which name their values."""
 
 from __future__ import annotations
 
@@ -19,21 +18,9 @@ from typing import Any, NamedTuple, NoReturn
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.mapped import own, pieces
-from purevk.pte import flatbuffer as fb
+from purevk.pte import native_schema as fbs
 from purevk.pte.blocks import BLOCK_TYPES, FORMS, BlockType
-from purevk.pte.flatbuffer import (
-    Many,
-    One,
-    Reader,
-    Schema,
-    Table,
-    Text,
-    flag,
-    i8,
-    i32,
-    i64,
-    numbers,
-)
+from purevk.pte.flatbuffer import Reader, Table
 from purevk.pte.safetensors import StoredTensor, read_tensors
 from purevk.pte.source import Source
 from purevk.pte.values import MAX_RANK
@@ -43,84 +30,6 @@ _VERSION = "1"
 _BYTE = DType.uint8
 _MOST_NESTED = 16  # graphs inside of one another
 _SAVE_AGAIN = "write it again with executorch: to_native(exported).save(path)"
-
-_AFFINE = Schema(
-    "AffineGroup",
-    scale_data_key=Text(),
-    scale_dtype=i8(),
-    quant_min=i32(),
-    quant_max=i32(),
-    group_size=i32(),
-    zero_point_data_key=Text(),
-    zero_point_dtype=i8(),
-)
-_PACKED = Schema("PackedQuant", codec=Text())
-_QUANT = Schema("QuantSpec", scheme=fb.Union(_AFFINE, _PACKED))
-_DIM = Schema("Dim", min=i64(), max=fb.Scalar(i64().flags, -1))
-_META = Schema(
-    "TensorMeta", dtype=i8(), sizes=Many(_DIM), dim_order=numbers(i32()), quant=One(_QUANT)
-)
-_TENSOR_VALUE = Schema("TensorValue", name=Text(), meta=One(_META))
-
-_TENSOR = Schema("TensorArg", name=Text())
-_NONE = Schema("NoneArg")
-_INT = Schema("IntArg", value=i64(), ref=Text())
-_FLOAT = Schema("FloatArg", value=fb.f64(), ref=Text())
-_BOOL = Schema("BoolArg", value=flag(), ref=Text())
-_STRING = Schema("StringArg", value=Text())
-_DTYPE = Schema("ScalarTypeArg", value=i8())
-_INTS = Schema("IntListArg", values=numbers(i64()), refs=fb.Texts())
-_FLOATS = Schema("FloatListArg", values=numbers(fb.f64()))
-_BOOLS = Schema("BoolListArg", values=numbers(flag()))
-_TENSORS = Schema("TensorListArg", names=fb.Texts())
-_OPTIONAL = Schema("OptionalTensorListArg", names=fb.Texts(), has_value=numbers(flag()))
-_GRAPH = Schema("Graph")
-_SUB_GRAPH = Schema("GraphArg", name=Text(), graph=One(_GRAPH))
-_ARGUMENT = Schema(
-    "Argument",
-    value=fb.Union(
-        _TENSOR,
-        _NONE,
-        _INT,
-        _FLOAT,
-        _BOOL,
-        _STRING,
-        _DTYPE,
-        _INTS,
-        _FLOATS,
-        _BOOLS,
-        _TENSORS,
-        _OPTIONAL,
-        _SUB_GRAPH,
-    ),
-)
-_NAMED_ARGUMENT = Schema("NamedArgument", name=Text(), arg=One(_ARGUMENT), mutated=flag())
-_OUTPUT = Schema("Output", name=Text(), alias_of=Text(), kind=i8(), names=fb.Texts())
-_NODE = Schema(
-    "Node",
-    name=Text(),
-    op_kind=i8(),
-    target=Text(),
-    inputs=Many(_NAMED_ARGUMENT),
-    outputs=Many(_OUTPUT),
-)
-_GRAPH.define(
-    nodes=Many(_NODE), inputs=fb.Texts(), outputs=fb.Texts(), tensor_values=Many(_TENSOR_VALUE)
-)
-_CONSTANT = Schema(
-    "NamedTensorRef", name=Text(), data_key=Text(), meta=One(_META), kind=i8(), mutated=flag()
-)
-_OUTPUT_SPEC = Schema("OutputSpec", name=Text(), kind=i8(), target=Text())
-_BUFFER = Schema("MutableBufferSpec", name=Text(), fqn=Text())
-_METHOD = Schema(
-    "Method",
-    name=Text(),
-    graph=One(_GRAPH),
-    constants=Many(_CONSTANT),
-    output_specs=Many(_OUTPUT_SPEC),
-    mutable_buffers=Many(_BUFFER),
-)
-_PROGRAM = Schema("Program", version=Text(), methods=Many(_METHOD))
 
 _CALL, _PLACEHOLDER, _RESULT = range(3)  # kinds of nodes
 _LIST = 1  # the kind of a result that is a list of tensors
@@ -237,7 +146,7 @@ def read_native(source: Source, check: bool = True) -> NativeProgram:
         _fail(source, f"there is no {PROGRAM}")
     start, size = members[PROGRAM]
     reader = Reader(view[start : start + size], f"{source.name}, {PROGRAM}")
-    root = reader.root(_PROGRAM, b"NPTG")
+    root = reader.root(fbs.PROGRAM, b"NPTG")
     if root["version"] != _VERSION:
         root.fail(
             f"the program has version {root['version']!r}",
@@ -258,8 +167,32 @@ def read_native(source: Source, check: bool = True) -> NativeProgram:
         methods[row["name"]] = _method(row, tensors)
     end = sum(data)
     return NativeProgram(
-        methods, [(0, data[0]), (end, source.size - end)], [data] if data[1] else []
+        _with_shared_buffers(source, methods),
+        [(0, data[0]), (end, source.size - end)],
+        [data] if data[1] else [],
     )
+
+
+def _with_shared_buffers(
+    source: Source, methods: Mapping[str, NativeMethod]
+) -> dict[str, NativeMethod]:
+    """A tensor that a method writes is one tensor in all methods that name its key."""
+    every = [each for method in methods.values() for each in method.bindings.values()]
+    written = {each.key: each for each in every if each.mutated}
+    for each in every:
+        first = written.get(each.key, each)
+        if (first.type, first.initial, first.packing) != (each.type, each.initial, each.packing):
+            _fail(source, f"methods state {each.key!r} differently", f"{first.type}, {each.type}")
+
+    def shared(method: NativeMethod) -> NativeMethod:
+        return method._replace(
+            bindings={
+                name: each._replace(mutated=each.key in written)
+                for name, each in method.bindings.items()
+            }
+        )
+
+    return {name: shared(method) for name, method in methods.items()}
 
 
 def _fail(source: Source, what: str, why: str = "") -> NoReturn:
@@ -315,7 +248,7 @@ def _method(row: Table, tensors: Mapping[str, StoredTensor]) -> NativeMethod:
     constant: Table
     for constant in row["constants"]:
         key = constant["data_key"]
-        type = _meta(constant, f"the constant {key!r}", may_be_packed=True)
+        type = _meta(constant, f"the constant {key!r}", stored=True)
         stored = tensors.get(key)
         if stored is None:
             constant.fail(f"there are no bytes for {key!r}")
@@ -365,7 +298,7 @@ def _packing(
     if not sizes or not fixed or (type.dtype, stored.dtype) != (_BYTE, _BYTE):
         row.fail(f"{what} cannot be quantized", f"{type}, stored as {stored.dtype.name}")
     packing: Affine | BlockType
-    if scheme.schema is _PACKED:
+    if scheme.schema is fbs.PACKED:
         packing = _block_type(row, what, scheme["codec"])
         is_whole = sizes[-1] % packing.elements == 0
         nbytes = prod(sizes) // packing.elements * packing.nbytes
@@ -381,7 +314,7 @@ def _packing(
             )
     if not is_whole or len(stored.data) != nbytes:
         row.fail(f"{what} has other bytes than the graph states", f"{len(stored.data)} for {sizes}")
-    if scheme.schema is _PACKED:
+    if scheme.schema is fbs.PACKED:
         return packing
 
     def parameters(name: str) -> StoredTensor:
@@ -417,11 +350,11 @@ def _refuse(row: Table, what: str, form: str) -> NoReturn:
     )
 
 
-def _meta(row: Table, what: str, may_be_packed: bool = False) -> TensorMeta:
+def _meta(row: Table, what: str, stored: bool = False) -> TensorMeta:
     meta = row["meta"]
     if meta is None:
         row.fail(f"{what} has no type")
-    if meta["quant"] is not None and not may_be_packed:
+    if meta["quant"] is not None and not stored:
         raise UnsupportedProgramError(
             f"{what} is quantized",
             where=row.reader.where,
@@ -432,6 +365,10 @@ def _meta(row: Table, what: str, may_be_packed: bool = False) -> TensorMeta:
     if len(meta["sizes"]) > MAX_RANK:
         meta.fail(f"{what} has {len(meta['sizes'])} dims")
     sizes = tuple((dim["min"], None if dim["max"] < 0 else dim["max"]) for dim in meta["sizes"])
+    # The order matters only where bytes are stored, and not of dims of size 1.
+    order = [dim for dim in meta["dim_order"] if 0 <= dim < len(sizes) and sizes[dim] != (1, 1)]
+    if stored and order != sorted(order):
+        meta.fail(f"{what} is stored in the order {list(meta['dim_order'])} of dims")
     if any(least < 0 or (most is not None and most < least) for least, most in sizes):
         meta.fail(f"{what} has the sizes {sizes}")
     return TensorMeta(dtype, sizes)
@@ -463,26 +400,26 @@ def _node(row: Table, depth: int) -> NativeNode:
 
 def _argument(row: Table, depth: int) -> Any:
     schema = row.schema
-    if schema is _TENSOR:
+    if schema is fbs.TENSOR:
         return Ref(row["name"])
-    if schema is _NONE:
+    if schema is fbs.NONE:
         return None
-    if schema in (_INT, _FLOAT, _BOOL):
+    if schema in (fbs.INT, fbs.FLOAT, fbs.BOOL):
         return Ref(row["ref"]) if row["ref"] else row["value"]
-    if schema in (_STRING, _FLOATS, _BOOLS):
-        return row["value"] if schema is _STRING else row["values"]
-    if schema is _DTYPE:
+    if schema in (fbs.STRING, fbs.FLOATS, fbs.BOOLS):
+        return row["value"] if schema is fbs.STRING else row["values"]
+    if schema is fbs.DTYPE:
         return _dtype(row, row["value"])
-    if schema is _SUB_GRAPH:
+    if schema is fbs.SUB_GRAPH:
         if row["graph"] is None:
             row.fail("a sub-graph is empty")
         return _graph(row["graph"], depth + 1)
-    if schema is _TENSORS:
+    if schema is fbs.TENSORS:
         return tuple(map(Ref, row["names"]))
-    values = row["has_value"] if schema is _OPTIONAL else row["values"]
-    names = row["names"] if schema is _OPTIONAL else row["refs"] or ("",) * len(values)
+    values = row["has_value"] if schema is fbs.OPTIONAL else row["values"]
+    names = row["names"] if schema is fbs.OPTIONAL else row["refs"] or ("",) * len(values)
     if len(values) != len(names):
         row.fail(f"{len(values)} items and {len(names)} names")
-    if schema is _OPTIONAL:
+    if schema is fbs.OPTIONAL:
         return tuple(Ref(name) if there else None for name, there in zip(names, values))
     return tuple(Ref(name) if name else value for name, value in zip(names, values))

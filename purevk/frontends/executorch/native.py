@@ -139,7 +139,9 @@ class _Method:
             return self.importer.constant(binding.initial.data, type, binding.key)
         if binding.key not in self.states:
             data = None if binding.initial is None else binding.initial.data
-            self.states[binding.key] = self.importer.state(data, type, Label(binding.key))
+            self.states[binding.key] = self.importer.state(
+                data, type, Label(binding.key, binding.key)
+            )
         return self.states[binding.key]
 
     # -- values -----------------------------------------------------------------------------------

@@ -267,6 +267,46 @@ def test_methods_and_shared_weights() -> None:
             np.testing.assert_allclose(result, module(x).detach().numpy(), 1e-5, 1e-6)
 
 
+class Rows(torch.nn.Module):
+    """Writes rows of a buffer, or only reads it; x [n, 3]."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.full((4, 3), 2.0 * persistent), persistent=persistent)
+        self.writes = True
+
+    def forward(self, x: Any, at: Any) -> Any:
+        if self.writes:
+            self.rows.index_copy_(0, at, x + x)
+        return self.rows + x.sum() + at.sum()
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("persistent", [False, True])
+def test_methods_share_buffers(persistent: bool) -> None:
+    """What a method writes, others see, also those that only read it."""
+    torch.manual_seed(3)
+    module, exported = Rows(persistent), {}
+    with quiet():
+        for name, count in (("prefill", 2), ("decode", 1), ("read", 1)):
+            module.writes = name != "read"
+            example = (torch.randn(count, 3), torch.arange(count))
+            exported[name] = torch.export.export(copy.deepcopy(module), example)
+        data = _saved(native.to_native(exported))
+    with purevk.load(data) as program:
+        for name, *rows in (
+            ("read", 0),
+            ("prefill", 1, 3),
+            ("decode", 2),
+            ("read", 0),
+            ("decode", 3),
+        ):
+            x, at = torch.randn(len(rows), 3), torch.tensor(rows)
+            module.writes = name != "read"
+            torch.testing.assert_close(program.method(name)(x, at), module(x, at))
+        assert list(program.state) == ["rows"]
+
+
 @pytest.mark.device
 def test_sizes_beyond_the_bounds() -> None:
     _, data = written("block")
@@ -402,6 +442,24 @@ def test_another_version_is_refused() -> None:
     graph = native_graph([], ["x"], [])
     with pytest.raises(FileFormatError, match="version '2'"):
         open_file(native_file(graph, version="2"))
+
+
+def test_tensors_in_another_order_of_dims_are_refused() -> None:
+    """Dims of size 1 may stand anywhere."""
+    for sizes, order, is_sound in (([2, 3], [1, 0], False), ([2, 1, 3], [1, 0, 2], True)):
+        meta = schema.TensorMeta(
+            dtype=schema.ScalarType.FLOAT, sizes=[schema.Dim(n, n) for n in sizes], dim_order=order
+        )
+        data = native_file(
+            native_graph([], ["x"], ["x"]),
+            tensors={"w": torch.ones(sizes)},
+            constants=[schema.NamedTensorRef(name="w", data_key="w", meta=meta)],
+        )
+        if is_sound:
+            open_file(data)
+        else:
+            with pytest.raises(FileFormatError, match=r"stored in the order \[1, 0\]"):
+                open_file(data)
 
 
 def test_graphs_are_not_nested_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
