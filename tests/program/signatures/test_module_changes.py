@@ -254,6 +254,56 @@ def test_a_change_outside_of_the_module_is_seen(monkeypatch: pytest.MonkeyPatch)
         assert program.method("forward").variants[0] is first
 
 
+class Defaults:
+    width, unused = 2.0, 1.0
+    bounds: ClassVar = [0.0, 9.0]
+
+
+class Options(Defaults):
+    def __init__(self) -> None:
+        self.shift, self.calls, self.inner = 1.0, 0, Inner()
+
+
+OPTIONS = Options()
+
+
+def test_settings_in_global_classes_and_objects_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, closed = globals(), types.SimpleNamespace(height=2.0)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            OPTIONS.calls += 1
+            x = (x * OPTIONS.width + OPTIONS.shift) ** OPTIONS.inner.power
+            return x.clamp(*Defaults.bounds) * closed.height
+
+    module, x = Model(), torch.randn(3)
+    options = Options()
+    monkeypatch.setitem(here, "OPTIONS", options)
+    changes: dict[str, Callable[[], Any]] = {
+        "object": lambda: setattr(options, "shift", 3.0),
+        "object in an object": lambda: setattr(options.inner, "power", 2),
+        "other object in an object": lambda: setattr(options, "inner", Inner(3)),
+        "class": lambda: monkeypatch.setattr(Defaults, "width", 5.0),
+        "attribute of a base class": lambda: setattr(Options, "width", 7.0),
+        "attribute of the class, hidden": lambda: setattr(options, "width", 4.0),
+        "list of a class": lambda: monkeypatch.setattr(Defaults, "bounds", [-1.0, 2.0]),
+        "list, in place": lambda: Defaults.bounds.__setitem__(1, 1.0),
+        "in a closure": lambda: setattr(closed, "height", 8.0),
+        "other object": lambda: monkeypatch.setitem(here, "OPTIONS", Options()),
+    }
+    with purevk.compile(module, (x,)) as program:
+        torch.testing.assert_close(program(x), module(x))
+        for name, change in changes.items():
+            change()
+            torch.testing.assert_close(program(x), module(x), msg=name)
+        first = program.method("forward").variants[0]
+        Defaults.unused = 2.0
+        program(x)
+        assert program.method("forward").variants[0] is first
+    monkeypatch.undo()
+    del Options.width
+
+
 def test_an_attribute_is_no_global_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may keep the results of its calls under the name of an attribute."""
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)  # whose texts tell
 _SEQUENCES = (list, tuple, set, frozenset)
 _CONTAINERS = (*_SEQUENCES, Mapping)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+# Whose classes and objects hold no settings of a model.
+_LIBRARIES = ("builtins", "torch", "numpy", "logging", "threading", "functools")
 MAX_ITEMS = 1000  # of a container whose content is compared
 MAX_ARRAY = 1 << 20  # bytes of an array of numpy whose content is compared
 _MAX_DEPTH = 3  # of objects in objects
@@ -39,7 +41,8 @@ class Attributes:
       identity;
     - sub-modules and hooks that are added, removed or exchanged;
     - of classes that are not torch's: their attributes and functions, and what these functions name
-      in their closures and among the global variables of their file, as far as it is data.
+      in their closures and among the global variables of their file, as far as it is data. Of
+      classes and plain objects there, the attributes that these functions name and do not assign.
 
     Args:
         modules: each once.
@@ -51,6 +54,7 @@ class Attributes:
         self._dicts: list[dict[str, Any]] = []  # whose number of items is compared
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._classes: list[type] = []
+        self._of_classes: list[tuple[type, str]] = []  # attributes of other classes
         self._cells: list[types.CellType] = []
         self._seen: set[int] = set()
         for module in modules:
@@ -94,6 +98,9 @@ class Attributes:
 
     def _read_class(self, of_module: type) -> None:
         functions: list[types.FunctionType] = []
+        names: set[str] = set()
+        assigned: set[str] = set()
+        variables: list[Any] = []
         for cls in of_module.__mro__:
             torchs = cls is object or cls.__module__.partition(".")[0] == "torch"
             if not torchs and cls not in self._classes:
@@ -104,22 +111,57 @@ class Attributes:
             if id(function) in self._seen:
                 continue
             self._seen.add(id(function))
+            names |= _names_in(function.__code__)
+            assigned |= _assigned_in(function.__code__)
             for cell in function.__closure__ or ():
                 value = _content(cell)
                 functions += _of_the_same_file(value, function)
-                if is_data(value):
+                variables.append(value)
+                if is_data(value) or is_plain_object(value):
                     self._cells.append(cell)
             for name in sorted(_names_in(function.__code__) & function.__globals__.keys()):
                 value = function.__globals__[name]
                 functions += _of_the_same_file(value, function)
-                if is_data(value) and _reads_global(function.__code__, name):
+                if not _reads_global(function.__code__, name):
+                    continue
+                variables.append(value)
+                if is_data(value) or is_plain_object(value):
                     self._slots.append((function.__globals__, name))
+        for variable in variables:
+            self._read_named(variable, names - assigned, _MAX_DEPTH)
+
+    def _read_named(self, value: Any, names: Set[str], depth: int) -> None:
+        """The attributes of a class or a plain object, and of plain objects in it, by their names. Also
+        those that an object takes from its class, and that it may hide later."""
+        cls = value if isinstance(value, type) else type(value)
+        if not depth or id(value) in self._seen:
+            return
+        if value is not cls and not is_plain_object(value):
+            return
+        self._seen.add(id(value))
+        bases = [
+            base for base in cls.__mro__ if base.__module__.partition(".")[0] not in _LIBRARIES
+        ]
+        data = {
+            name
+            for base in bases
+            for name in names & vars(base).keys()
+            if is_data(vars(base)[name])
+        }
+        self._of_classes += [(base, name) for base in bases for name in sorted(data)]
+        if value is cls:
+            return
+        attributes = vars(value)
+        for name in sorted(data | (names & attributes.keys())):
+            self._slots.append((attributes, name))
+            self._read_named(attributes.get(name), names, depth - 1)
 
     def _now(self) -> list[Any]:
         """All values, in the same order each time."""
         values = list(map(dict.get, self._owners, self._keys))
         for cls in self._classes:
             values += vars(cls).values()
+        values += [vars(cls).get(name) for cls, name in self._of_classes]
         return values + list(map(_content, self._cells))
 
     def tensors(self) -> list[Any]:
@@ -172,8 +214,7 @@ def is_plain_object(value: Any) -> bool:
 
     if isinstance(value, (type, types.ModuleType, torch.Tensor, torch.nn.Module, *_ATOMS)):
         return False
-    owner = type(value).__module__.partition(".")[0]
-    if owner in ("builtins", "torch", "numpy", "logging", "threading", "functools"):
+    if type(value).__module__.partition(".")[0] in _LIBRARIES:
         return False
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _FUNCTIONS)
 
@@ -209,6 +250,23 @@ def _names_in(code: types.CodeType) -> set[str]:
     """The global variables and attributes that the code of a function names."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
     return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _assigned_in(code: types.CodeType) -> set[str]:
+    """The attributes that the code of a function assigns, but for those of its first argument."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    names = {
+        step.argval
+        for last, step in itertools.pairwise(dis.get_instructions(code))
+        if step.opname == "STORE_ATTR" and not _loads(last, code.co_varnames[:1])
+    }
+    return names.union(*map(_assigned_in, inner))
+
+
+def _loads(step: dis.Instruction, variable: Sequence[str]) -> bool:
+    """Whether an instruction ends with a variable on the stack."""
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and names[-1:] == tuple(variable)
 
 
 def _reads_global(code: types.CodeType, name: str) -> bool:
