@@ -146,7 +146,7 @@ def test_numbers_are_rounded_by_functions_that_are_right_for_double() -> None:
     found = [
         f"{path.name}: {line.strip()}"
         for path in texts
-        if path.name != "math.glslh"
+        if path.name != "math.glslh" and path.parent.name != "quantized"  # has no doubles
         for line in path.read_text().splitlines()
         if raw.search(line.partition("//")[0])
     ]
