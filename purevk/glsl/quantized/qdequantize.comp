@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// The weight of a quantized linear layer as float16: out[n, k] = quantized value * scales[n, k / group],
+// The weight of a quantized linear layer as elements: out[n, k] = quantized value * scales[n, k / group],
 // or with minimums (quantized value + OFFSET) * scales[n, k / group] + minimums[n, k / group], where
 // OFFSET is 8 or 128.
 //
@@ -13,6 +13,7 @@
 //   BITS        8: int8; 4: two values in a byte, each stored as value + 8
 //   HIGH_FIRST  1: the high nibble of a byte has the even k
 //   MINIMUM     1: there are minimums (0)
+//   T_OUT       element type of the result, unless BLOCKS: float16_t or float
 //   T_SCALE     element type of scales and minimums
 // Grid: ceil(N * K / 8 / local_size_x), spread over y: an invocation makes 8 values; with BLOCKS 16,
 // so half of that
@@ -28,6 +29,9 @@
 #endif
 #ifndef MINIMUM
 #define MINIMUM 0
+#endif
+#ifndef T_OUT
+#define T_OUT float16_t
 #endif
 #ifndef T_SCALE
 #define T_SCALE float
@@ -53,7 +57,7 @@ READONLY_BUFFER(2, minimum, T_SCALE)
 #include "matmul/fragment_blocks.glslh"
 WRITEONLY_BUFFER(OUT_BINDING, out, uvec4)
 #else
-WRITEONLY_BUFFER(OUT_BINDING, out, f16vec4)
+WRITEONLY_BUFFER(OUT_BINDING, out, VEC4_OF(T_OUT))
 #endif
 
 // The 4 values from bit 0 of a word on (BITS 4: the lower 16 bits).
@@ -114,7 +118,7 @@ void main() {
     int row = i / eights;
     vec4 first, second;
     dequantize(row, i - row * eights, first, second);
-    buf_out[2 * i] = f16vec4(first);
-    buf_out[2 * i + 1] = f16vec4(second);
+    buf_out[2 * i] = VEC4_OF(T_OUT)(first);
+    buf_out[2 * i + 1] = VEC4_OF(T_OUT)(second);
 #endif
 }

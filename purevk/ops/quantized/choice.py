@@ -9,7 +9,8 @@
   as exact float16. A float32 activation becomes two float16 values, so the accuracy is that of float32.
 - From 256 rows of float16 on, `qdequantize.comp` makes the weight into float16 at each call, and a
   matmul of float16 follows. Weights with minimums have no other kernel on matrix cores, so for them
-  it is so from 33 rows on.
+  it is so from 33 rows on. Software devices do the same in float32, from 16 rows on: they have no
+  other kernel for many rows.
 - Many rows of int8: `qmatmul_int.comp`, convolutions `qconv2d.comp`. Their sums are integers, so they
   are exact.
 """
@@ -34,12 +35,13 @@ from purevk.tuning.tiles import QuantizedSizes, TileSizes
 HALVES_ROWS = (
     256  # from so many rows on, a matmul of halves is faster by more than it takes to make them
 )
-HALVES_BYTES = 1 << 28  # of a weight in halves, at most: they are temporary memory
+DEQUANTIZED_BYTES = 1 << 28  # of a dequantized weight, at most: it is temporary memory
 MANY_COLUMNS = 64  # for each multiprocessor
 DOT_ROWS = (1, 2, 4, 8)  # that `qdot_coopmat.comp` takes at once
 FUSED_ROWS = 4  # up to so many it normalizes: each workgroup computes the norms of all rows
 FEW_ROWS = 8  # up to so many rows, the weight is read once and not put into tiles
 MINIMUM_ROWS = 4 * FEW_ROWS + 1  # as HALVES_ROWS, of weights with minimums
+SOFTWARE_ROWS = 2 * FEW_ROWS  # as HALVES_ROWS, of float32 on software devices
 
 
 @dataclass(frozen=True)
@@ -151,15 +153,20 @@ def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     )
 
 
-def takes_halves(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
-    """Whether the weight is better made into halves at each call, for a matmul on matrix cores."""
+def is_dequantized(traits: DeviceTraits, matmul: QuantizedMatmul) -> bool:
+    """Whether the weight is better dequantized at each call, to the dtype of the activations."""
+    if not traits.profile.has_fast_shared_memory:
+        least = None if matmul.halves else SOFTWARE_ROWS
+    elif matmul.halves and traits.coopmat_shape is not None:
+        least = MINIMUM_ROWS if matmul.minimums else HALVES_ROWS
+    else:
+        least = None
+    nbytes = (2 if matmul.halves else 4) * matmul.max_n * _dims.upper(matmul.k)
     return (
-        matmul.halves
+        least is not None
         and not matmul.integers
-        and traits.coopmat_shape is not None
-        and traits.profile.has_fast_shared_memory
-        and _dims.range_of(matmul.m)[0] >= (MINIMUM_ROWS if matmul.minimums else HALVES_ROWS)
-        and 2 * matmul.max_n * _dims.upper(matmul.k) <= min(HALVES_BYTES, traits.max_storage_range)
+        and _dims.range_of(matmul.m)[0] >= least
+        and nbytes <= min(DEQUANTIZED_BYTES, traits.max_storage_range)
         and _dims.gcd_of(matmul.k) % 8 == 0
         and matmul.group % 8 == 0
     )

@@ -1,4 +1,4 @@
-"""Quantized weights made into halves, for matmuls on matrix cores with many rows."""
+"""Quantized weights as elements, for matmuls with many rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from purevk.ops.registry import Kernel, Operator, ShapeError, register
 BLOCKS = "purevk.weight_blocks"
 
 
-def emit_halves(
+def emit_dequantized(
     lowering: Lowering,
     weight: Operand,
     scales: Operand,
@@ -23,7 +23,7 @@ def emit_halves(
     form: tuple[int, bool, int],
     blocks: bool = False,
 ) -> None:
-    """Appends the dispatch that makes a weight with dense rows into halves.
+    """Appends the dispatch that dequantizes a weight with dense rows, to the dtype of `out`.
 
     Args:
         sizes: columns and terms of the product, which are rows and columns of the weight.
@@ -66,7 +66,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     grouped = not (isinstance(scales.dims[1], int) and scales.dims[1] == 1)
     form = (node.int("bits"), node.bool("high_first"), node.int("group") if grouped else 0)
     sizes = (_dims.specialize(weight.dims[0]), node.int("terms"))
-    emit_halves(lowering, weight, scales, minimums, out, sizes, form, True)
+    emit_dequantized(lowering, weight, scales, minimums, out, sizes, form, True)
 
 
 # The weight of a `purevk.quantized_matmul` with `terms` terms as halves in the order of fragments, as

@@ -24,8 +24,14 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
-from purevk.ops.quantized.choice import Form, QuantizedMatmul, choose, takes_halves, vectors_of_rows
-from purevk.ops.quantized.halves import emit_halves
+from purevk.ops.quantized.choice import (
+    Form,
+    QuantizedMatmul,
+    choose,
+    is_dequantized,
+    vectors_of_rows,
+)
+from purevk.ops.quantized.halves import emit_dequantized
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,
@@ -140,8 +146,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         wide=gcd16(k, x.strides[0], x.offset),
         groups=groups,
     )
-    if requantized is None and takes_halves(lowering.traits, matmul):
-        _lower_in_halves(lowering, node, matmul, x, weight, scales, out)
+    if requantized is None and is_dequantized(lowering.traits, matmul):
+        _lower_dequantized(lowering, node, matmul, x, weight, scales, out)
         return
     form = choose(lowering.traits, matmul)
     vector = gcd4(n, out.offset)
@@ -219,7 +225,7 @@ def emit_form(
     )
 
 
-def _lower_in_halves(
+def _lower_dequantized(
     lowering: Lowering,
     node: Node,
     matmul: QuantizedMatmul,
@@ -228,23 +234,24 @@ def _lower_in_halves(
     scales: Operand,
     out: Operand,
 ) -> None:
-    """Makes the weight into halves, and multiplies by them."""
+    """Dequantizes the weight to the dtype of x, and multiplies by it."""
     m, n, k, pitch = matmul.m, matmul.n, matmul.k, x.strides[0]
-    half = lowering.temporary(TensorType(DType.float16, (n, k)))
+    elements = lowering.temporary(TensorType(x.dtype, (n, k)))
     form = (matmul.bits, node.bool("high_first"), matmul.group)
     minimums = whole_or_none(lowering, node.optional_tensor("minimums"))
-    emit_halves(lowering, weight, scales, minimums, half, (n, k), form)
+    emit_dequantized(lowering, weight, scales, minimums, elements, (n, k), form)
     extras = node.tensors("extras")
     vectors = (gcd4(pitch, x.offset), True)
     aligned = gcd8(pitch, x.offset, n, out.offset) and may_overlap(lowering, out, extras)
-    choice = choose_matmul(lowering.traits, m, n, k, 1, True, True, vectors, aligned)
+    half = x.dtype is DType.float16
+    choice = choose_matmul(lowering.traits, m, n, k, 1, half, True, vectors, aligned)
     vector_out = stored_vectors(choice, gcd4(n, out.offset))
     epilogue = matrix_epilogue(lowering, node, out, vector_out)
     emit(
         choice,
         lowering,
         a=x,
-        b=half,
+        b=elements,
         bias=packed(lowering, node.optional_tensor("bias")),
         out=out,
         epilogue=epilogue,

@@ -21,7 +21,7 @@ from purevk.ops.matmul.fragments import BLOCK, COLUMNS, ROWS, blocks_type, tile_
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.ops.quantized.choice import takes_halves
+from purevk.ops.quantized.choice import is_dequantized
 from purevk.ops.quantized.few_rows import matmul_of
 from purevk.ops.quantized.halves import BLOCKS as WEIGHT_BLOCKS
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
@@ -256,7 +256,7 @@ class _Finder:
         x, weight, scales = (node.tensor(name).type for name in ("x", "weight", "scales"))
         minimums = node.arg("minimums") is not None
         form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"), minimums)
-        return form is not None and takes_halves(self._traits, form)
+        return form is not None and form.halves and is_dequantized(self._traits, form)
 
 
 def rows_of(matmul: Node) -> Value:

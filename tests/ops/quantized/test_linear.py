@@ -22,10 +22,10 @@ from purevk.ops.quantized.choice import (  # noqa: E402
     QuantizedMatmul,
     choose,
     integer_tile,
-    takes_halves,
+    is_dequantized,
 )
 from purevk.program import Program  # noqa: E402
-from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
+from purevk.tuning import DEFAULT, SOFTWARE, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
 from tests.ops.quantized.harness import (  # noqa: E402
     kernels_of,
@@ -298,6 +298,9 @@ def test_mixed_linear():
     )
 
 
+DEQUANTIZED = ["quantized/qdequantize.comp", "matmul/matmul.comp"]
+
+
 @pytest.mark.parametrize("rows, float_template, integer_template", [
     (3, "quantized/qmatvec.comp", "quantized/qmatvec.comp"),
     (70, "quantized/qmatmul.comp", "quantized/qmatmul_int.comp"),
@@ -315,7 +318,8 @@ def test_templates(rows, float_template, integer_template, device):
     _, templates = run_with_templates(
         "aten._weight_int8pack_mm.default", (x, w, s), constants=(1, 2)
     )
-    assert templates == [float_template]
+    is_software = not context().traits.profile.has_fast_shared_memory and device == "cpu"
+    assert templates == (DEQUANTIZED if is_software and rows > 16 else [float_template])
     values, w, s, bias, (sums, scales) = q8ta_parts(rows, 12, 64)
     args = (values, 0.03, 1, w, sums, scales, 0.5, 0, bias, "none")
     _, templates = run_with_templates("et_vk.q8ta_linear.default", args, constants=(3, 4, 5, 8))
@@ -324,7 +328,8 @@ def test_templates(rows, float_template, integer_template, device):
 
 @pytest.mark.purevk("int8", "storage_8bit")
 def test_epilogue(device):
-    """A residual and a relu after the linear layer, in one dispatch."""
+    """A residual and a relu after the linear layer, in its dispatch. Software devices dequantize the
+    weight of many rows before."""
     for rows, n in ((5, 36), (5, 37), (40, 36)):
         x, w, s, other = (
             tensor(rows, 64),
@@ -345,7 +350,7 @@ def test_epilogue(device):
         graph = recorder.importer.finish(final)
         with Program("test", {"forward": lambda sizes: graph}, context()) as program:
             have, templates = program.forward(x, other), dispatches(program)
-        assert len(templates) == 1, templates
+        assert len([name for name in templates if "qdequantize" not in name]) == 1, templates
         close(have, torch.relu(x.double() @ grouped(w, s, 32).T + other.double()))
 
 
@@ -429,7 +434,7 @@ def test_weight_larger_than_a_binding():
 @pytest.mark.parametrize("n, k, group", [(36, 64, 32), (24, 256, 8), (37, 64, 0)])
 def test_weight_in_halves(monkeypatch, device, n, k, group):
     """Many rows: the weight becomes halves, for a matmul of halves."""
-    monkeypatch.setattr(quantized_matmul, "takes_halves", lambda traits, matmul: matmul.halves)
+    monkeypatch.setattr(quantized_matmul, "is_dequantized", lambda traits, matmul: matmul.halves)
     x, bias, w = tensor(70, k).half(), tensor(n).half(), quantized_weight(n, k, 4)
     if group:
         s = tensor(n, k // group, low=0.01, high=0.2).half()
@@ -448,7 +453,7 @@ def test_weight_in_halves(monkeypatch, device, n, k, group):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weight_with_minimums_in_halves(monkeypatch, device, bits):
-    monkeypatch.setattr(quantized_matmul, "takes_halves", lambda traits, matmul: matmul.halves)
+    monkeypatch.setattr(quantized_matmul, "is_dequantized", lambda traits, matmul: matmul.halves)
     x, w = tensor(70, 64).half(), quantized_weight(36, 64, bits)
     scales, minimums = (tensor(36, 2, low=0.01, high=0.2, seed=seed).half() for seed in (1, 2))
     weight = grouped(w.double() + 2 ** (bits - 1), scales, 32) + grouped(w * 0 + 1, minimums, 32)
@@ -458,11 +463,28 @@ def test_weight_with_minimums_in_halves(monkeypatch, device, bits):
     close(have / bits, x.double() @ weight.half().double().T / bits, torch.float16)
 
 
+@pytest.mark.parametrize("has_minimums", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_software_devices_dequantize_for_many_rows(bits, has_minimums):
+    x, w = tensor(17, 64), quantized_weight(36, 64, bits)
+    scales, minimums = (tensor(36, 2, low=0.01, high=0.2, seed=seed).half() for seed in (1, 2))
+    weight = grouped(w, scales, 32)
+    if has_minimums:
+        weight = grouped(w.double() + 2 ** (bits - 1), scales, 32)
+        weight += grouped(w * 0 + 1, minimums, 32)
+    args = (x, pack_low_first(w) if bits == 4 else w, scales, 32, None, bits)
+    args, constants = ((*args, minimums), (1, 2, 6)) if has_minimums else (args, (1, 2))
+    have, templates = run_with_templates("purevk.quantized_linear", args, constants=constants)
+    if not context().traits.profile.has_fast_shared_memory:
+        assert templates == DEQUANTIZED
+    close(have / bits, x.double() @ weight.T / bits)
+
+
 def test_when_the_weight_becomes_halves():
     traits = replace(GPU, coopmat_shape=(16, 16, 16))
     matmul = QuantizedMatmul(512, 2048, 2048, 4, 256, 0, 32, False, True)
-    assert takes_halves(traits, matmul)
-    assert takes_halves(traits, replace(matmul, m=64, minimums=True))
+    assert is_dequantized(traits, matmul)
+    assert is_dequantized(traits, replace(matmul, m=64, minimums=True))
     for other in (
         replace(matmul, m=32, minimums=True),
         replace(matmul, m=Dim.of(Symbol("s", 512, lower=1))),
@@ -472,8 +494,12 @@ def test_when_the_weight_becomes_halves():
         replace(matmul, halves=False),
         replace(matmul, group=4),
     ):
-        assert not takes_halves(traits, other)
-    assert not takes_halves(replace(traits, coopmat_shape=None), matmul)
+        assert not is_dequantized(traits, other)
+    assert not is_dequantized(replace(traits, coopmat_shape=None), matmul)
+    software = DeviceTraits(frozenset(), profile=SOFTWARE)
+    assert is_dequantized(software, replace(matmul, m=16, halves=False))
+    for other in (matmul, replace(matmul, m=8, halves=False)):
+        assert not is_dequantized(software, other)
 
 
 def stepwise(choosing, traits, matmul):
