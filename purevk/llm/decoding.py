@@ -18,15 +18,18 @@ from purevk.llm.graphs import source_of
 from purevk.llm.pieces import Stats, TokenLogprobs
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
 from purevk.program.program import Program
+from purevk.program.variants.variant import GraphSource
 
 PROMPT_ROWS = (1, 33, 256, 1024)
-"""Tokens from which on prompts have another method on GPUs: other kernels are faster then."""
+SOFTWARE_PROMPT_ROWS = (1, 16)
+"""Tokens from which on prompts have another method: other kernels are faster then. The first are
+those of GPUs."""
 _Started = Callable[[], Any]  # waits for a call, and gives its results
 
 
 def prompt_lengths(most: int, is_gpu: bool) -> dict[str, tuple[int, int]]:
     """The methods of prompts by name, with the fewest and the most tokens that each takes."""
-    least = [rows for rows in PROMPT_ROWS if rows <= most] if is_gpu else [1]
+    least = [rows for rows in (PROMPT_ROWS if is_gpu else SOFTWARE_PROMPT_ROWS) if rows <= most]
     ends = [*(rows - 1 for rows in least[1:]), most]
     return {f"prompt_{end}": (start, end) for start, end in zip(least, ends)}
 
@@ -71,8 +74,9 @@ class Decoder:
     """Runs the methods of a program for prompts and "decode", and the cache that they write.
 
     Args:
-        program: gets further methods when they are first needed.
+        program: has "decode", and gets further methods when they are first needed.
         prompts: the methods for prompts, see `prompt_lengths`.
+        source: of such a method, by its name.
         context: tokens that the cache holds.
         vocab: tokens that there are.
         dtype: of the state "logits".
@@ -87,13 +91,14 @@ class Decoder:
         self,
         program: Program,
         prompts: Mapping[str, tuple[int, int]],
+        source: Callable[[str], GraphSource],
         context: int,
         vocab: int,
         dtype: DType,
         chunk: ChunkSize,
     ) -> None:
         self.program, self.context, self.vocab, self.dtype = program, context, vocab, dtype
-        self.chunk, self.prompts = chunk, prompts
+        self.chunk, self.prompts, self.source = chunk, prompts, source
         self.tokens: list[int] = []
         self.is_recurrent = False
         self._running: object = None
@@ -162,6 +167,8 @@ class Decoder:
     def _chunk(self, tokens: Sequence[int], position: int) -> Any:
         """Computes tokens of a prompt."""
         name = next(name for name, (_, most) in self.prompts.items() if len(tokens) <= most)
+        if name not in self.program.methods:
+            self.program.add_methods({name: self.source(name)})
         return self.program.method(name)(np.array([tokens]), np.array([position]))
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from purevk.ir import (
     Value,
 )
 from purevk.ops.builder import Builder
-from purevk.program.variants.variant import GraphSource
 from purevk.tuning import DeviceTraits
+
+if TYPE_CHECKING:
+    from purevk.frontends.respecialize import ReadGraph
 
 
 class GraphBuilder(Builder):
@@ -86,7 +89,7 @@ class GraphBuilder(Builder):
         )
 
 
-def source_of(build: Callable[[], Graph]) -> GraphSource:
+def source_of(build: Callable[[], Graph]) -> ReadGraph:
     """What a program reads the graph from that `build` makes."""
     from purevk.frontends.respecialize import ReadGraph
 

@@ -181,17 +181,22 @@ def _model(
 ) -> Model:
     """Builds the methods, and puts them onto a device."""
     architecture, rows = _architecture(file, context)
-    arguments = (file, architecture, rows, dtype, cache)
-    plan = plan_of(_step_graph(*arguments), rows)
+    build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
+    decode = source_of(build)
+    plan = plan_of(decode.graph, rows)
     check_fits(plan, device, file.name)
     is_gpu = device.traits.profile.has_fast_shared_memory
     most = min(GPU_ROWS if is_gpu else MOST_ROWS, rows)
     prompts = prompt_lengths(most, is_gpu)
-    sources = {
-        name: source_of(functools.partial(_step_graph, *arguments, name, length))
-        for name, length in (*prompts.items(), ("decode", None))
-    }
-    program = Program(os.path.basename(file.name), sources, device, closing=file.close)
-    decoder = Decoder(program, prompts, rows, architecture.vocab, dtype, ChunkSize(most, is_gpu))
+    program = Program(os.path.basename(file.name), {"decode": decode}, device, closing=file.close)
+    decoder = Decoder(
+        program,
+        prompts,
+        lambda name: source_of(functools.partial(build, name, prompts[name])),
+        rows,
+        architecture.vocab,
+        dtype,
+        ChunkSize(most, is_gpu),
+    )
     decoder.is_recurrent = architecture.is_recurrent
     return Model(decoder, file, plan)

@@ -36,8 +36,11 @@ def save(
     program.check_open()
     constants: dict[Hashable, Constant] = {}
     methods = {
-        name: functools.partial(_read, program.methods[name].source, constants)
-        for name in (*decoder.prompts, "decode")
+        name: functools.partial(_read, source, constants)
+        for name, source in (
+            *((name, decoder.source(name)) for name in decoder.prompts),
+            ("decode", program.methods["decode"].source),
+        )
     }
     metadata = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
@@ -119,14 +122,14 @@ def load_saved(
             )
         prompts = _prompts(path, about.get("prompts"), opened.methods)
         check_fits(plan, device, path)
-        sources = {name: FileSource(opened, name) for name in (*prompts, "decode")}
-        program = Program(opened.label, sources, device, closing=opened.close)
+        source = functools.partial(FileSource, opened)
+        program = Program(opened.label, {"decode": source("decode")}, device, closing=opened.close)
     except BaseException:
         opened.close()
         raise
     is_gpu = device.traits.profile.has_fast_shared_memory
     chunk = ChunkSize(max(most for _, most in prompts.values()), is_gpu)
-    decoder = Decoder(program, prompts, plan.context, vocab, computed, chunk)
+    decoder = Decoder(program, prompts, source, plan.context, vocab, computed, chunk)
     decoder.is_recurrent = bool(about.get("is_recurrent"))
     return decoder, SavedFile(path, about["metadata"]), plan
 

@@ -246,11 +246,13 @@ def test_prompts_of_gpus_have_methods_by_their_length(
         "prompt_1023": (256, 1023),
         "prompt_2048": (1024, 2048),
     }
-    assert prompt_lengths(20, True) == prompt_lengths(20, False) == {"prompt_20": (1, 20)}
+    assert prompt_lengths(20, True) == {"prompt_20": (1, 20)}
+    assert prompt_lengths(20, False) == {"prompt_15": (1, 15), "prompt_20": (16, 20)}
     monkeypatch.setattr(decoding, "PROMPT_ROWS", (1, 3, 6))
     monkeypatch.setattr(loading, "prompt_lengths", lambda most, _: prompt_lengths(most, True))
     reference = write_llama(tmp_path / "model.gguf", "Q8_0")
     with purevk.llm.load(tmp_path / "model.gguf", context=32) as model:
+        assert set(model.program.methods) == {"decode"}  # the others when they are first needed
         for count in (2, 3, 5, 9):
             prompt = (PROMPT * 9)[:count]
             want = expected_logits(reference, prompt)
