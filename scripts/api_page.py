@@ -89,6 +89,17 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         "purevk.runtime",
         {"Runtime": ("get", "load_program")},
     ),
+    "The API of executorch.extension.llm.runner": (
+        "`from purevk.runtime.llm import TextLLMRunner`; [llm.md](../llm.md) has examples.",
+        "purevk.runtime.llm",
+        {
+            "TextLLMRunner": ("generate", "prefill", "stop", "reset"),
+            "MultimodalRunner": ("generate", "generate_text", "generate_hf", "prefill"),
+            "GenerationConfig": ("resolve_max_new_tokens",),
+            "Stats": ("to_json_string", "reset"),
+            "make_image_input": (),
+        },
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from purevk.llm.safetensors import (
     read_json,
     read_tensors,
 )
+from purevk.llm.tokenizer.files import numbers_of, read_about
 from purevk.paths import read_file
 from purevk.pte.source import Source
 
@@ -170,27 +171,10 @@ class Folder(files.ModelFile):
 
     def _read_tokenizer(self, path: Path) -> None:
         """The tokenizer, the chat template and what ends an answer, if they are there."""
-
-        def optional(name: str) -> dict[str, Any]:
-            return read_json(path / name) if (path / name).is_file() else {}
-
         if (path / "tokenizer.json").is_file():
             self.metadata["tokenizer.json"] = read_file(path / "tokenizer.json", MOST_TEXT).decode()
-        about = optional("tokenizer_config.json")
-        template: Any = about.get("chat_template")
-        if (path / "chat_template.jinja").is_file():
-            template = read_file(path / "chat_template.jinja", MOST_TEXT).decode()
-        if isinstance(template, str):
-            self.metadata["tokenizer.chat_template"] = template
-        for key in ("bos_token", "eos_token"):
-            token = about.get(key)
-            text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str):
-                self.metadata[f"tokenizer.{key}"] = text
-        ends = optional("generation_config.json").get("eos_token_id")
-        ends = self._config.get("eos_token_id") if ends is None else ends
-        numbers = ends if isinstance(ends, list) else [ends]
-        self.metadata["tokenizer.ends"] = [each for each in numbers if isinstance(each, int)]
+        ends = numbers_of(self._config.get("eos_token_id"))
+        self.metadata |= {"tokenizer.ends": ends, **read_about(path)}
 
     # -- tensors ----------------------------------------------------------------------------------
     def _read_tensors(self, path: Path) -> dict[str, Stored]:

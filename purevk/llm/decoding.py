@@ -131,19 +131,20 @@ class Decoder:
         token of the last one is read."""
         mine = self._running = object()
         random = np.random.default_rng(sampling.seed)
+        computed = self._prompt(prompt, stats)
         sampler = self._sampler(prompt, sampling, constraint)
         choose = functools.partial(self._choose, sampler, sampling, constraint, random)
-        step = choose(self._prompt(prompt, stats))
+        step = choose(computed)
         for count in itertools.count(1):
             position = len(self.tokens)
             goes_on = position < self.context and count != most
-            computed = self._decode(position) if goes_on else None
-            following = choose(computed) if computed is not None and constraint is None else None
+            submitted = self._decode(position) if goes_on else None
+            following = choose(submitted) if submitted is not None and constraint is None else None
             token = self._token(step.token())
-            if computed is not None:
+            if submitted is not None:
                 self.tokens.append(token)  # the step that was submitted has it as its input
             yield token, self._logprobs(step, token, sampling.logprobs or 0)
-            if computed is None:
+            if submitted is None:
                 return
             if self._running is not mine:
                 raise InputError(
@@ -156,7 +157,7 @@ class Decoder:
                 if constraint.is_complete:
                     stats.why = "end"
                     return
-                following = choose(computed)
+                following = choose(submitted)
             assert following is not None
             step = following
 
@@ -186,6 +187,8 @@ class Decoder:
             common = 0
         stats.reused_tokens = common
         del self.tokens[common:]
+        if not common:
+            self._restart()
         while True:
             at = len(self.tokens)
             part = prompt[at : at + self.chunk.rows]
@@ -196,6 +199,9 @@ class Decoder:
             if len(self.tokens) == len(prompt):
                 break
         return lambda: result
+
+    def _restart(self) -> None:
+        """Called before the first token of a sequence is computed."""
 
     def _sampler(
         self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None
@@ -230,7 +236,7 @@ class Decoder:
         if sampler:
             inputs = [sampling.parameters(random.random())]
             if constraint is not None:
-                inputs.append(constraint.allowed())
+                inputs.append(constraint.allowed(self.vocab))
             computed = self.program.method(sampler).start(*inputs)
         if sampling.logprobs is None:
             return _Step(computed)

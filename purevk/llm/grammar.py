@@ -36,15 +36,15 @@ class Constraint:
         """Whether nothing may follow."""
         return bool(self._matcher.is_stopped())
 
-    def allowed(self) -> np.ndarray:
-        """A bit for each token that may come next, uint8 [bytes].
+    def allowed(self, vocab: int) -> np.ndarray:
+        """A bit for each of `vocab` tokens, set if it may come next: uint8 [bytes], a multiple of 4.
 
         Raises:
             InputError: the grammar asks for more than llguidance's limits.
         """
         bits = self._matcher.compute_bitmask()
         self._check()
-        return np.frombuffer(bits, np.uint8)
+        return np.frombuffer(bits, np.uint8)[: -(-vocab // 32) * 4]  # there may be a word more
 
     def accept(self, token: int) -> None:
         """Goes on after a token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from purevk.ir import (
     Dim,
     Graph,
     GuardLog,
+    Input,
     Label,
     Size,
     Symbol,
@@ -21,7 +23,7 @@ from purevk.ir import (
     TensorType,
     Value,
 )
-from purevk.ops.builder import Builder
+from purevk.ops.builder import Builder, NameSource
 from purevk.tuning import DeviceTraits
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class GraphBuilder(Builder):
-    """A graph in the making, with the name of its method."""
+    """A graph in the making, with the name of its method. Names of values begin with a prefix."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(Graph(name, (), (), ()), DeviceTraits(frozenset()))
+    def __init__(self, name: str, prefix: str = "") -> None:
+        names = NameSource(prefix)
+        super().__init__(Graph(name, (), (), ()), DeviceTraits(frozenset()), names=names)
         self._inputs: list[Value] = []
         self._constants: dict[Value, Constant] = {}
         self._states: dict[Value, Constant | None] = {}
@@ -85,6 +88,23 @@ class GraphBuilder(Builder):
             self._states,
             self._symbols,
             labels=self._labels,
+            shares_weights=True,
+        )
+
+    def finish_around(
+        self, graph: Graph, before: int, inputs: Sequence[Input], *outputs: Value
+    ) -> Graph:
+        """A graph with these nodes around its own: the first `before` of them before those."""
+        return replace(
+            graph,
+            name=self.graph.name,
+            inputs=tuple(inputs),
+            nodes=(*self.nodes[:before], *graph.nodes, *self.nodes[before:]),
+            outputs=outputs,
+            constants={**graph.constants, **self._constants},
+            states={**graph.states, **self._states},
+            labels={**graph.labels, **self._labels},
+            signature=None,
             shares_weights=True,
         )
 

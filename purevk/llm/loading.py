@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from purevk.dtypes import DType
@@ -43,13 +44,15 @@ def load(
     dtype: str = "auto",
     cache: str = "auto",
     device: Context | int | str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    data_files: Sequence[str | os.PathLike[str]] = (),
 ) -> Model:
     """Loads a language model. Weights stay packed on the device.
 
     Args:
         path: of a GGUF file, or of the first part of a split one; of a folder with safetensors
-            files, config.json and tokenizer.json, as transformers writes it; or of a .pvk file of
-            `Model.save`.
+            files, config.json and tokenizer.json, as transformers writes it; of a .pvk file of
+            `Model.save`; or of a .pte file of ExecuTorch's `export_llm` or of optimum-executorch.
         context: tokens that the cache holds; None: as many as the model was trained with, 4096 at
             most.
         dtype: what is computed in: "float32", "float16" or "bfloat16". "auto" is float16 on GPUs
@@ -57,6 +60,9 @@ def load(
         cache: what the cache holds: one of these, "int8" with a scale for each head of a token, or
             "float8" (E4M3). "auto" is `dtype`.
         device: as for `purevk.load`.
+        tokenizer: of a .pte file: path of tokenizer.json, or of a tokenizer.model of SentencePiece
+            or tiktoken. None: only token ids are taken.
+        data_files: of a .pte file: .ptd files with its weights.
 
     Raises:
         FileFormatError: the file is damaged or no GGUF.
@@ -69,6 +75,25 @@ def load(
     _check_names(dtype, cache)
     place = Path(path_text(path))
     chosen = choose_context(device, None)
+    if place.suffix == ".pte":
+        from purevk.llm.executorch import load_pte
+
+        if dtype != "auto" or cache != "auto":
+            raise InputError(
+                f"dtype={dtype!r}, cache={cache!r} are not accepted for a .pte file",
+                where=str(place),
+                why="they were chosen when it was exported",
+                next="leave them out",
+            )
+        vocabulary = None if tokenizer is None else Path(path_text(tokenizer))
+        weights = [Path(path_text(each)) for each in data_files]
+        return Model(*load_pte(place, chosen, context, vocabulary, weights))
+    if tokenizer is not None or data_files:
+        raise InputError(
+            "tokenizer and data_files are of .pte files",
+            where=str(place),
+            next="leave them out: this file has its own",
+        )
     if place.suffix == ".pvk":
         from purevk.llm.saved import load_saved
 

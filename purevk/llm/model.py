@@ -260,6 +260,7 @@ class Model:
         and the dtype that the model was loaded with, and runs on any device.
 
         Raises:
+            UnsupportedProgramError: it was loaded from a .pte file.
             OSError: the file cannot be written.
         """
         from purevk.llm.saved import save

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from purevk.errors import FileFormatError, InputError
+from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.frontends.saved import SavedProgram, write_program
 from purevk.graph.context import Context
 from purevk.ir import Constant, Graph
@@ -34,6 +34,10 @@ def save(
 
     program = decoder.program
     program.check_open()
+    if type(decoder) is not Decoder:
+        raise UnsupportedProgramError(
+            "a model of a .pte file is not saved", where=program.name, next="copy the .pte file"
+        )
     constants: dict[Hashable, Constant] = {}
     methods = {
         name: functools.partial(_read, source, constants)

@@ -152,12 +152,13 @@ class OperatorCall:
 
 
 class NameSource:
-    """Hands out names that are not taken."""
+    """Hands out names that are not taken. All begin with `prefix`."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._counts: dict[str, int] = {}
 
     def fresh(self, stem: str) -> str:
         count = self._counts.get(stem, 0)
         self._counts[stem] = count + 1
-        return f"{stem}_{count}"
+        return f"{self._prefix}{stem}_{count}"

@@ -65,13 +65,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _write_language_model(page: str, folder: Path) -> None:
-    """The language model that a page names."""
-    if "model.gguf" in (ROOT / page).read_text(encoding="utf-8"):
+    """The language models that a page names."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if "model.gguf" in text:
         for name in ("gguf", "transformers", "tokenizers", "jinja2", "llguidance"):
             pytest.importorskip(name)
         from tests.llm.harness import write_llama
 
         write_llama(folder / "model.gguf", "Q4_1", table="Q8_0", vocabulary=True)
+    if "llama.pte" in text:
+        pytest.importorskip("executorch")
+        from tests.llm import executorch_models as models
+
+        (folder / "llama.pte").write_bytes(models.export("input_pos", True, delegated=False))
+        (folder / "seeing.pte").write_bytes(models.export_seeing(delegated=False))
+        models.write_tokenizer(folder)
 
 
 @pytest.mark.device

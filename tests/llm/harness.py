@@ -159,9 +159,9 @@ def _add_matrix(
 
 
 def _vocabulary() -> list[str]:
-    from purevk.llm.tokenizer import _byte_codes
+    from purevk.llm.tokenizer import byte_codes
 
-    letters = [chr(code) for _, code in sorted(_byte_codes().items())]
+    letters = [chr(code) for _, code in sorted(byte_codes().items())]
     return [*letters, "he", "ll", "hell", "hello", "Ġw", "12", *CONTROL]
 
 

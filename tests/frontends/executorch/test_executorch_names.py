@@ -13,6 +13,7 @@ import pytest
 
 import purevk.portable_lib
 import purevk.runtime
+import purevk.runtime.llm
 
 pytestmark = [pytest.mark.export, pytest.mark.device, pytest.mark.slow]
 executorch = pytest.importorskip("executorch")
@@ -20,9 +21,11 @@ executorch = pytest.importorskip("executorch")
 FILES = {
     "runtime": "runtime/test/test_runtime.py",
     "pybindings": "extension/pybindings/test/test_pybindings.py",
+    "runner": "extension/llm/runner/test/test_runner_pybindings.py",
 }
 # What purevk does otherwise, and why.
 OTHERWISE = {
+    "test_initialization_failure": "the text of the error",
     "test_program_loads_when_one_method_is_device_planned": "the text names ExecuTorch's allocators",
     "test_method_rejects_input_on_unrepresentable_device": "the text of the error",
     "test_program_method_rejects_input_on_unrepresentable_device": "the text of the error",
@@ -37,6 +40,7 @@ def their_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bindings, "portable_lib", purevk.portable_lib, raising=False)
     for name, module in (
         ("executorch.runtime", purevk.runtime),
+        ("executorch.extension.llm.runner", purevk.runtime.llm),
         ("executorch.extension.pybindings.portable_lib", purevk.portable_lib),
     ):
         monkeypatch.setitem(sys.modules, name, module)

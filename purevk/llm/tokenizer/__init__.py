@@ -87,7 +87,7 @@ class Tokenizer:
     ) -> None:
         self._texts, self._special, self._hidden = texts, special, hidden
         self._implementation, self._by_bytes = implementation, by_bytes
-        self._bytes = {chr(code): byte for byte, code in _byte_codes().items()}
+        self._bytes = {chr(code): byte for byte, code in byte_codes().items()}
         ids = {text: number for number, text in enumerate(texts)}
 
         def named(key: str) -> str:
@@ -104,12 +104,11 @@ class Tokenizer:
         self._adds_bos = bool(adds) and bool(self.bos)
         ends = {self.eos, named("eot"), *_END_NAMES}
         stated = map(int, metadata.get("tokenizer.ends", ()))
-        self.end_tokens = frozenset(
-            (
-                *(ids[name] for name in ends if name in ids),
-                *(each for each in stated if 0 <= each < len(texts)),
-            )
-        )
+        usual = {
+            *(ids[name] for name in ends if name in ids),
+            *(each for each in stated if 0 <= each < len(texts)),
+        }
+        self.end_tokens = frozenset(metadata.get("tokenizer.all_ends", usual))
         self.template = metadata.get("tokenizer.chat_template")
 
     @property
@@ -285,7 +284,7 @@ def _of_json(file: ModelFile, text: str) -> Tokenizer:
     by_bytes = '"ByteLevel"' in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
     start = implementation.encode("", add_special_tokens=True).ids[:1]
     metadata = {**file.metadata, "tokenizer.ggml.add_bos_token": False}
-    if start and texts[start[0]] == metadata.get("tokenizer.bos_token"):
+    if start and metadata.setdefault("tokenizer.bos_token", texts[start[0]]) == texts[start[0]]:
         metadata["tokenizer.ggml.add_bos_token"] = True
     return Tokenizer(file.name, texts, set(added), hidden, implementation, metadata, by_bytes)
 
@@ -303,7 +302,7 @@ def _damaged(where: str, why: str) -> FileFormatError:
     )
 
 
-def _byte_codes() -> dict[int, int]:
+def byte_codes() -> dict[int, int]:
     """The character that stands for each byte in a vocabulary: printable ones for themselves, the
     others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

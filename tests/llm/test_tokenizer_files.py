@@ -1,0 +1,105 @@
+"""Files of tokenizers, against the packages that define them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.llm.saved import SavedFile
+from purevk.llm.tokenizer import Tokenizer, tokenizer_of
+from purevk.llm.tokenizer.files import read_tokenizer
+
+pytest.importorskip("tokenizers")
+LEARNED = [
+    "the quick brown fox jumps over the lazy dog",
+    "the dog and the fox: 12 jumps, 345 more",
+    "def add(a, b):\n    return a + b",
+]
+TEXTS = [
+    *LEARNED,
+    "  two spaces,\ttabs\n\n\nand lines ",
+    "人工智能 and emoji 👍🏽",
+    "it's 1234567 O'Clock",
+    "",
+]
+
+
+def tokenizer(path: Path, vocab: int = 1 << 20) -> Tokenizer:
+    return tokenizer_of(SavedFile(path.name, read_tokenizer(path)), vocab)
+
+
+def learn(**options: Any) -> bytes:
+    pieces = pytest.importorskip("sentencepiece")
+    stream = io.BytesIO()
+    settings = {
+        "model_type": "bpe",
+        "vocab_size": 340,
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "minloglevel": 2,
+        **options,
+    }
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(LEARNED), model_writer=stream, **settings
+    )
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    import sentencepiece
+
+    data = learn(add_dummy_prefix=prefix)
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(data)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=data)
+    ours = tokenizer(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text, start=False) == reference.encode(text)
+        assert ours.encode(text) == reference.encode(text, add_bos=True)
+    assert ours.end_tokens == {reference.eos_id()}
+
+
+def test_tiktoken(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("pytorch_tokenizers.tiktoken")
+    from tiktoken._educational import SimpleBytePairEncoding
+
+    split = r"\s?\w+|[^\w]"
+    ranks = SimpleBytePairEncoding.train("\n".join(LEARNED), 300, split).mergeable_ranks
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks.items()]
+    path = tmp_path / "tokenizer.model"
+    path.write_text("\n".join(lines) + "\n")
+    reference, ours = theirs.TiktokenTokenizer(str(path)), tokenizer(path)
+    for text in TEXTS:
+        assert ours.encode(text) == reference.encode(text, bos=True, eos=False)
+    assert ours.encode("<|eot_id|>", start=False) == [reference.special_tokens["<|eot_id|>"]]
+    assert ours.name(len(ranks) + 255) == "<|reserved_special_token_245|>"
+    assert {reference.eos_id, reference.special_tokens["<|eot_id|>"]} == ours.end_tokens
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.model"
+    data = learn()
+    for damaged in (
+        b"",
+        b"dummy tokenizer",
+        data[: len(data) // 2 + 1],
+        b"\x0a\xff" * 9,
+        b"IQ== 0\n",
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(FileFormatError):
+            tokenizer(path)
+    for options in (
+        {"model_type": "unigram", "hard_vocab_limit": False},
+        {"normalization_rule_name": "nmt_nfkc"},
+    ):
+        path.write_bytes(learn(**options))
+        with pytest.raises(UnsupportedProgramError, match="tokenizer.json"):
+            tokenizer(path)
