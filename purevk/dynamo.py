@@ -555,8 +555,15 @@ def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
         # An expanded dim stores its elements once.
         once = [min(size, 1) if stride == 0 else size for size, stride in zip(value.shape, strides)]
         first = tuple(slice(0, size) for size in once)
-        whole.as_strided(once, strides, offset).copy_(value[first])
-        outputs[at] = whole.as_strided(value.shape, strides, offset)
+        traced = aot.results[at]
+        _as_traced(whole.as_strided(once, strides, offset), traced).copy_(value[first])
+        outputs[at] = _as_traced(whole.as_strided(value.shape, strides, offset), traced)
+
+
+def _as_traced(view: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
+    """The view, conjugated or negated lazily as the traced tensor. Writes into it undo that."""
+    view = view.conj() if traced.is_conj() else view
+    return torch._neg_view(view) if traced.is_neg() else view
 
 
 if NAME not in torch._dynamo.list_backends(exclude_tags=()):

@@ -637,6 +637,38 @@ _WRITES: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
 ]
 
 
+_VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x.conj(),
+    lambda x: x.mT,
+    lambda x: x[1:],
+    lambda x: x.expand(2, *x.shape),
+    lambda x: x.imag if x.is_complex() else x,
+    lambda x: x.real if x.is_complex() else x,
+    torch._neg_view,
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_results_that_are_lazy_views_of_others(seed: int) -> None:
+    """Conjugated or negated lazily, they share memory with results that are not."""
+    random_ = random.Random(seed)
+    chains = [random_.choices(_VIEWS, k=random_.randint(1, 3)) for _ in range(3)]
+    written = seed % 2 == 0
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.mul_(2j) if written else x * 2j
+        results = [x]
+        for chain in [[_VIEWS[0]], *chains]:
+            view = x
+            for step in chain:
+                view = step(view)
+            results.append(view)
+        return results
+
+    compiled = torch.compile(function, backend="purevk", options={"fallback": False})
+    _agrees(compiled, function, torch.randn(3, 3, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_inputs_that_share_memory_at_the_first_call(seed: int, forgotten: None) -> None:
     """AOTAutograd traces some of these wrongly: all run in eager torch, with one warning."""
