@@ -177,10 +177,12 @@ def decoder_of(
     is_gpu = program.context.traits.profile.has_fast_shared_memory
     states = {label.key or label.name: state.type for state, label in prompt.graph.labels.items()}
     logits = states.pop("logits")
-    arguments = (program, {"prompt": (1, most)}, context, int(logits.dims[1]), logits.dtype)
+    vocab, size = int(logits.dims[1]), ChunkSize(most, is_gpu)
+    source, prompts = sources.__getitem__, {"prompt": (1, most)}
     if step is None:
-        return CachelessDecoder(*arguments, ChunkSize(most, is_gpu))
-    decoder = (kind or PteDecoder)(*arguments, ChunkSize(most, is_gpu))
+        return CachelessDecoder(program, prompts, source, context, vocab, logits.dtype, size)
+    loop = kind or PteDecoder
+    decoder = loop(program, prompts, source, context, vocab, logits.dtype, size)
     del states["token"]
     decoder.spreads = prompt.positions > 1
     decoder.is_recurrent = not all(map(file.is_cache, states.values()))
