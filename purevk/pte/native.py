@@ -165,12 +165,54 @@ def read_native(source: Source, check: bool = True) -> NativeProgram:
         if row["name"] in methods:
             row.fail(f"there are two methods {row['name']!r}")
         methods[row["name"]] = _method(row, tensors)
+    _check_lost_buffers(source, methods)
     end = sum(data)
     return NativeProgram(
         _with_shared_buffers(source, methods),
         [(0, data[0]), (end, source.size - end)],
         [data] if data[1] else [],
     )
+
+
+def argument_names(value: Any) -> list[str]:
+    """The names of the values in an argument."""
+    if isinstance(value, Ref):
+        return [value.name]
+    return [name for item in value for name in argument_names(item)] if type(value) is tuple else []
+
+
+def _uses(method: NativeMethod) -> tuple[set[str], set[str]]:
+    """The keys of bindings that a method reads, and those that it writes."""
+    roots = {name: binding.key for name, binding in method.bindings.items()}
+    read = {roots[name] for name in method.graph.outputs if name in roots}
+    written = {target for kind, target in method.outputs if kind == BUFFER_MUTATION}
+    for node in method.graph.nodes:
+        for argument in node.arguments:
+            keys = {roots[name] for name in argument_names(argument.value) if name in roots}
+            read |= keys
+            written |= keys if argument.mutated else set()
+        for result in node.results:
+            if result.alias_of in roots:
+                roots |= dict.fromkeys(result.names, roots[result.alias_of])
+    return read, written
+
+
+def _check_lost_buffers(source: Source, methods: Mapping[str, NativeMethod]) -> None:
+    """Raises if a buffer without bytes is read and never written. `to_native` writes all buffers that
+    are not persistent so, with the values of constants lost."""
+    uses = list(map(_uses, methods.values()))
+    read, written = (set().union(*keys) for keys in zip(*uses)) if uses else (set(), set())
+    for method in methods.values():
+        for binding in method.bindings.values():
+            key = binding.key
+            if binding.initial is None and key in read and key not in written:
+                raise UnsupportedProgramError(
+                    f"the file has no values of the buffer {key!r}",
+                    where=source.name,
+                    why="to_native writes none of buffers with persistent=False; that no method"
+                    " writes this one shows that it was a constant",
+                    next="set persistent=True, with register_buffer(name, value), and write the file again",
+                )
 
 
 def _with_shared_buffers(

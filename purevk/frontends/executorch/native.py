@@ -25,6 +25,7 @@ from purevk.pte.native import (
     NativeProgram,
     Ref,
     TensorMeta,
+    argument_names,
     read_native,
 )
 from purevk.pte.source import Source
@@ -247,10 +248,10 @@ class _Method:
             name
             for later in graph.nodes[at + 1 :]
             for argument in later.arguments
-            for name in _names(argument.value)
+            for name in argument_names(argument.value)
         } | set(graph.outputs)
         for argument in node.arguments:
-            for name in _names(argument.value) if argument.mutated else ():
+            for name in argument_names(argument.value) if argument.mutated else ():
                 root = self._root(name)
                 shown = {name, *(each for result in node.results for each in result.names)}
                 others = {each for each in self.env if self._root(each) == root} - shown
@@ -266,7 +267,7 @@ class _Method:
 
     def _write(self, argument: Argument, value: Value, source: str) -> None:
         """Has later nodes read what an operator wrote."""
-        for name in _names(argument.value):
+        for name in argument_names(argument.value):
             present = self.env[name]
             if present in self.importer.states:
                 self.importer.emit("purevk.store", (present, value), [], [], source)
@@ -317,13 +318,6 @@ def _functional(node: NativeNode) -> tuple[str, list[Argument]]:
             why="it writes its arguments, and purevk has no operator that gives what it writes",
         )
     return op, written
-
-
-def _names(value: Any) -> list[str]:
-    """The names of the values in an argument."""
-    if isinstance(value, Ref):
-        return [value.name]
-    return [name for item in value for name in _names(item)] if type(value) is tuple else []
 
 
 def _flat(value: Any) -> list[Any]:

@@ -307,6 +307,23 @@ def test_methods_share_buffers(persistent: bool) -> None:
         assert list(program.state) == ["rows"]
 
 
+def test_values_that_the_writer_lost() -> None:
+    """A buffer that is not persistent is in the file without its values, also where it is constant."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(8.0), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            return x * self.scale
+
+    with quiet():
+        data = _saved(native.to_native(torch.export.export(Scaled(), (torch.ones(3),))))
+    with pytest.raises(UnsupportedProgramError, match="no values of the buffer 'scale'"):
+        open_file(data)
+
+
 @pytest.mark.device
 def test_sizes_beyond_the_bounds() -> None:
     _, data = written("block")
