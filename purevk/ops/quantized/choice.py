@@ -238,6 +238,8 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
         columns, most = 8 if rows < 8 and many else 4, 2
         if many and rows <= 2 and subgroups:
             columns, most = 4 if rows == 1 and bits == 4 else 8, 4 if rows == 2 or bits == 4 else 2
+    if rows == 1 and not integers and not profile.has_fast_shared_memory:
+        columns = 16  # what is read of A serves more columns
     wide = 2 * lanes
     if not many and rows == 1 and profile.has_fast_shared_memory and wide <= traits.max_invocations:
         local = wide
