@@ -158,11 +158,26 @@ class Algebra:
         return Z(self.f(text, x.re, length), self.f(text, x.im, length))
 
     # -- exponentials -----------------------------------------------------------------------------
+    def _product(self, x: Term, y: Term) -> Term:
+        """x * y, but 0 where one of them is 0 and the other infinite or NaN."""
+        text = "($0 == 0.0 ? $0 * pv_copysign(1.0, $1) : $1 == 0.0 ? $1 * pv_copysign(1.0, $0) : $0 * $1)"
+        return self.f(text, x, y)
+
+    def _split(self, x: Term) -> tuple[Term, Term]:
+        """x as far as its exponential is finite, and the exponential of what is left of its size."""
+        limit = "709.0" if self.dtype is DType.float64 else "88.0"
+        inner = self.f(f"(abs($0) > {limit} ? pv_copysign({limit}, $0) : $0)", x)
+        return inner, self.f(f"(abs($0) > {limit} ? pv_exp(abs($0) - {limit}) : 1.0)", x)
+
     def exp(self, x: Z) -> Z:
-        power = self.f("pv_exp($0)", x.re)
+        inner, rest = self._split(self.f("($0 < 0.0 ? 0.0 : $0)", x.re))
+        power = self.f("($0 < 0.0 ? pv_exp($0) : pv_exp($1))", x.re, inner)
+        cos, sin = self.f("pv_cos($0)", x.im), self.f("pv_sin($0)", x.im)
+        cos = self.f("($0 == PV_INF && !($1 == $1) ? 1.0 : $1)", x.re, cos)
+        text = "($1 == 0.0 ? $1 : $2 == -PV_INF ? 0.0 : $0 * $1)"
         return Z(
-            self.f("($1 == 0.0 ? $0 : $0 * pv_cos($1))", power, x.im),
-            self.f("($1 == 0.0 ? $1 : $0 * pv_sin($1))", power, x.im),
+            self._product(self.f(text, power, cos, x.re), rest),
+            self._product(self.f(text, power, sin, x.re), rest),
         )
 
     def expm1(self, x: Z) -> Z:
@@ -213,28 +228,26 @@ class Algebra:
 
     # -- trigonometry -----------------------------------------------------------------------------
     def sin(self, x: Z) -> Z:
-        return Z(
-            self.f("(pv_sin($0) * pv_cosh($1))", x.re, x.im),
-            self.f("(pv_cos($0) * pv_sinh($1))", x.re, x.im),
-        )
+        turned = self.sinh(Z(self.f("(-$0)", x.im), x.re))
+        return Z(turned.im, self.f("(-$0)", turned.re))
 
     def cos(self, x: Z) -> Z:
-        return Z(
-            self.f("(pv_cos($0) * pv_cosh($1))", x.re, x.im),
-            self.f("(-pv_sin($0) * pv_sinh($1))", x.re, x.im),
-        )
+        return self.cosh(Z(self.f("(-$0)", x.im), x.re))
 
     def sinh(self, x: Z) -> Z:
-        return Z(
-            self.f("(pv_sinh($0) * pv_cos($1))", x.re, x.im),
-            self.f("(pv_cosh($0) * pv_sin($1))", x.re, x.im),
-        )
+        return self._by_parts("pv_sinh($0)", "pv_cosh($0)", x)
 
     def cosh(self, x: Z) -> Z:
-        return Z(
-            self.f("(pv_cosh($0) * pv_cos($1))", x.re, x.im),
-            self.f("(pv_sinh($0) * pv_sin($1))", x.re, x.im),
-        )
+        return self._by_parts("pv_cosh($0)", "pv_sinh($0)", x)
+
+    def _by_parts(self, real: str, imaginary: str, x: Z) -> Z:
+        """The real part is a function of the real part of x times the cosine of the other part."""
+        inner, rest = self._split(x.re)
+        wave = "(pv_isinf($0) && !($1 == $1) ? 1.0 : $1)"
+        cos, sin = self.f(wave, x.re, self.f("pv_cos($0)", x.im)), self.f("pv_sin($0)", x.im)
+        re = self._product(self.f(real, inner), cos)
+        im = self._product(self.f(imaginary, inner), sin)
+        return Z(self._product(re, rest), self._product(im, rest))
 
     def tanh(self, x: Z) -> Z:
         """By tan y and sinh x, which are exact near 0; far from it the limit."""
@@ -243,15 +256,17 @@ class Algebra:
         )
         slope = self.f("pv_tan($0)", x.im)
         beta = self.f("(1.0 + $0 * $0)", slope)
-        s = self.f("pv_sinh(clamp($0, -23.0, 23.0))", x.re)
+        s = self.f("pv_sinh(abs($0) > 23.0 ? pv_copysign(23.0, $0) : $0)", x.re)
         rho = self.f("sqrt(1.0 + $0 * $0)", s)
         under = self.f("(1.0 + $0 * $1 * $1)", beta, s)
+        waves = self.f("(4.0 * pv_sin($0) * pv_cos($0))", x.im)
         limit = Z(
-            self.f("pv_copysign(1.0, $0)", x.re),
-            self.f("(4.0 * pv_sin($1) * pv_cos($1) * pv_exp(-2.0 * abs($0)))", x.re, x.im),
+            self.f("(pv_isinf($0) || $1 == $1 ? pv_copysign(1.0, $0) : $1)", x.re, waves),
+            self.f("(pv_isinf($0) ? 0.0 : $1 * pv_exp(-2.0 * abs($0)))", x.re, waves),
         )
         near = Z(
-            self.f("($0 * $1 * $2 / $3)", beta, rho, s, under), self.f("($0 / $1)", slope, under)
+            self.f("($2 == 0.0 ? $2 : $0 * $1 * $2 / $3)", beta, rho, s, under),
+            self.f("($0 == 0.0 ? $0 : $0 / $1)", slope, under),
         )
         return self.choose(far, limit, near)
 
@@ -296,8 +311,15 @@ class Algebra:
 
     def atanh(self, x: Z) -> Z:
         far, length = self.test("(max(abs($0), abs($1)) > 1e18)", x.re, x.im), self.abs(x)
+        size = self.f("abs($0)", x.re)
+        gap = self.f("pv_hypot(1.0 - $0, $1)", size, x.im)  # whose square may be 0
+        real = self.f(
+            "($1 < 1e-9 ? 0.34657359027997264 - 0.5 * pv_log($1) : 0.25 * pv_log1p(4.0 * $0 / ($1 * $1)))",
+            size,
+            gap,
+        )
         near = Z(
-            self.f("(0.25 * pv_log1p(4.0 * $0 / ((1.0 - $0) * (1.0 - $0) + $1 * $1)))", x.re, x.im),
+            self.f("pv_copysign($0, $1)", real, x.re),
             self.f("(0.5 * pv_atan2(2.0 * $1, (1.0 - $0) * (1.0 + $0) - $1 * $1))", x.re, x.im),
         )
         beyond = Z(

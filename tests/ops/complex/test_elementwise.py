@@ -17,6 +17,7 @@ UNARY = (
     " asin acos atan asinh acosh atanh sigmoid silu sgn abs angle isnan isinf isfinite logical_not"
     " _conj real imag"
 ).split()  # fmt: skip
+EXPONENTIAL = (torch.exp, torch.sin, torch.cos, torch.sinh, torch.cosh, torch.tanh, torch.tan)
 # Ratios of functions whose absolute errors are those of single precision.
 LOOSE = {"tan", "tanh", "silu", "rsqrt", "sigmoid"}
 
@@ -66,6 +67,29 @@ def test_logarithms_and_roots_of_all_sizes(dtype):
     cases = [Case(getattr(aten, name).default, (x,), rtol=rtol, atol=1e-37) for name in names]
     finite = x[x.isfinite() & (x != 0)]
     check([*cases, *(Case(f, (finite,), rtol=rtol, atol=1e-37) for f in (torch.log2, torch.log10))])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.complex64, pytest.param(torch.complex128, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_exponentials_of_all_sizes(dtype):
+    """Whose factors are infinite beside a product that is not, or 0; and at infinity, and NaN."""
+    ends = [0.0, -0.0, 1e-3, 1.0, -1.0, torch.inf, -torch.inf, torch.nan]
+    most = float(np.log(torch.finfo(dtype.to_real()).max))
+    drawn = (torch.rand(9, generator=torch.Generator().manual_seed(3)) * 2.4 - 1.2) * most
+    parts = torch.cat([torch.tensor(ends), drawn]).to(dtype.to_real())
+    x = torch.view_as_complex(torch.cartesian_prod(parts, parts))
+    x = x[x.real.isfinite() | x.imag.isfinite()]  # else the signs of infinity may be any
+    rtol = 3e-5 if dtype is torch.complex64 else 1e-11
+    with program_of(lambda x: tuple(f(x) for f in EXPONENTIAL), (x,)) as program:
+        results = program(x)
+    for function, result in zip(EXPONENTIAL, results):
+        # Torch computes several elements at once by other formulas.
+        want = torch.cat([function(x[at : at + 1]) for at in range(len(x))])
+        pair = torch.view_as_real(result), torch.view_as_real(want)
+        torch.testing.assert_close(*pair, rtol=rtol, atol=1e-37, equal_nan=True)
 
 
 def test_infinities_and_nans():
