@@ -226,7 +226,7 @@ void multiply(int lane, int m0, int n0) {
         T_WORDS w[STEPS][COLS];
         UNROLL for (int s = 0; s < STEPS; s++) {
             int chunk = min(first + s * LX, chunks - 1);
-            UNROLL for (int c = 0; c < COLS; c++) w[s][c] = buf_w[row_at(n0 + c) / WORDS + chunk];
+            UNROLL for (int c = 0; c < COLS; c++) w[s][c] = W_AT(row_at(n0 + c) / WORDS + chunk);
         }
         UNROLL for (int s = 0; s < STEPS; s++) add_chunk(w[s], (first + s * LX) * CHUNK, m0, n0);
     }
@@ -285,7 +285,7 @@ void multiply(int lane, int m0, int n0) {
     for (int first = 0; first < chunks; first += LX) {
         T_WORDS w[COLS];
         int chunk = min(first + lane, chunks - 1);
-        UNROLL for (int c = 0; c < COLS; c++) w[c] = buf_w[rows[c] + chunk];
+        UNROLL for (int c = 0; c < COLS; c++) w[c] = W_AT(rows[c] + chunk);
         barrier();
         UNROLL for (uint j = 0; j < (ROWS * CHUNK4 + TEAMS - 1) / TEAMS; j++) {
             uint at = gl_LocalInvocationIndex + j * (LX * TEAMS), e = at % (LX * CHUNK4), r = at / (LX * CHUNK4);

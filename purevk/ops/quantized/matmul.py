@@ -199,9 +199,14 @@ def emit_form(
     (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
     sizes = {"M": m, "N": n, "K": k, "lda": x.strides[0], "ldw": weight.strides[0] // 4}
     sizes |= {"groups": groups, "group": node.int("group") or k, "offset_w": weight.offset // 4}
+    macros = {**macros, **form.macros}
+    texels = _texels(lowering, tensors) if _reads_texels(form, macros) else {}
+    if texels:
+        params = {**params, "offset_a": x.offset}
+        macros |= {"TEXELS": 1, "MINIMUM": int("minimum" in texels)}
     lowering.dispatch(
         form.template,
-        tensors,
+        {**tensors, **texels},
         {**sizes, **output_params(requantized), **params},
         {
             "BITS": node.int("bits"),
@@ -212,7 +217,6 @@ def emit_form(
             "VEC4_OUT": int(vector),
             "REQUANT": int(requantized is not None),
             **macros,
-            **form.macros,
         },
         epilogue=epilogue,
         # On GPUs known sizes make the loops and indices of these kernels constant: one pipeline for
@@ -223,6 +227,36 @@ def emit_form(
         subgroup_size=form.subgroup_size,
         flops=2 * m * n * k,
     )
+
+
+def _reads_texels(form: Form, macros: Mapping[str, int | str]) -> bool:
+    """Whether a kernel can read its operands from texel buffers."""
+    return (
+        form.template == "quantized/qmatvec.comp"
+        and macros["WORDS"] == 4
+        and macros.get("VEC4_A") == 1
+        and not (macros["ACT"] or macros["SHARE"] or macros["ANY_GROUP"])
+    )
+
+
+def _texels(
+    lowering: Lowering, tensors: Mapping[str, Operand | None]
+) -> dict[str, tuple[Operand, str]]:
+    """Texel buffers in place of the operands of `qmatvec.comp`, where the device reads these faster;
+    else none."""
+    used: dict[str, tuple[Operand, str]] = {}
+    for name in ("a", "scale", "minimum"):
+        operand = tensors.get(name)
+        if operand is not None:
+            mode = lowering.texel(operand, name == "a")
+            if not mode:
+                return {}
+            used[name] = operand, f"r{mode}"
+    weight = tensors["w"]
+    assert weight is not None
+    if _dims.upper(weight.storage.type.nbytes) > 16 * lowering.traits.max_texels:
+        return {}
+    return {**used, "w": (weight, "r:rgba32ui")}
 
 
 def _lower_dequantized(
