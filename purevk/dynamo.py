@@ -560,7 +560,7 @@ def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
         outputs[at] = _as_traced(whole.as_strided(value.shape, strides, offset), traced)
 
 
-def _as_traced(view: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
+def _as_traced(view: torch.Tensor, traced: Any) -> torch.Tensor:
     """The view, conjugated or negated lazily as the traced tensor. Writes into it undo that."""
     view = view.conj() if traced.is_conj() else view
     return torch._neg_view(view) if traced.is_neg() else view
