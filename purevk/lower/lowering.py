@@ -25,7 +25,17 @@ from purevk.tuning import DeviceTraits
 
 MAX_PUSH = 32  # 32-bit words: the 128 bytes that every device has
 NOTE_WORDS = 64  # from one note of an index to the next: 256 bytes, as bindings are aligned
-TEXEL_FORMATS = ("r32f", "rgba32f", "r16f", "rgba16f", "r8ui", "r16ui", "rgba16ui", "rgba32ui")
+TEXEL_FORMATS = (
+    "r32f",
+    "rgba32f",
+    "r16f",
+    "rgba16f",
+    "r8ui",
+    "r16ui",
+    "r32ui",
+    "rgba16ui",
+    "rgba32ui",
+)
 _TEXELS = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui", DType.bfloat16: "16ui"}
 
 

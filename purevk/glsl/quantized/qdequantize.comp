@@ -13,6 +13,7 @@
 //   BITS        8: int8; 4: two values in a byte, each stored as value + 8
 //   HIGH_FIRST  1: the high nibble of a byte has the even k
 //   MINIMUM     1: there are minimums (0)
+//   TEXELS      1: w, scale and minimum are uniform texel buffers (0)
 //   T_OUT       element type of the result, unless BLOCKS: float16_t or float
 //   T_SCALE     element type of scales and minimums
 // Grid: ceil(N * K / 8 / local_size_x), spread over y: an invocation makes 8 values; with BLOCKS 16,
@@ -29,6 +30,9 @@
 #endif
 #ifndef MINIMUM
 #define MINIMUM 0
+#endif
+#ifndef TEXELS
+#define TEXELS 0
 #endif
 #ifndef T_OUT
 #define T_OUT float16_t
@@ -47,10 +51,20 @@ PARAM(4, group)   // values of one
 PARAM(5, offset_w)
 
 layout(local_size_x_id = 100) in;
+#if TEXELS
+#define AT(buffer, i) texelFetch(buffer, i).x
+UTEXEL_BUFFER(0, w)
+TEXEL_BUFFER(1, scale)
+#if MINIMUM
+TEXEL_BUFFER(2, minimum)
+#endif
+#else
+#define AT(buffer, i) buffer[i]
 READONLY_BUFFER(0, w, uint)
 READONLY_BUFFER(1, scale, T_SCALE)
 #if MINIMUM
 READONLY_BUFFER(2, minimum, T_SCALE)
+#endif
 #endif
 #define OUT_BINDING (2 + MINIMUM)
 #if BLOCKS
@@ -76,17 +90,17 @@ vec4 qvalues(uint word) {
 // The 8 values from 8 * eight on of a row.
 void dequantize(int row, int eight, out vec4 first, out vec4 second) {
     int at_group = row * groups + eight * 8 / group;
-    float scale = float(buf_scale[at_group]);
+    float scale = float(AT(buf_scale, at_group));
 #if BITS == 8
     int at = offset_w + row * ldw + 2 * eight;
-    uint low = buf_w[at], high = buf_w[at + 1];
+    uint low = AT(buf_w, at), high = AT(buf_w, at + 1);
 #else
-    uint low = buf_w[offset_w + row * ldw + eight], high = low >> 16;
+    uint low = AT(buf_w, offset_w + row * ldw + eight), high = low >> 16;
 #endif
     first = qvalues(low);
     second = qvalues(high);
 #if MINIMUM
-    float minimum = float(buf_minimum[at_group]);
+    float minimum = float(AT(buf_minimum, at_group));
     first = (first + float(1 << (BITS - 1))) * scale + minimum;
     second = (second + float(1 << (BITS - 1))) * scale + minimum;
 #else

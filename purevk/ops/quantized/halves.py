@@ -7,7 +7,7 @@ from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
-from purevk.ops.quantized.operands import dense_rows, whole, whole_or_none
+from purevk.ops.quantized.operands import dense_rows, texels_of, whole, whole_or_none
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 
 BLOCKS = "purevk.weight_blocks"
@@ -35,11 +35,19 @@ def emit_dequantized(
     params: dict[str, Size] = {"N": n, "K": k, "ldw": weight.strides[0] // 4}
     params |= {"groups": scales.dims[1], "group": group or k, "offset_w": weight.offset // 4}
     local = lowering.traits.profile.workgroup_size
+    tensors = {"w": weight, "scale": scales, "minimum": minimums}
+    texels = texels_of(lowering, tensors, "r32ui")
     lowering.dispatch(
         "quantized/qdequantize.comp",
-        {"w": weight, "scale": scales, "minimum": minimums, "out": out},
+        {**tensors, **texels, "out": out},
         params,
-        {"BITS": bits, "HIGH_FIRST": int(high_first), "BLOCKS": int(blocks)},
+        {
+            "BITS": bits,
+            "HIGH_FIRST": int(high_first),
+            "BLOCKS": int(blocks),
+            "MINIMUM": int(minimums is not None),
+            "TEXELS": int(bool(texels)),
+        },
         local=local,
         grid=lowering.linear_grid(n * (k // (16 if blocks else 8)), local),
     )

@@ -38,6 +38,7 @@ from purevk.ops.quantized.operands import (
     output_params,
     split_rows,
     supports,
+    texels_of,
     whole,
     whole_or_none,
 )
@@ -200,7 +201,7 @@ def emit_form(
     sizes = {"M": m, "N": n, "K": k, "lda": x.strides[0], "ldw": weight.strides[0] // 4}
     sizes |= {"groups": groups, "group": node.int("group") or k, "offset_w": weight.offset // 4}
     macros = {**macros, **form.macros}
-    texels = _texels(lowering, tensors) if _reads_texels(form, macros) else {}
+    texels = texels_of(lowering, tensors, "rgba32ui") if _reads_texels(form, macros) else {}
     if texels:
         params = {**params, "offset_a": x.offset}
         macros |= {"TEXELS": 1, "MINIMUM": int("minimum" in texels)}
@@ -237,26 +238,6 @@ def _reads_texels(form: Form, macros: Mapping[str, int | str]) -> bool:
         and macros.get("VEC4_A") == 1
         and not (macros["ACT"] or macros["SHARE"] or macros["ANY_GROUP"])
     )
-
-
-def _texels(
-    lowering: Lowering, tensors: Mapping[str, Operand | None]
-) -> dict[str, tuple[Operand, str]]:
-    """Texel buffers in place of the operands of `qmatvec.comp`, where the device reads these faster;
-    else none."""
-    used: dict[str, tuple[Operand, str]] = {}
-    for name in ("a", "scale", "minimum"):
-        operand = tensors.get(name)
-        if operand is not None:
-            mode = lowering.texel(operand, name == "a")
-            if not mode:
-                return {}
-            used[name] = operand, f"r{mode}"
-    weight = tensors["w"]
-    assert weight is not None
-    if _dims.upper(weight.storage.type.nbytes) > 16 * lowering.traits.max_texels:
-        return {}
-    return {**used, "w": (weight, "r:rgba32ui")}
 
 
 def _lower_dequantized(

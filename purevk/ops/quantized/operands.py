@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,3 +130,27 @@ def split_rows(traits: DeviceTraits, matrix: TensorType) -> list[tuple[int, int]
     if rows <= most:
         return None
     return [(start, min(start + most, rows)) for start in range(0, rows, most)]
+
+
+def texels_of(
+    lowering: Lowering, tensors: Mapping[str, Operand | None], words: str
+) -> dict[str, tuple[Operand, str]]:
+    """Texel buffers in place of the operands of a kernel, where the device reads these faster; else
+    none.
+
+    Args:
+        tensors: w, and what there is of a, scale and minimum. a is read as vectors of 4.
+        words: the format of the words of w: "r32ui" or "rgba32ui".
+    """
+    texels: dict[str, tuple[Operand, str]] = {}
+    for name in ("a", "scale", "minimum"):
+        operand = tensors.get(name)
+        if operand is not None:
+            mode = lowering.texel(operand, name == "a")
+            if not mode:
+                return {}
+            texels[name] = operand, f"r{mode}"
+    weight = tensors["w"]
+    assert weight is not None
+    count = _dims.upper(weight.storage.type.nbytes) // (16 if words == "rgba32ui" else 4)
+    return {**texels, "w": (weight, f"r:{words}")} if count <= lowering.traits.max_texels else {}
