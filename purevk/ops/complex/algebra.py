@@ -220,11 +220,14 @@ class Algebra:
         )
 
     def pow(self, x: Z, y: Z) -> Z:
+        """0 to a power is 0, infinite or NaN by the sign of the real part of the power."""
         power = self.exp(self.mul(y, self.log(x)))
         zero = self.test("($0 == 0.0 && $1 == 0.0)", x.re, x.im)
-        none = self.test("($0 == 0.0 && $1 == 0.0)", y.re, y.im)
-        made = self.choose(zero, self.number(0), power)
-        return self.choose(none, self.number(1), made)
+        of_zero = Z(
+            self.f("($0 > 0.0 ? 0.0 : $0 < 0.0 ? PV_INF : PV_NAN)", y.re),
+            self.f("($0 > 0.0 ? 0.0 : PV_NAN)", y.re),
+        )
+        return self.choose(zero, of_zero, power)
 
     # -- trigonometry -----------------------------------------------------------------------------
     def sin(self, x: Z) -> Z:

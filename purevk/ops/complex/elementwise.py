@@ -305,7 +305,12 @@ def _pow(split: Split, node: Node) -> Made:
         function = known.get(complex(exponent))
         if function is not None:
             return applied.complex(function(program, x))
-    return applied.complex(program.pow(x, applied.operand("y")))
+    y = applied.operand("y")
+    power = program.pow(x, y)
+    if not isinstance(exponent, Value):  # torch gives 1 for the number 0 alone
+        zero = program.test("($0 == 0.0 && $1 == 0.0)", y.re, y.im)
+        power = program.choose(zero, program.number(1), power)
+    return applied.complex(power)
 
 
 def _compares(name: str, glsl: str) -> None:

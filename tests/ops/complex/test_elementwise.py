@@ -138,6 +138,20 @@ def test_two_operands():
     check(cases)
 
 
+def test_powers_of_zero():
+    exponents = torch.tensor([2, 0.5, -1, -2.5, 0, 1j, -2j, 1 - 1j, -1 + 3j, 3])
+    for zero in (0j, complex(-0.0, 0.0)):
+        x = torch.full((10,), zero)
+        check(
+            [
+                *(Case(aten.pow.Tensor_Scalar, (x[:1], y.item())) for y in exponents),
+                Case(aten.pow.Tensor_Tensor, (x, exponents)),
+                Case(aten.pow.Tensor_Tensor, (x, exponents.real)),
+                Case(aten.pow.Scalar, (0.0, exponents)),
+            ]
+        )
+
+
 @pytest.mark.slow
 def test_powers():
     x, y = numbers(6, 5), numbers(6, 5, seed=1)
