@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.graph.context import Context
@@ -37,8 +37,9 @@ class PteFile(ModelFile):
     def __init__(self, program: ProgramFile, tokenizer: Path | None) -> None:
         super().__init__(program.label)
         self.numbers = {name: _numbers(program, name) for name in NUMBERS}
-        if tokenizer is not None:
-            self.metadata = read_tokenizer(tokenizer)
+        if tokenizer is None:
+            return
+        self.metadata = read_tokenizer(tokenizer)
         ends = self.numbers["get_eos_ids"] or self.numbers["get_eos_id"]
         if ends:
             self.metadata["tokenizer.all_ends"] = ends
@@ -65,6 +66,15 @@ class PteFile(ModelFile):
                 next='export it with constant_methods={"get_max_seq_len": ...}',
             )
         return self.number("get_max_context_len") or length
+
+    def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        if not self.metadata and key.startswith("tokenizer."):
+            raise InputError(
+                "the file has no tokenizer",
+                where=self.name,
+                next='load it with tokenizer="tokenizer.json", or give token ids to generate()',
+            )
+        return super().value(key, kind, default)
 
     def is_cache(self, state: TensorType) -> bool:
         """Whether a state surely has one row for each position: [1, heads, positions, width], in any
@@ -158,7 +168,8 @@ def step_sources(program: ProgramFile, file: PteFile) -> dict[str, StepSource]:
         )
     if not prompt.has_position:
         return {"prompt": prompt}
-    return {"prompt": prompt, "decode": StepSource(program, one, "decode", vocab, is_step=True)}
+    step = StepSource(program, one, "decode", vocab, file.largest_context)
+    return {"prompt": prompt, "decode": step}
 
 
 def decoder_of(

@@ -32,7 +32,7 @@ class StepSource:
             returns logits, [1, vocab] or [1, tokens, vocab].
         name: of the method that the loop calls.
         vocab: tokens that there are; None: as many as there are logits.
-        is_step: its first input is the state "token".
+        context: how many positions there are, of a step: its first input is the state "token".
         embedding: a method that makes the first input of the token then.
     """
 
@@ -42,11 +42,11 @@ class StepSource:
         method: str,
         name: str,
         vocab: int | None = None,
-        is_step: bool = False,
+        context: int | None = None,
         embedding: str | None = None,
     ) -> None:
         self.file, self.method, self.name = file, method, name
-        self._vocab, self._is_step, self._embedding = vocab, is_step, embedding
+        self._vocab, self._context, self._embedding = vocab, context, embedding
 
     @property
     def label(self) -> str:
@@ -59,12 +59,12 @@ class StepSource:
         return reading(self.label)
 
     def __call__(self, sizes: InputSizes | None) -> Graph:
-        return self.graph if sizes is None or self._is_step else self._read(sizes)
+        return self.graph if sizes is None or self._context is not None else self._read(sizes)
 
     @functools.cached_property
     def graph(self) -> Graph:
         """The graph for the bounds of the file; of a step, for one token."""
-        if not self._is_step:
+        if self._context is None:
             return self._read(None)
         if self._embedding is None:
             return self._read(((1, 1), (1,)))
@@ -87,7 +87,7 @@ class StepSource:
     @property
     def has_position(self) -> bool:
         """Whether the model has a cache."""
-        return self._is_step or len(self.graph.inputs) == 2
+        return self._context is not None or len(self.graph.inputs) == 2
 
     @property
     def positions(self) -> int:
@@ -103,11 +103,17 @@ class StepSource:
         token = net.state(TensorType(DType.int64, (1, 1)), name="token")
         inputs = graph.inputs
         vocab = min(self._vocab or 1 << 31, _dims.upper(logits.type.dims[-1]))
-        if self._is_step:
-            inputs = inputs[1:]
+        if self._context is not None:
+            position = tensor_input(graph, 1)
             chosen = net.op("clamp.default", token, 0, vocab - 1)
-            net.op("_to_copy.default", chosen, tokens.type.dtype)
-            net.nodes[-1] = replace(net.nodes[-1], results=(tokens,))
+            _rename_last(net, net.op("_to_copy.default", chosen, tokens.type.dtype), tokens)
+            if all(source.value is not position for source in graph.symbols.values()):
+                # It is in range: no kernel has to check it, and steps overlap.
+                start = Value("step_position", position.type)
+                limited = net.op("clamp.default", start, 0, self._context - 1)
+                _rename_last(net, limited, position)
+                position = start
+            inputs = (position,)
         before = len(net.nodes)
         if logits.type.rank == 3:
             logits = net.op("select.int", logits, 1, -1)
@@ -137,7 +143,7 @@ class StepSource:
             raise self._refused(graph)
         (first, *positions), logits = tensors[:-1], tensors[-1]
         fits = first.type.rank in (2, 3) and first.type.dims[0] == 1
-        if self._is_step:
+        if self._context is not None:
             fits = first.type.dtype in _INTEGERS and first.type.dims == (1, 1)
         for position in positions:
             fits = fits and position.type.rank == 1 and position.type.dtype in _INTEGERS
@@ -158,6 +164,12 @@ class StepSource:
             " [n] if there is a cache, and logits [1, vocab] or [1, n, vocab] are expected",
             next="run it with purevk.load",
         )
+
+
+def _rename_last(net: GraphBuilder, result: Value, name: Value) -> None:
+    """Has the last node define another value in place of its result."""
+    assert net.nodes[-1].results == (result,)
+    net.nodes[-1] = replace(net.nodes[-1], results=(name,))
 
 
 def _joined(first: Graph, second: Graph) -> Graph:

@@ -78,10 +78,10 @@ class MultimodalRunner(Runner):
         try:
             file = PteFile(opened, Path(path_text(tokenizer_path)))
             _check_methods(opened)
-            vocab = file.number("get_vocab_size")
+            vocab, context = file.number("get_vocab_size"), file.largest_context
             steps = {
                 "prompt": StepSource(opened, DECODER, "prompt", vocab),
-                "decode": StepSource(opened, DECODER, "decode", vocab, True, EMBEDDING),
+                "decode": StepSource(opened, DECODER, "decode", vocab, context, EMBEDDING),
             }
             names = [name for each in ENCODERS.values() for name in each if name in opened.methods]
             sources = {name: FileSource(opened, name) for name in (EMBEDDING, *names)}
@@ -91,7 +91,7 @@ class MultimodalRunner(Runner):
         except BaseException:
             opened.close()
             raise
-        decoder = decoder_of(program, file, steps, file.largest_context, _Decoder)
+        decoder = decoder_of(program, file, steps, context, _Decoder)
         super().__init__(decoder, tokenizer_of(file, decoder.vocab), start)
         self._rows = steps["prompt"].rows
 

@@ -140,7 +140,8 @@ class TextLLMRunner(Runner):
         data_path: of a .ptd file with weights that are not in the program.
 
     Raises:
-        Those of `purevk.llm.load`. All are RuntimeErrors.
+        PurevkError: as `purevk.llm.load`. It is a RuntimeError.
+        OSError: a file cannot be opened.
     """
 
     def __init__(
