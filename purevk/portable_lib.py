@@ -96,11 +96,30 @@ class ExecuTorchMethod:
         return _of_torch(self._program.state[name])
 
 
-class ExecuTorchProgram:
-    """A program, whose methods are loaded one by one."""
+class _OfProgram:
+    """What programs and modules have in common."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
+
+    def method_meta(self, method_name: str) -> MethodMeta:
+        """What a method takes and gives, without loading it."""
+        return self._program.metadata(method_name)
+
+    def has_etdump(self) -> bool:
+        """False: purevk records none."""
+        return False
+
+    def write_etdump_result_to_file(self, path: str, debug_buffer_path: str | None = None) -> None:
+        """Raises UnsupportedProgramError: purevk records no ETDump."""
+        self._program.write_etdump_result_to_file(path, debug_buffer_path or "")
+
+
+class ExecuTorchProgram(_OfProgram):
+    """A program, whose methods are loaded one by one."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
         self._names = program.ordered_names
 
     def num_methods(self) -> int:
@@ -120,24 +139,9 @@ class ExecuTorchProgram:
         """A method, ready to run. Raises what `purevk.Runtime` raises."""
         return ExecuTorchMethod(self._program, method_name)
 
-    def method_meta(self, method_name: str) -> MethodMeta:
-        """What a method takes and gives, without loading it."""
-        return self._program.metadata(method_name)
 
-    def has_etdump(self) -> bool:
-        """False: purevk records none."""
-        return False
-
-    def write_etdump_result_to_file(self, path: str, debug_buffer_path: str | None = None) -> None:
-        """Raises UnsupportedProgramError: purevk records no ETDump."""
-        self._program.write_etdump_result_to_file(path, debug_buffer_path or "")
-
-
-class ExecuTorchModule:
+class ExecuTorchModule(_OfProgram):
     """A program that loads a method when it is first called."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
 
     def run_method(
         self, method_name: str, inputs: Sequence[Any] = (), clone_outputs: bool = True
@@ -160,18 +164,6 @@ class ExecuTorchModule:
     def method_names(self) -> list[str]:
         """The names of its methods."""
         return list(self._program.ordered_names)
-
-    def method_meta(self, method_name: str) -> MethodMeta:
-        """What a method takes and gives."""
-        return self._program.metadata(method_name)
-
-    def has_etdump(self) -> bool:
-        """False: purevk records none."""
-        return False
-
-    def write_etdump_result_to_file(self, path: str, debug_buffer_path: str | None = None) -> None:
-        """Raises UnsupportedProgramError: purevk records no ETDump."""
-        self._program.write_etdump_result_to_file(path, debug_buffer_path or "")
 
 
 class BundledModule:
