@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
 from purevk.llm.safetensors import MOST_TEXT, read_json
 from purevk.llm.tokenizer import byte_codes
 from purevk.paths import read_file
@@ -47,15 +47,24 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     data = read_file(path, MOST_TEXT)
     metadata = read_about(path.parent)
-    if data.lstrip()[:1] == b"{":
-        try:
+    try:
+        if data.lstrip()[:1] == b"{":
             metadata["tokenizer.json"] = data.decode()
-        except UnicodeDecodeError as error:
-            raise _damaged(path, str(error)) from None
-    elif _TIKTOKEN_LINE.fullmatch(data[:400].split(b"\n")[0]):
-        metadata.update(_of_tiktoken(path, data))
-    else:
-        metadata.update(_of_sentencepiece(path, data))
+        elif _TIKTOKEN_LINE.fullmatch(data[:400].split(b"\n")[0]):
+            metadata.update(_of_tiktoken(path, data))
+        else:
+            metadata.update(_of_sentencepiece(path, data))
+    except PurevkError:
+        raise
+    except (
+        AttributeError,
+        LookupError,
+        OverflowError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
     return metadata
 
 
@@ -144,19 +153,16 @@ def _of_sentencepiece(path: Path, data: bytes) -> dict[str, Any]:
     tokens, scores, kinds = [], [], []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    try:
-        for number, value in _fields(data):
-            if number == 1:
-                piece = dict(_fields(value))
-                tokens.append(piece[1].decode())
-                scores.append(piece.get(2, 0.0))
-                kinds.append(piece.get(3, 1))
-            elif number == 2:
-                trainer = dict(_fields(value))
-            elif number == 3:
-                normalizer = dict(_fields(value))
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, struct.error):
-        tokens = []
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(value))
+            tokens.append(piece[1].decode())
+            scores.append(float(piece.get(2, 0.0)))
+            kinds.append(int(piece.get(3, 1)))
+        elif number == 2:
+            trainer = dict(_fields(value))
+        elif number == 3:
+            normalizer = dict(_fields(value))
     if not tokens:
         raise _damaged(path, "it is no JSON, and neither of tiktoken nor of SentencePiece")
     kind, cleans = trainer.get(3, 1), normalizer.get(2) or normalizer.get(4, 1)
