@@ -110,6 +110,10 @@ def load(
 
 def open_model(place: Path) -> ModelFile:
     """A model on disk: a folder of safetensors files, one such file in its folder, or a GGUF file."""
+    if place.suffix == ".pte":
+        raise UnsupportedProgramError(
+            "there is no plan of a .pte file", where=str(place), next="load it, and read model.plan"
+        )
     if place.suffix == ".safetensors":
         place = place.parent
     return Folder(place) if place.is_dir() else GgufFile(place)

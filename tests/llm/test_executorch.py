@@ -133,6 +133,8 @@ def test_text_ends_at_the_tokens_of_the_file(folder: Path) -> None:
         purevk.llm.load(path, context=49)
     with pytest.raises(InputError, match="float16"):
         purevk.llm.load(path, dtype="float16")
+    with pytest.raises(UnsupportedProgramError, match="no plan of a .pte file"):
+        purevk.llm.plan(path)
 
 
 class Recurrent(torch.nn.Module):
