@@ -31,8 +31,8 @@ from purevk.pte.source import Source
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3", "Gemma3ForCausalLM": "gemma3",
-    "Phi3ForCausalLM": "phi3", "Qwen3MoeForCausalLM": "qwen3moe", "GptOssForCausalLM": "gpt-oss",
-    "Lfm2ForCausalLM": "lfm2",
+    "Gemma2ForCausalLM": "gemma2", "Phi3ForCausalLM": "phi3", "Qwen3MoeForCausalLM": "qwen3moe",
+    "GptOssForCausalLM": "gpt-oss", "Lfm2ForCausalLM": "lfm2",
 }  # fmt: skip
 """By the class of transformers that config.json names."""
 _KEYS = {
@@ -65,6 +65,7 @@ _PARTS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 _PARTS_OF = {
+    "gemma2": {"post_attention_layernorm": "post_attention_norm"},
     "gemma3": {"post_attention_layernorm": "post_attention_norm"},
     "gpt-oss": {
         "post_attention_layernorm": "post_attention_norm",

@@ -257,6 +257,13 @@ class Network(GraphBuilder):
     def add(self, x: Value, y: Value) -> Value:
         return self.op("add.Tensor", x, y, 1)
 
+    def capped(self, x: Value, cap: float, factor: float = 1.0) -> Value:
+        """tanh(x * factor / cap) * cap; x if the cap is 0."""
+        if not cap:
+            return x
+        bounded = self.op("tanh.default", self.op("mul.Scalar", x, factor / cap))
+        return self.op("mul.Scalar", bounded, cap)
+
     def split(self, x: Value, *sizes: int) -> list[Value]:
         """Parts of the last dim, of these sizes."""
         return list(self.aten.split_with_sizes.all(x, sizes, dim=-1))
@@ -404,8 +411,7 @@ class Network(GraphBuilder):
                 self.op("repeat_interleave.self_int", each, group, 1) for each in (keys, values)
             )
         scores = self.op("matmul.default", q, self.op("transpose.int", keys, 2, 3))
-        scores = self.op("tanh.default", self.op("mul.Scalar", scores, scale / softcap))
-        scores = self.op("mul.Scalar", scores, softcap)
+        scores = self.capped(scores, softcap, scale)
         lowest = self.constant(np.array(-np.inf), self.dtype)
         scores = self.op("where.self", mask, scores, lowest)
         return self.op("matmul.default", self.op("_softmax.default", scores, -1, False), values)

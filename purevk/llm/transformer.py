@@ -27,6 +27,7 @@ class Transformer:
         trained: tokens of context that the model was trained with.
         window: tokens that each one sees in layers with a window; 0: there are none.
         is_recurrent: the cache cannot be cut at any token.
+        score_cap, logit_cap: x becomes tanh(x / cap) * cap; 0: it does not.
 
     Raises:
         FileFormatError: a size is missing, or they do not go together.
@@ -41,6 +42,7 @@ class Transformer:
     pattern: tuple[str, ...] = ()
     truncates_yarn = True
     is_recurrent = False
+    score_cap = logit_cap = 0.0
 
     def __init__(self, file: ModelFile) -> None:
         self.file = file
@@ -159,11 +161,7 @@ class Transformer:
         last = self.norm(net, net.op("select.int", x, 1, -1), self.last_norm)
         head = "output" if net.has("output.weight") else "token_embd"
         logits = net.linear(last, head, self.vocab)
-        softcap = self.number("final_logit_softcapping", 0.0)
-        if softcap:
-            bounded = net.op("tanh.default", net.op("mul.Scalar", logits, 1 / softcap))
-            logits = net.op("mul.Scalar", bounded, softcap)
-        return logits
+        return net.capped(logits, self.number("final_logit_softcapping", self.logit_cap))
 
     def embedding(self, net: Network) -> Value:
         """The input of the first layer, [1, S, width]."""
@@ -193,7 +191,7 @@ class Transformer:
             window=self.window if self.slides(layer) else 0,
             scale=self.scale(layer),
             sinks=self.sinks(net, layer),
-            softcap=self.number("attn_logit_softcapping", 0.0),
+            softcap=self.number("attn_logit_softcapping", self.score_cap),
         )
         return net.linear(attended, f"{name}.attn_output", self.width)
 

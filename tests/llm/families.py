@@ -37,6 +37,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "smollm3", {"no_rope_layer_interval": 4, "use_sliding_window": False}),
     "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 5, "head_dim": 32,
                                     "num_hidden_layers": 7, "query_pre_attn_scalar": 32}),
+    "gemma2": ("Gemma2", "gemma2", {"sliding_window": 5, "head_dim": 32, "query_pre_attn_scalar": 32,
+                                    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+                                    "attn_implementation": "eager"}),
     "phi3": ("Phi3", "phi3", {}),
     "longrope": ("Phi3", "phi3", {"rope_parameters": LONG, "max_position_embeddings": 64,
                                   "original_max_position_embeddings": 16}),
@@ -93,6 +96,9 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
     writer.add_rope_freq_base(rotation.get("full_attention", rotation)["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family == "lfm2":
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if family in ("qwen3moe", "gpt-oss"):
@@ -117,7 +123,7 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         if name in ("llama", "smollm3") and key.endswith(("q_proj.weight", "k_proj.weight")):
             count = heads if "q_proj" in key else kv_heads
             array = array.reshape(count, 2, width // 2, -1).swapaxes(1, 2).reshape(array.shape)
-        if name == "gemma3" and key.endswith("norm.weight"):
+        if name in ("gemma2", "gemma3") and key.endswith("norm.weight"):
             array = array + 1
         new = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert new is not None, key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from purevk.llm.architectures.gemma3 import Gemma3
+from purevk.llm.architectures.gemma import Gemma2, Gemma3
 from purevk.llm.architectures.gpt_oss import GptOss
 from purevk.llm.architectures.lfm2 import Lfm2
 from purevk.llm.architectures.llama import Llama
@@ -19,6 +19,7 @@ ARCHITECTURES: Mapping[str, type[Transformer]] = {
     "qwen2": Llama,
     "qwen3": Llama,
     "smollm3": SmolLM3,
+    "gemma2": Gemma2,
     "gemma3": Gemma3,
     "phi3": Phi3,
     "qwen3moe": Qwen3Moe,

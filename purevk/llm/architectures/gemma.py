@@ -1,4 +1,4 @@
-"""Gemma 3: norms before and after each part, and five layers with a window for each without."""
+"""Gemma 2 and 3: norms before and after each part, and layers with windows between those without."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from purevk.llm.files import ModelFile
 from purevk.llm.network import Network
 from purevk.llm.transformer import SLIDING, Transformer
 
-_LARGEST = 62  # layers of the model of 27 B, whose scores have another scale
-
 
 class Gemma3(Transformer):
-    """Layers with a window rotate by another base, and are not scaled."""
+    """Layers with a window rotate by another base, and are not scaled.
+
+    Attributes:
+        most_layers: those of the model of 27 B, whose scores have another scale.
+    """
 
     norm_plus = 1.0
-    pattern = (*(SLIDING,) * 5, "full_attention")
+    pattern: tuple[str, ...] = (*(SLIDING,) * 5, "full_attention")
     base = 1e6
+    most_layers = 62
 
     def __init__(self, file: ModelFile) -> None:
         super().__init__(file)
@@ -31,7 +34,7 @@ class Gemma3(Transformer):
         return super().frequencies(net, layer)
 
     def scale(self, layer: int) -> float:
-        of_scores = self.width // self.heads if self.layers == _LARGEST else self.head_width
+        of_scores = self.width // self.heads if self.layers == self.most_layers else self.head_width
         return 1 / math.sqrt(self.number("attention.scale_width", float(of_scores)))
 
     def embedding(self, net: Network) -> Value:
@@ -47,3 +50,16 @@ class Gemma3(Transformer):
 
     def activate(self, net: Network, x: Value) -> Value:
         return net.op("gelu.default", x, "tanh")
+
+
+class Gemma2(Gemma3):
+    """Scores and logits are capped. All layers rotate alike."""
+
+    pattern = (SLIDING, "full_attention")
+    base = 10000.0
+    most_layers = 46
+    score_cap, logit_cap = 50.0, 30.0
+
+    def __init__(self, file: ModelFile) -> None:
+        super().__init__(file)
+        self.local_base = self.base
