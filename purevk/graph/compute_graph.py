@@ -154,33 +154,30 @@ class ComputeGraph:
         """For each dispatch, whether a barrier must come before it. It must if the dispatch touches
         bytes that were written since the last barrier, or writes bytes that were read."""
         needed = []
-        written: list[tuple[int, int, int]] = []
-        touched: list[tuple[int, int, int]] = []
+        # First bytes and ends, by the numbers of buffers.
+        written: dict[int, list[tuple[int, int]]] = {}
+        touched: dict[int, list[tuple[int, int]]] = {}
         starts = {cut.first for cut in self.cuts}
         for step, dispatch in enumerate(self.dispatches):
             if step in starts:
-                written, touched = [], []
+                written, touched = {}, {}
             mine = []
             for binding in dispatch.bindings:
                 span = self.memory.range_of(binding)
-                mine.append(
-                    (
-                        (span.buffer.number, span.offset, span.offset + span.nbytes),
-                        binding.write,
-                    )
-                )
+                bytes_ = span.offset, span.offset + span.nbytes
+                mine.append((span.buffer.number, bytes_, binding.write))
             hit = any(
-                _overlaps(touch, other)
-                for touch, write in mine
-                for other in (touched if write else written)
+                first < end and start < last
+                for buffer, (first, last), write in mine
+                for start, end in (touched if write else written).get(buffer, ())
             )
             needed.append(hit)
             if hit:
-                written, touched = [], []
-            for touch, write in mine:
-                touched.append(touch)
+                written, touched = {}, {}
+            for buffer, bytes_, write in mine:
+                touched.setdefault(buffer, []).append(bytes_)
                 if write:
-                    written.append(touch)
+                    written.setdefault(buffer, []).append(bytes_)
         return needed
 
     # -- running ----------------------------------------------------------------------------------
@@ -495,7 +492,3 @@ def _words(numbers: np.ndarray) -> np.ndarray:
             next="pass the number as a tensor",
         )
     return words
-
-
-def _overlaps(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:
-    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]

@@ -297,6 +297,9 @@ def _groups(graph: Graph) -> list[_Group]:
     readers = reader_counts(graph)
     writes = [node for node in graph.nodes if node.op == WRITE_ROWS]
     rotations = [node for node in graph.nodes if node.op == HALVES]
+    if not (writes and rotations):
+        return []
+    order = _Order(graph)
     groups: list[_Group] = []
     grouped: set[Node] = set()
     for write in writes:
@@ -314,7 +317,7 @@ def _groups(graph: Graph) -> list[_Group]:
                     or values_write is write
                 ):
                     continue
-                if _can_join(graph, group):
+                if order.can_join(group):
                     groups.append(group)
                     grouped.update(group.nodes)
                     break
@@ -372,23 +375,31 @@ def _write_alike(first: Node, second: Node) -> bool:
     )
 
 
-def _can_join(graph: Graph, group: _Group) -> bool:
-    """Whether all nodes can run where the last one does: none between the first and the last reads
-    what they make or write, and none writes what they read."""
-    position = {node: at for at, node in enumerate(graph.nodes)}
-    places = [position[node] for node in group.nodes]
-    states = {group.write_keys.tensor("state"), group.write_values.tensor("state")}
-    touched = {group.queries.result, group.keys.result, *states}
-    for node in graph.nodes:
-        if registry.is_view(node) and node.inputs[0] in touched:
-            touched.update(node.results)
-    for node in graph.nodes[min(places) : max(places)]:
-        if node in group.nodes or registry.is_view(node):
-            continue
-        if node.graphs or touched & set(values_in(node.args)):
-            return False
-    # The rotations read no state: a write between them and the last node would change it.
-    inputs = {group.queries.tensor("x"), group.keys.tensor("x"), group.write_values.tensor("value")}
-    inputs |= {group.queries.tensor("cos"), group.queries.tensor("sin")}
-    inputs.add(group.write_keys.tensor("index"))
-    return not inputs & changing(graph.nodes)
+class _Order:
+    """Tells which nodes of a graph can run later."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self._position = {node: at for at, node in enumerate(graph.nodes)}
+        self._views = [node for node in graph.nodes if registry.is_view(node)]
+        self._changing = changing(graph.nodes)
+
+    def can_join(self, group: _Group) -> bool:
+        """Whether all nodes can run where the last one does: none between the first and the last
+        reads what they make or write, and none writes what they read."""
+        places = [self._position[node] for node in group.nodes]
+        states = {group.write_keys.tensor("state"), group.write_values.tensor("state")}
+        touched = {group.queries.result, group.keys.result, *states}
+        for node in self._views:
+            if node.inputs[0] in touched:
+                touched.update(node.results)
+        for node in self._nodes[min(places) : max(places)]:
+            if node in group.nodes or registry.is_view(node):
+                continue
+            if node.graphs or touched & set(values_in(node.args)):
+                return False
+        # The rotations read no state: a write between them and the last node would change it.
+        inputs = {group.queries.tensor("x"), group.keys.tensor("x")}
+        inputs |= {group.queries.tensor("cos"), group.queries.tensor("sin")}
+        inputs |= {group.write_values.tensor("value"), group.write_keys.tensor("index")}
+        return not inputs & self._changing
