@@ -238,7 +238,12 @@ binary(
 )
 binary("aten.floor_divide.default", lambda y, dtype, **_: _divide("floor", dtype, y))
 binary("aten.fmod.Tensor", "pv_fmod(x, y)", "aten.fmod.Scalar")
-binary("aten.remainder.Tensor", "pv_remainder(x, y)", "aten.remainder.Scalar")
+binary(
+    "aten.remainder.Tensor",
+    "pv_remainder(x, y)",
+    "aten.remainder.Scalar",
+    "aten.remainder.Scalar_Tensor",
+)
 binary("aten.maximum.default", "pv_max(x, y)", arithmetic="xy")
 binary("aten.minimum.default", "pv_min(x, y)", arithmetic="xy")
 binary("aten.atan2.default", "pv_atan2(x, y)", compute="float", arithmetic="xy")
@@ -275,7 +280,8 @@ for _name, _sign in {"and": "&&", "or": "||", "xor": "^^"}.items():
         f"aten.logical_{_name}.default", f"((x != ACC(0)) {_sign} (y != ACC(0)))", out=DType.bool
     )
 for _name, _sign in {"and": "&", "or": "|", "xor": "^"}.items():
-    binary(f"aten.bitwise_{_name}.Tensor", f"(x {_sign} y)", f"aten.bitwise_{_name}.Scalar")
+    _names = [f"aten.bitwise_{_name}.{each}" for each in ("Tensor", "Scalar", "Scalar_Tensor")]
+    binary(_names[0], f"(x {_sign} y)", *_names[1:])
 
 
 def _clamp(min: Arg, max: Arg, dtype: DType, **_: object) -> str:

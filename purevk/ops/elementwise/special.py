@@ -173,7 +173,10 @@ for _name, (_glsl, *_names) in {
     "copysign.Tensor": ("pv_copysign(x, y)", "aten.copysign.Scalar"), "logaddexp.default": ("pv_logaddexp(x, y)",), "logaddexp2.default": ("pv_logaddexp2(x, y)",),  # noqa: E501
     "hypot.default": ("pv_hypot(x, y)",),
     "xlogy.Tensor": ("pv_xlogy(x, y)", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other", "aten.special_xlogy.default"),  # noqa: E501
-    "special_xlog1py.default": ("pv_xlog1py(x, y)",),
+    "special_xlog1py.default": (
+        "pv_xlog1py(x, y)",
+        *(f"aten.special_xlog1py.{each}_scalar" for each in ("self", "other")),
+    ),
 }.items():  # fmt: skip
     binary(f"aten.{_name}", _glsl, *_names, compute="float", arithmetic="xy")
 
