@@ -205,8 +205,8 @@ BUGS = (
         "barrier-after-reads",
         "missing barrier between dispatches",
         "graph/compute_graph.py",
-        "for other in (touched if write else written)",
-        "for other in written",
+        "for start, end in (touched if write else written).get(buffer, ())",
+        "for start, end in written.get(buffer, ())",
     ),
     Bug(
         "states-after-a-replan",
