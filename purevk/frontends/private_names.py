@@ -31,6 +31,7 @@ NAMES = {
     "torch._export.verifier": "operators that a graph of torch.export may have",
     "torch._guards": "the fake mode and the context of a trace",
     "torch._higher_order_ops.flex_attention.math_attention": "flex_attention as plain operators",
+    "torch._neg_view": "results that are negated lazily",
     "torch._ops": "the classes of operators",
     "torch._prims_common.is_contiguous_or_false": "strides of symbolic sizes",
     "torch._subclasses": "fake tensors",
