@@ -165,12 +165,17 @@ class Decoder:
         """Submits the step whose input is the token that was chosen last."""
         return self.program.method("decode").start(np.array([position]))
 
-    def _chunk(self, tokens: Sequence[int], position: int) -> Any:
-        """Computes tokens of a prompt."""
-        name = next(name for name, (_, most) in self.prompts.items() if len(tokens) <= most)
+    def _prompt_method(self, count: int) -> str:
+        """The name of the method for so many tokens, which is lowered now if it was not."""
+        name = next(name for name, (_, most) in self.prompts.items() if count <= most)
         if name not in self.program.methods:
             self.program.add_methods({name: self.source(name)})
-        return self.program.method(name)(np.array([tokens]), np.array([position]))
+        return name
+
+    def _chunk(self, tokens: Sequence[int], position: int) -> Any:
+        """Computes tokens of a prompt."""
+        method = self.program.method(self._prompt_method(len(tokens)))
+        return method(np.array([tokens]), np.array([position]))
 
     @staticmethod
     def _token(result: Any) -> int:
@@ -192,6 +197,7 @@ class Decoder:
         while True:
             at = len(self.tokens)
             part = prompt[at : at + self.chunk.rows]
+            self._prompt_method(len(part))  # what lowering takes says nothing about the device
             start = time.perf_counter()
             result = self._chunk(part, at)
             self.chunk.took(time.perf_counter() - start, len(part))

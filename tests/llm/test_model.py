@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,25 @@ def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedProgramError, match="'mamba' is not known"):
         purevk.llm.load(tmp_path / "model.gguf")
+
+
+def test_lowering_a_method_is_no_long_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path / "model.gguf", "Q8_0")
+    with purevk.llm.load(tmp_path / "model.gguf", context=32) as model:
+        now, taken = [0.0], []
+        add_methods, decoder = model.program.add_methods, model.decoder
+
+        def add_slowly(sources: Any) -> None:
+            now[0] += 9.0
+            add_methods(sources)
+
+        monkeypatch.setattr(model.program, "add_methods", add_slowly)
+        monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(decoder.chunk, "took", lambda seconds, rows: taken.append(seconds))
+        model.generate(PROMPT, max_tokens=1).tokens()
+        assert now == [9.0] and taken == [0.0]
 
 
 def test_prompts_of_gpus_have_methods_by_their_length(
