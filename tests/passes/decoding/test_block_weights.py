@@ -259,7 +259,7 @@ def test_a_weight_that_is_an_output() -> None:
 def test_quantized_weights_of_prompts(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight of 4 bits is made into halves in the order of fragments, and read as others are."""
     pytest.importorskip("executorch.backends.vulkan.custom_ops_lib")  # defines the operator
-    monkeypatch.setattr(pass_, "takes_halves", lambda traits, matmul: True)
+    monkeypatch.setattr(pass_, "is_dequantized", lambda traits, matmul: True)
     monkeypatch.setattr("bench.decode.GROUP", group)
     program, errors = converse("q4")
     assert max(errors) < 1e-2
