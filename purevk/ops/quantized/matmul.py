@@ -31,7 +31,7 @@ from purevk.ops.quantized.choice import (
     is_dequantized,
     vectors_of_rows,
 )
-from purevk.ops.quantized.halves import emit_dequantized
+from purevk.ops.quantized.dequantize import emit_dequantized
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,

@@ -22,8 +22,8 @@ from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.quantized.choice import is_dequantized
+from purevk.ops.quantized.dequantize import BLOCKS as WEIGHT_BLOCKS
 from purevk.ops.quantized.few_rows import matmul_of
-from purevk.ops.quantized.halves import BLOCKS as WEIGHT_BLOCKS
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import PairFinder, PairReader
