@@ -47,6 +47,7 @@ from purevk.frontends.importer import InputSizes
 from purevk.frontends.private_names import warn_once
 from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions, keep_checks
+from purevk.frontends.torch.elements.fills import fill_with_tensors
 from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
 from purevk.frontends.torch.recurrent import WholeLayers
@@ -91,6 +92,7 @@ def _is_tracing() -> bool:
 
 # Without this, dynamo leaves modules with recurrent layers to eager torch.
 _layers = WholeLayers(_is_tracing)
+fill_with_tensors(_is_tracing)
 
 
 def make_backend(
