@@ -370,12 +370,6 @@ def definition_of(node: Node) -> Operator:
     return definition
 
 
-def mutates(name: str) -> bool:
-    """Whether an operator of this name writes some of its arguments in place."""
-    definition = find(name)
-    return definition is not None and bool(definition.mutates)
-
-
 def mutated(node: Node) -> tuple[Value, ...]:
     """The values that a node writes in place."""
     definition = find(node.op)

@@ -22,7 +22,7 @@ def widen_bfloat16(graph: Graph, traits: DeviceTraits) -> Graph:
             definition is None
             or not isinstance(definition.form, registry.Kernel)
             or definition.form.bfloat16
-            or definition.mutates
+            or registry.mutated(node)
         ):
             return None
         if not any(_is_narrow(value) for value in (*node.inputs, *node.results)):

@@ -180,7 +180,7 @@ def _is_small(graph: Graph, around: Graph) -> bool:
         definition = registry.find(node.op)
         if node.graphs or definition is None or definition.form is None:
             return False
-        if registry.is_random(node) or definition.mutates:
+        if registry.is_random(node) or registry.mutated(node):
             return False
         if not isinstance(definition.form, (registry.Pointwise, registry.View)):
             if definition.name not in _SAFE:

@@ -164,8 +164,7 @@ def changing(nodes: Iterable[Node]) -> set[Value]:
     """Values whose elements change during a call: states that a node writes, and views of them,
     which follow the state."""
     nodes = tuple(nodes)
-    writers = (node for node in nodes if registry.mutates(node.op))
-    mutated = {value for node in writers for value in registry.mutated(node)}
+    mutated = {value for node in nodes for value in registry.mutated(node)}
     for node in nodes if mutated else ():
         if registry.is_view(node) and node.inputs[0] in mutated:
             mutated.update(node.results)

@@ -173,7 +173,7 @@ def merge_equal(graph: Graph, traits: DeviceTraits) -> Graph:
         definition = registry.find(node.op)
         if (
             definition is None
-            or definition.mutates
+            or registry.mutated(node)
             or registry.is_random(node)
             or not moving.isdisjoint(node.inputs)
             or not node.results

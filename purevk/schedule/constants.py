@@ -45,7 +45,7 @@ def split_constant(
         fixed = (
             definition is not None
             and definition.form is not None
-            and not definition.mutates
+            and not registry.mutated(node)
             and not definition.transient
             and node.results
             and node.op != HOST

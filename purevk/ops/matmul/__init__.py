@@ -4,6 +4,7 @@ from purevk.ops.matmul import (  # noqa: F401
     choice,
     few_rows,
     fragments,
+    fused,
     grouped,
     matmul,
     operators,

@@ -13,13 +13,14 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.epilogue import Epilogue, matrix_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_fragment_tile
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import Fragments
 from purevk.lower.numbers import gcd4
+from purevk.ops.matmul.few_rows import lower_few_rows_of_blocks
+from purevk.ops.matmul.fused import ToCache, fusion_of, stored_type
 from purevk.ops.reduce.normalization import lower_norm
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.tuning import DeviceTraits
@@ -81,72 +82,54 @@ def _shape(
     rows: Size,
     bias: TensorType | None = None,
     blocks: bool = False,
-    epilogue: Expression | None = None,
+    epilogue: Expression | ToCache | None = None,
     extras: tuple[TensorType, ...] = (),
     pair: int = 0,
+    norm: TensorType | None = None,
+    eps: float = 0.0,
+    caches: tuple[TensorType, ...] = (),
 ) -> TensorType:
-    """`pair` is that of `purevk.matmul_few_rows`, and a multiple of 16."""
-    if a.rank != 3 or b.rank != 3 or a.dims[1:] != b.dims[1:] or a.dtype is not b.dtype:
+    """The rows of `a` times the columns of `b`, which is in the order of fragments. So is a, but for few
+    rows, and with `blocks` the result. The other parameters are those of `fused.py`; a pair of many
+    rows is a multiple of 16."""
+    terms = a.dims[1] if a.rank == 2 else a.dims[1] * BLOCK
+    if a.rank not in (2, 3) or b.rank != 3 or terms != matrix_of(b).dims[0]:
         raise ShapeError(f"cannot multiply {a} by {b} in the order of fragments")
-    dtype = a.dtype if epilogue is None else epilogue.dtypes[epilogue.outputs[0]]
-    columns = b.dims[0] * BLOCK
-    if pair:
-        if epilogue is None or pair % BLOCK or columns % (2 * pair):
-            raise ShapeError(f"no pairs of {pair} columns of {columns}")
-        columns = columns // 2
-    return blocks_type(dtype, rows, columns) if blocks else TensorType(dtype, (rows, columns))
+    product = TensorType(a.dtype, (rows, matrix_of(b).dims[1]))
+    result = stored_type(product, epilogue, pair, caches)
+    return blocks_type(result.dtype, *result.dims) if blocks else result
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
-    b, out = node.tensor("b").type, lowering.operand(node.result)
-    m, blocks, pair = node.size("rows"), node.bool("blocks"), node.int("pair")
-    n = b.dims[0] * BLOCK
-    columns = n // 2 if pair else n
-    sizes = (m, columns)
-    rows = Operand(out.storage, Layout.dense(sizes), TensorType(out.dtype, sizes))
-    made = matrix_epilogue(lowering, node, rows, True, paired=pair > 0, ahead=not pair)
-    ldo = columns if blocks else out.strides[0]
-    emit(lowering, node, out, made, pair, ldo, blocks)
-
-
-def emit(
-    lowering: Lowering,
-    node: Node,
-    out: Operand,
-    epilogue: Epilogue,
-    pair: int,
-    ldo: Size,
-    blocks: bool = False,
-) -> None:
-    """Appends the dispatch of a node with the parameters `a`, `b`, `rows` and `bias`.
-
-    Args:
-        epilogue: what is done with the sums; all that `out` needs, if it says how pairs are stored.
-        ldo: elements from one row of the result to the next.
-        blocks: the result is in the order of fragments.
-    """
     a, b = lowering.operand(node.tensor("a")), lowering.operand(node.tensor("b"))
+    if len(a.dims) == 2:
+        lower_few_rows_of_blocks(lowering, node, matrix_of(b.type))
+        return
     bias, m = packed(lowering, node.optional_tensor("bias")), node.size("rows")
     n, k = b.dims[0] * BLOCK, b.dims[1] * BLOCK
     a, b = (x if _is_dense(x) else dense(lowering, x) for x in (a, b))
-    tile = tile_of(lowering.traits, a.dtype, m, n, k, pair > 0, always=True)
+    blocks, paired = node.bool("blocks"), node.int("pair") > 0
+    sizes = (m, n // 2 if paired else n) if blocks else None
+    fusion = fusion_of(lowering, node, sizes, ahead=not paired)
+    out = lowering.operand(node.result) if blocks else fusion.out
+    tile = tile_of(lowering.traits, a.dtype, m, n, k, paired, always=True)
     if tile is None:  # the pass has seen one
         raise ShapeError(f"{node.op} of {a.type} and {b.type}")
     turn, rest = tile.turn(_dims.specialize(k))
     lowering.dispatch(
         tile.template,
         {"a": a, "b": b, "bias": bias, "out": out},
-        {"M": m, "N": n, "K": k, "ldo": ldo, **({"pair": pair} if pair else {})},
+        {"M": m, "N": n, "K": k, **fusion.params},
         {
+            **fusion.macros,
             **dict.fromkeys(("VEC8_A", "VEC8_B", "VEC4_OUT"), 1),
             "BLOCKS_OUT": int(blocks),
-            "PAIRED": int(pair > 0),
             "BFLOAT16": int(a.dtype is DType.bfloat16),
             "TURN": turn,
             "REST": rest,
         },
         form=tile,
-        epilogue=epilogue,
+        epilogue=fusion.epilogue,
         grid=tile.grid(m, n, 1),
         flops=2 * m * n * k,
     )
@@ -157,9 +140,7 @@ def _is_dense(operand: Operand) -> bool:
     return aligned and operand.layout.is_contiguous(operand.dims)
 
 
-# The rows of `a` times the columns of `b`, both in the order of fragments: [rows, columns], or with
-# `blocks` in the order of fragments too.
-register(Operator(NAME, _shape, Kernel(_lower)))
+register(Operator(NAME, _shape, Kernel(_lower), mutates=(10,)))
 
 
 def _rows_shape(x: TensorType) -> TensorType:

@@ -25,6 +25,8 @@ from purevk.ops.matmul.choice import (
     reads_extras_ahead,
     stored_vectors,
 )
+from purevk.ops.matmul.few_rows import lower_few_rows
+from purevk.ops.matmul.fused import ToCache, is_fused, stored_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -61,14 +63,19 @@ def _matmul_shape(
     a: TensorType,
     b: TensorType,
     bias: TensorType | None = None,
-    epilogue: Expression | None = None,
+    epilogue: Expression | ToCache | None = None,
     extras: tuple[TensorType, ...] = (),
+    norm: TensorType | None = None,
+    eps: float = 0.0,
+    pair: int = 0,
+    caches: tuple[TensorType, ...] = (),
 ) -> TensorType:
+    """`a b + bias`; the other parameters are those of `fused.py`."""
     result = matmul_type(a, b)
     check_kinds(a, bias)
     if bias is not None and not is_of_columns(bias, result.dims[-1]):
         raise ShapeError(f"cannot add {bias} to the columns of {result}")
-    return result if epilogue is None else result.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+    return stored_type(result, epilogue, pair, caches)
 
 
 KERNEL_TYPES = (DType.float32, DType.float16, DType.bfloat16)
@@ -132,6 +139,9 @@ def batch_loops(
 
 
 def _matmul_lower(lowering: Lowering, node: Node) -> None:
+    if is_fused(node):
+        lower_few_rows(lowering, node)
+        return
     lower_matmul(
         lowering,
         node,
@@ -305,6 +315,7 @@ register(
         NAME,
         _matmul_shape,
         Kernel(_matmul_lower, supports=supports_float, epilogue=True),
+        mutates=(8,),
     )
 )
 

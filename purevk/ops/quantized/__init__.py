@@ -4,7 +4,6 @@ from purevk.ops.quantized import (  # noqa: F401
     choice,
     convolution,
     embedding,
-    few_rows,
     linear,
     matmul,
     parameters,

@@ -306,6 +306,34 @@ def _dot(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form | None:
     return Form("quantized/qdot.comp", grid, macros, traits.subgroup_size)
 
 
+def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool) -> Form | None:
+    """How one of the kernels of few rows runs; None if another template is faster, or its form lacks
+    these parts.
+
+    Args:
+        paired: a team computes pairs of columns.
+    """
+    if matmul.max_m > FEW_ROWS or _dims.gcd_of(matmul.k) % 4:
+        return None
+    if paired and matmul.max_n % 8:
+        return None
+    form = choose(traits, matmul)
+    macros = form.macros
+    if form.template == "quantized/qdot_coopmat.comp" and macros["ROWS"] > FUSED_ROWS:
+        return None
+    columns = {"quantized/qdot.comp": 4, "quantized/qdot_coopmat.comp": 16}.get(form.template)
+    if columns:
+        grid = (_dims.ceil_div(matmul.n, columns * (1 + paired)), *form.grid[1:])
+        return Form(form.template, grid, macros, form.subgroup_size)
+    if form.template != "quantized/qmatvec.comp" or not macros["SHARE"] or macros["ANY_GROUP"]:
+        return None
+    if not paired:
+        return form
+    columns = 8  # pairs of two vec4s for each invocation
+    grid = (_dims.ceil_div(matmul.n, columns * macros["TEAMS"]), *form.grid[1:])
+    return Form(form.template, grid, {**macros, "COLS": columns}, form.subgroup_size)
+
+
 def vectors_of_rows(form: Form, x: Operand) -> dict[str, int]:
     """The macros that say how long vectors a kernel reads of the dense rows of float activations."""
     starts = (x.dims[1], x.strides[0], x.offset)

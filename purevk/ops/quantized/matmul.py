@@ -9,11 +9,12 @@ when the program is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.copies import emit_copy, packed
+from purevk.lower.copies import dense, emit_copy, packed
 from purevk.lower.declarations import byte_features
 from purevk.lower.epilogue import Epilogue, matrix_epilogue
 from purevk.lower.expression import Expression
@@ -24,10 +25,12 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
+from purevk.ops.matmul.fused import ToCache, fusion_of, is_fused, stored_type
 from purevk.ops.quantized.choice import (
     Form,
     QuantizedMatmul,
     choose,
+    choose_few_rows,
     is_dequantized,
     vectors_of_rows,
 )
@@ -50,7 +53,7 @@ _WITH_KNOWN_SIZES = ("quantized/qdot", "quantized/qmatvec", "quantized/qmatmul_c
 
 
 def _shape(
-    x: TensorType,
+    a: TensorType,
     weight: TensorType,
     scales: TensorType,
     sums: TensorType | None = None,
@@ -64,20 +67,25 @@ def _shape(
     group: int = 0,
     dtype: DType = REAL,
     out: OutputQuantization | None = None,
-    epilogue: Expression | None = None,
+    epilogue: Expression | ToCache | None = None,
     extras: tuple[TensorType, ...] = (),
     minimums: TensorType | None = None,
+    norm: TensorType | None = None,
+    eps: float = 0.0,
+    pair: int = 0,
+    caches: tuple[TensorType, ...] = (),
 ) -> TensorType:
-    """x [M, K] float, or int8 with `sums`, the sums of the weight's rows or groups. The scale and
-    the zero point of an int8 x are numbers, or one for each row. weight [N, bytes]; scales, sums and
+    """a [M, K] float, or int8 with `sums`, the sums of the weight's rows or groups. The scale and
+    the zero point of an int8 a are numbers, or one for each row. weight [N, bytes]; scales, sums and
     minimums [N, groups]; `group`: quantized values that share a scale, 0: all of a row. With
-    minimums, for a float x, the weight is (quantized value + 2^(bits - 1)) * scale + minimum."""
-    if x.rank != 2 or weight.rank != 2 or scales.rank != 2:
-        raise ShapeError(f"cannot multiply {x} by {weight} with scales {scales}")
-    if isinstance(x.dims[1], int) and x.dims[1] * bits > weight.dims[1] * 8:
+    minimums, for a float a, the weight is (quantized value + 2^(bits - 1)) * scale + minimum. The
+    last four are those of `ops/matmul/fused.py`, for a float a."""
+    if a.rank != 2 or weight.rank != 2 or scales.rank != 2:
+        raise ShapeError(f"cannot multiply {a} by {weight} with scales {scales}")
+    if isinstance(a.dims[1], int) and a.dims[1] * bits > weight.dims[1] * 8:
         raise ShapeError(
             f"a row of {weight} has {weight.dims[1] * 8 // bits} quantized values,"
-            f" {x.dims[1]} are needed"
+            f" {a.dims[1]} are needed"
         )
     if bits not in (4, 8):
         raise ShapeError(f"a weight of {bits} bits")
@@ -85,7 +93,7 @@ def _shape(
         raise ShapeError(f"minimums {minimums} with scales {scales}")
     if minimums is not None and group < 1:
         raise ShapeError(f"minimums of groups of {group} values")
-    (m, k), n, groups = x.dims, weight.dims[0], scales.dims[1]
+    (m, k), n, groups = a.dims, weight.dims[0], scales.dims[1]
     check_groups(k, groups, group)
     for rows, parameters in ((n, (scales, sums, bias)), (m, (row_scales, row_zeros))):
         for each in parameters:
@@ -93,9 +101,8 @@ def _shape(
                 check_rows(rows, each.dims[0] if each.rank else 1)
     if sums is not None and (sums.rank != 2 or sums.dims[1] != groups):
         raise ShapeError(f"sums {sums} with scales {scales}")
-    if epilogue is not None:
-        dtype = epilogue.dtypes[epilogue.outputs[0]]
-    return TensorType(DType.int8 if out is not None else dtype, (x.dims[0], weight.dims[0]))
+    product = TensorType(DType.int8 if out is not None else dtype, (m, n))
+    return product if out is not None else stored_type(product, epilogue, pair, caches)
 
 
 def check_groups(k: Size, groups: Size, group: int) -> None:
@@ -121,39 +128,51 @@ def check_parameters(rows: Size, *parameters: TensorType | None) -> None:
             check_rows(rows, each.dims[0])
 
 
-def _lower(lowering: Lowering, node: Node) -> None:
-    out = lowering.operand(node.result)
-    x = dense_rows(lowering, lowering.operand(node.tensor("x")))
-    weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
-    scales = whole(lowering, node.tensor("scales"))
-    sums, bias = node.optional_tensor("sums"), node.optional_tensor("bias")
-    bits, group = node.int("bits"), node.int("group")
-    requantized = node.optional_attribute("out", OutputQuantization)
-    (m, n), k, groups = out.dims, x.dims[1], scales.dims[1]
-    integers, minimums = sums is not None, node.optional_tensor("minimums")
-    grouped = minimums is not None or not (isinstance(groups, int) and groups == 1)
-    words, first_word = weight.strides[0] // 4, weight.offset // 4
-    matmul = QuantizedMatmul(
-        m,
-        n,
-        k,
-        bits,
-        words,
-        first_word,
-        group if grouped else 0,
-        integers,
-        minimums=minimums is not None,
+def matmul_of(node: Node) -> QuantizedMatmul:
+    """The matmul of a node whose operands are dense."""
+    x, weight, scales = (node.tensor(name).type for name in ("a", "weight", "scales"))
+    groups, minimums = scales.dims[1], node.arg("minimums") is not None
+    grouped = minimums or not (isinstance(groups, int) and groups == 1)
+    return QuantizedMatmul(
+        *(x.dims[0], weight.dims[0], x.dims[1]),
+        bits=node.int("bits"),
+        words=weight.dims[1] // 4,
+        first_word=0,
+        group=node.int("group") if grouped else 0,
+        integers=node.arg("sums") is not None,
         halves=x.dtype is DType.float16,
-        wide=gcd16(k, x.strides[0], x.offset),
         groups=groups,
+        minimums=minimums,
     )
-    if requantized is None and is_dequantized(lowering.traits, matmul):
-        _lower_dequantized(lowering, node, matmul, x, weight, scales, out)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    x = dense_rows(lowering, lowering.operand(node.tensor("a")))
+    weight = dense_rows(lowering, lowering.operand(node.tensor("weight")))
+    fused = is_fused(node)
+    if fused and (weight.strides[0] != weight.dims[1] or weight.offset != 0):
+        weight = dense(lowering, weight)
+    scales, sums = whole(lowering, node.tensor("scales")), node.optional_tensor("sums")
+    requantized = node.optional_attribute("out", OutputQuantization)
+    matmul = replace(
+        matmul_of(node),
+        words=weight.strides[0] // 4,
+        first_word=weight.offset // 4,
+        wide=gcd16(x.dims[1], x.strides[0], x.offset),
+    )
+    if not fused and requantized is None and is_dequantized(lowering.traits, matmul):
+        _lower_dequantized(lowering, node, matmul, x, weight, scales)
         return
-    form = choose(lowering.traits, matmul)
-    vector = gcd4(n, out.offset)
-    macros: dict[str, int | str] = {"ACT": int(integers)}
-    tensors: dict[str, Operand | None] = {"minimum": whole_or_none(lowering, minimums)}
+    if fused:
+        form = choose_few_rows(lowering.traits, matmul, node.int("pair") > 0)
+    else:
+        form = choose(lowering.traits, matmul)
+    if form is None:  # the sizes are those that the pass has seen
+        raise ShapeError(f"{node.op} of {x.type} and {weight.type}")
+    tensors: dict[str, Operand | None] = {
+        "minimum": whole_or_none(lowering, node.optional_tensor("minimums"))
+    }
+    macros: dict[str, int | str] = {"ACT": int(sums is not None)}
     if sums is not None:
         tensors["sum"] = whole(lowering, sums)
         row_scales = node.optional_tensor("row_scales")
@@ -163,16 +182,25 @@ def _lower(lowering: Lowering, node: Node) -> None:
             macros |= {"ROW_PARAMETERS": 1, "T_ZERO": zeros.dtype.glsl}
             macros |= byte_features(zeros.dtype)
             tensors |= {"row_scale": whole(lowering, row_scales), "row_zero": zeros}
-        macros |= {"DOT": int(lowering.traits.has("integer_dot_product")), "VEC4_A": int(gcd4(k))}
+        macros["DOT"] = int(lowering.traits.has("integer_dot_product"))
+        macros["VEC4_A"] = int(gcd4(matmul.k))
     else:
         macros |= vectors_of_rows(form, x)
-    tensors["bias"] = whole_or_none(lowering, bias)
-    epilogue = matrix_epilogue(lowering, node, out, vector)
-    if not vector:
-        macros |= byte_features(out.dtype)
-    tensors |= {"a": x, "w": weight, "scale": scales, "out": out}
-    params = {"x_scale": bits_of(node.float("x_scale")), "x_zero": node.int("x_zero"), "ldo": n}
-    emit_form(lowering, node, form, tensors, params, macros, vector, epilogue, requantized)
+    tensors["bias"] = whole_or_none(lowering, node.optional_tensor("bias"))
+    fusion = fusion_of(lowering, node)
+    if fused:
+        macros |= fusion.macros
+    if not fusion.vector:
+        macros |= byte_features(fusion.out.dtype)
+    tensors |= {"a": x, "w": weight, "scale": scales, "out": fusion.out, "factors": fusion.norm}
+    params = {
+        "x_scale": bits_of(node.float("x_scale")),
+        "x_zero": node.int("x_zero"),
+        **fusion.params,
+    }
+    emit_form(
+        lowering, node, form, tensors, params, macros, fusion.vector, fusion.epilogue, requantized
+    )
 
 
 def emit_form(
@@ -247,10 +275,10 @@ def _lower_dequantized(
     x: Operand,
     weight: Operand,
     scales: Operand,
-    out: Operand,
 ) -> None:
     """Dequantizes the weight to the dtype of x, and multiplies by it."""
     m, n, k, pitch = matmul.m, matmul.n, matmul.k, x.strides[0]
+    out = lowering.operand(node.result)
     elements = lowering.temporary(TensorType(x.dtype, (n, k)))
     form = (matmul.bits, node.bool("high_first"), matmul.group)
     minimums = whole_or_none(lowering, node.optional_tensor("minimums"))
@@ -278,7 +306,14 @@ def _lower_dequantized(
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower, supports=supports, epilogue=True, bfloat16=False)))
+register(
+    Operator(
+        NAME,
+        _shape,
+        Kernel(_lower, supports=supports, epilogue=True, bfloat16=False),
+        mutates=(20,),
+    )
+)
 
 
 def _align_shape(x: TensorType, multiple: int) -> TensorType:

@@ -6,27 +6,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from purevk.ir import Arg, Graph, Node, Value
-from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
-from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
-from purevk.ops.matmul.few_rows import TO_CACHE, choose_few_rows
+from purevk.ir import Graph, Node, Value
+from purevk.ops.matmul.few_rows import choose_few_rows
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.ops.quantized.few_rows import NAME as QUANTIZED_FEW_ROWS
-from purevk.ops.quantized.few_rows import TO_CACHE as QUANTIZED_TO_CACHE
-from purevk.ops.quantized.few_rows import choose_few_rows as choose_quantized
-from purevk.ops.quantized.few_rows import matmul_of
+from purevk.ops.quantized.choice import choose_few_rows as choose_quantized
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
+from purevk.ops.quantized.matmul import matmul_of
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import FLOATS, PairFinder, PairReader
 from purevk.passes.matmul.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
-
-# The operators that take over neighbours, and those that rotate to a cache, by the matmul.
-_NAMES = {
-    MATMUL: (FEW_ROWS, TO_CACHE),
-    QUANTIZED: (QUANTIZED_FEW_ROWS, QUANTIZED_TO_CACHE),
-}
 
 
 class _Fused(NamedTuple):
@@ -67,40 +57,17 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
     matmul, norm = fused.matmul, fused.norm
     end = fused.end.node if fused.end else None
     rewriter.source = " + ".join(part.source for part in (norm, matmul, end) if part is not None)
-    a, scale, eps = _rows(matmul), None, 0.0
+    attributes = {} if fused.end is None else fused.end.attributes(rewriter)
     if norm is not None:
-        dims = a.type.dims
-        a, scale = (rewriter.resolve(norm.tensor(name)) for name in ("x", "weight"))
-        eps = norm.float("eps")
-        if a.type.dims != dims:
-            a = rewriter.aten.view(a, dims)
-    operands = [rewriter.resolve(operand) for operand in _operands(matmul, a)]
-    few_rows, to_cache = _NAMES[matmul.op]
-    if fused.end is None or end is None:
-        epilogue, extras = (rewriter.resolve(matmul.arg(name)) for name in ("epilogue", "extras"))
-        result = rewriter.emit(few_rows, *operands, scale, eps, 0, epilogue, extras)
-        rewriter.replace(matmul, result)
-    elif end.op == ROTATE_TO_CACHE:
-        names = ("cos", "sin", "start", "keys", "values", "dim", "index")
-        others = [rewriter.resolve(end.arg(name)) for name in names]
-        rewriter.replace(end, rewriter.emit(to_cache, *operands, scale, eps, *others))
-    else:
-        result = rewriter.emit(
-            few_rows, *operands, scale, eps, fused.end.pair, fused.end.program(), ()
-        )
-        rewriter.replace(end, rewriter.aten.view(result, end.result.type.dims))
-
-
-def _operands(matmul: Node, rows: Value) -> tuple[Arg, ...]:
-    """The arguments of a matmul that the kernels of few rows take first, of other rows."""
-    if matmul.op == MATMUL:
-        return rows, matmul.tensor("b"), matmul.optional_tensor("bias")
-    names = ("weight", "scales", "bias", "bits", "high_first", "group", "dtype", "minimums")
-    return rows, *(matmul.arg(name) for name in names)
-
-
-def _rows(matmul: Node) -> Value:
-    return matmul.tensor("a" if matmul.op == MATMUL else "x")
+        a, weight = (rewriter.resolve(norm.tensor(name)) for name in ("x", "weight"))
+        rows = matmul.tensor("a").type.dims
+        a = a if a.type.dims == rows else rewriter.aten.view(a, rows)
+        attributes |= {"a": a, "norm": weight, "eps": norm.float("eps")}
+    current = rewriter.current(matmul.with_arguments(**attributes))
+    result = rewriter.emit(current.op, *current.args)
+    if fused.end is not None and fused.end.is_gate:
+        result = rewriter.aten.view(result, fused.end.node.result.type.dims)
+    rewriter.replace(end or matmul, result)
 
 
 class _Finder:
@@ -116,12 +83,12 @@ class _Finder:
 
     def fused(self, matmul: Node) -> _Fused | None:
         """What a matmul can take over; None: nothing."""
-        if matmul.op not in _NAMES or self._written & set(matmul.inputs):
+        if matmul.op not in (MATMUL, QUANTIZED) or self._written & set(matmul.inputs):
             return None
         takes = self._takes if matmul.op == MATMUL else self._takes_quantized
-        if _rows(matmul).type.rank != 2:
+        if matmul.tensor("a").type.rank != 2:
             return None
-        norm, before = self._norm(_rows(matmul))
+        norm, before = self._norm(matmul.tensor("a"))
         saved, end = int(norm is not None), None
         if matmul.arg("epilogue") is None and takes(matmul, True, saved + 1):
             end = self._pairs.reader(matmul)
@@ -146,17 +113,16 @@ class _Finder:
 
     def _takes_quantized(self, matmul: Node, paired: bool, saved: int) -> bool:
         """The same for a quantized weight."""
-        x, weight, scales = (matmul.tensor(name) for name in ("x", "weight", "scales"))
+        x, weight = matmul.tensor("a"), matmul.tensor("weight")
         if any(matmul.arg(name) is not None for name in ("sums", "out")):
             return False
         if x.type.dtype not in FLOATS or matmul.result.type.dtype not in FLOATS:
             return False
         if not weight.type.is_static or weight.type.nbytes > self._traits.max_storage_range:
             return False
-        bits, group = matmul.int("bits"), matmul.int("group")
-        minimums = matmul.arg("minimums") is not None
-        form = matmul_of(x.type, weight.type, scales.type, bits, group, minimums)
-        return form is not None and choose_quantized(self._traits, form, paired) is not None
+        if weight.type.dims[1] % 4:
+            return False
+        return choose_quantized(self._traits, matmul_of(matmul), paired) is not None
 
     def _is_packed(self, weight: Value) -> bool:
         """Whether a matrix is dense along its rows: one that purevk has packed at load."""

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Layout, Node, Size, Value
+from purevk.ir import Arg, Graph, Layout, Node, Size, Value
 from purevk.ir import dims as _dims
 from purevk.lower.expression import Expression, ExpressionBuilder
 from purevk.ops import registry
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.elementwise.pointwise import NAME as POINTWISE
-from purevk.ops.matmul.few_rows import takes_caches
+from purevk.ops.matmul.fused import ToCache, takes_caches
 from purevk.ops.movement.views import view_layout
 from purevk.passes.fusion.pointwise import MAX_EPILOGUE_CODE
-from purevk.passes.rewrite import changing
+from purevk.passes.rewrite import Rewriter, changing
 
 FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
@@ -40,7 +40,19 @@ class PairReader(NamedTuple):
         """Whether it is a pointwise program that makes one column of two."""
         return self.node.op == POINTWISE
 
-    def program(self) -> Expression:
+    def attributes(self, rewriter: Rewriter) -> dict[str, Arg]:
+        """What the matmul does in its place, as `ops/matmul/fused.py` says."""
+        node = self.node
+        if self.is_gate:
+            return {"pair": self.pair, "epilogue": self._program()}
+        extras, caches = (
+            tuple(rewriter.resolve(node.tensor(name)) for name in names)
+            for names in (("cos", "sin", "index"), ("keys", "values"))
+        )
+        to_cache = ToCache(node.int("start"), node.int("dim"))
+        return {"pair": self.pair, "epilogue": to_cache, "extras": extras, "caches": caches}
+
+    def _program(self) -> Expression:
         """The program of a gate, whose input 0 is the first of a pair."""
         expression = self.node.attribute("expression", Expression)
         if not self.turned:

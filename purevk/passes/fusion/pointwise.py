@@ -263,8 +263,8 @@ def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
         return False
     if not definition.form.epilogue or len(kernel.results) != 1:
         return False
-    epilogue = kernel.optional_attribute("epilogue", Expression)
-    if epilogue is not None and epilogue.steps:
+    epilogue = kernel.arg("epilogue")
+    if epilogue is not None and not (isinstance(epilogue, Expression) and not epilogue.steps):
         return False
     dims = kernel.result.type.dims
     return len(dims) == len(sizes) and all(a == b for a, b in zip(dims, sizes))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from purevk.ir import Graph, Value
 from purevk.ir import dims as _dims
-from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
-from purevk.ops.matmul.few_rows import TO_CACHE
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.passes.rewrite import changing, constants_of
@@ -77,6 +75,6 @@ class BlockWeights:
                     new = [result for result in user.results if result not in reached]
                     reached.update(new)
                     waiting += new
-                elif user.op not in (MATMUL, FEW_ROWS, TO_CACHE) or value is not user.tensor("b"):
+                elif user.op != MATMUL or value is not user.tensor("b"):
                     return False
         return True

@@ -10,21 +10,20 @@ few rows read the order of fragments as well, and rows that nothing writes in th
 from __future__ import annotations
 
 from purevk.dtypes import DType
-from purevk.ir import Graph, Node, Size, Value
+from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
 from purevk.lower.matrix_core_kernels import LEAST_ROWS
 from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
-from purevk.ops.matmul.few_rows import FRAGMENTS_TO_CACHE, TO_CACHE
-from purevk.ops.matmul.few_rows import NAME as FEW_ROWS
 from purevk.ops.matmul.fragments import BLOCK, COLUMNS, ROWS, blocks_type, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
+from purevk.ops.matmul.fused import is_fused
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.quantized.choice import is_dequantized
 from purevk.ops.quantized.dequantize import BLOCKS as WEIGHT_BLOCKS
-from purevk.ops.quantized.few_rows import matmul_of
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
+from purevk.ops.quantized.matmul import matmul_of
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import PairFinder, PairReader
 from purevk.passes.matmul.block_weights import BlockWeights, are_shared
@@ -66,7 +65,7 @@ class _Finder:
         self._pairs = PairFinder(graph)
         self._matmuls: dict[Value, Node] = {}  # by the results of their gates
         self._is_shared = are_shared(graph)
-        self._alone = sum(node.op in (MATMUL, QUANTIZED) for node in graph.nodes) <= _FEW
+        self._alone = sum(map(_is_matmul, graph.nodes)) <= _FEW
         self.sources: dict[Node, Value | None] = {}
         self.readers: dict[Value, set[Node]] = {}
         self.gates: dict[Node, PairReader] = {}
@@ -74,13 +73,10 @@ class _Finder:
 
     def look_at(self, node: Node) -> None:
         """Looks at a node after all that it reads."""
-        if node.op in (FEW_ROWS, TO_CACHE):
-            if self._shared.takes(node.tensor("b")):
-                self.few.add(node)
-        elif node.op == MATMUL and self._is_few(node):
+        if node.op == MATMUL and self._is_few(node):
             self.few.add(node)
-        elif node.op in (MATMUL, QUANTIZED) and self._takes(node):
-            source = self._source(rows_of(node))
+        elif _is_matmul(node) and self._takes(node):
+            source = self._source(node.tensor("a"))
             if source is None and not self._always(node) and not self._takes(node, copies=True):
                 return
             self.sources[node] = source
@@ -106,7 +102,11 @@ class _Finder:
             for user in self._users.get(value, ()):
                 if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
-                elif user not in consumers or value is not rows_of(user) or _count(user, value) > 1:
+                elif (
+                    user not in consumers
+                    or value is not user.tensor("a")
+                    or _count(user, value) > 1
+                ):
                     return True
         return False
 
@@ -166,8 +166,8 @@ class _Finder:
                 if user.op in (_VIEW, _PERMUTE):
                     waiting.append(user.result)
                 elif (
-                    user.op not in (MATMUL, QUANTIZED)
-                    or value is not rows_of(user)
+                    not _is_matmul(user)
+                    or value is not user.tensor("a")
                     or value.type.dims != rows.type.dims
                     or self._origin(value) != origin
                     or _count(user, value) > 1
@@ -185,10 +185,10 @@ class _Finder:
         reader = self._pairs.reader(node)
         if reader is None or reader.pair % BLOCK:
             return None
-        dtype = rows_of(node).type.dtype
+        dtype = node.tensor("a").type.dtype
         if reader.node.result.type.dtype not in (dtype, DType.float32):
             return None
-        (rows, columns), terms = node.result.type.dims, rows_of(node).type.dims[1]
+        (rows, columns), terms = node.result.type.dims, node.tensor("a").type.dims[1]
         sizes = (rows, _dims.specialize(columns), terms)
         paired = tile_of(self._traits, dtype, *sizes, paired=True, always=True)
         return None if paired is None else reader
@@ -197,13 +197,13 @@ class _Finder:
         """Whether a matmul has few rows, and a weight in the order of fragments."""
         a, b = node.tensor("a"), node.tensor("b")
         few = a.type.rank == 2 and _dims.upper(a.type.dims[0]) < LEAST_ROWS
-        alike = a.type.dtype is b.type.dtype
-        return few and alike and self._shared.takes(b) and self._fits(node)
+        few = few and a.type.dtype is b.type.dtype and self._fits(node)
+        return self._shared.takes(b) and (few or is_fused(node))
 
     def _takes(self, node: Node, copies: bool = False) -> bool:
         """Whether the kernel that reads fragments is the one for a matmul; with `copies` even if the
         rows have to be copied into this order. A right operand that is no constant has to be."""
-        rows = rows_of(node)
+        rows = node.tensor("a")
         if rows.type.rank != 2:
             return False
         (count, terms), always = rows.type.dims, False
@@ -246,22 +246,22 @@ class _Finder:
         return (
             not self._written & set(node.inputs)
             and (bias is None or bias.type.rank == 1)
-            and node.result.type.dtype in (rows_of(node).type.dtype, DType.float32)
+            and node.result.type.dtype in (node.tensor("a").type.dtype, DType.float32)
         )
 
     def _makes_halves(self, node: Node) -> bool:
         """Whether a quantized weight is made into halves, for all rows there may be."""
         if any(node.arg(name) is not None for name in ("sums", "out")):
             return False
-        x, weight, scales = (node.tensor(name).type for name in ("x", "weight", "scales"))
-        minimums = node.arg("minimums") is not None
-        form = matmul_of(x, weight, scales, node.int("bits"), node.int("group"), minimums)
-        return form is not None and form.halves and is_dequantized(self._traits, form)
+        if node.tensor("weight").type.dims[1] % 4:
+            return False
+        form = matmul_of(node)
+        return form.halves and is_dequantized(self._traits, form)
 
 
-def rows_of(matmul: Node) -> Value:
-    """The left operand of a matmul."""
-    return matmul.tensor("x" if matmul.op == QUANTIZED else "a")
+def _is_matmul(node: Node) -> bool:
+    """Whether a node is a matmul, of any number of rows."""
+    return node.op in (MATMUL, QUANTIZED) and not is_fused(node)
 
 
 def _count(node: Node, value: Value) -> int:
@@ -288,7 +288,7 @@ class _Emitter:
         for node in self._graph.nodes:
             rewriter.source = node.source
             if node in caches:
-                self._to_cache(caches[node], node)
+                self._matmul(caches[node], rewriter.current(caches[node]))
             if node in replaced or node in later:
                 continue
             current = rewriter.current(node)
@@ -321,70 +321,59 @@ class _Emitter:
             self._copied[rows] = self._rewriter.emit(ROWS, rows)
         return self._copied[rows]
 
-    def _operands(self, node: Node, current: Node) -> tuple[Value, Value, Size, Value | None]:
-        """Both operands of a matmul in the order of fragments, its rows and its bias."""
+    def _operands(self, node: Node, current: Node) -> tuple[Value, Value]:
+        """Both operands of a matmul in the order of fragments."""
         rewriter, source = self._rewriter, self._finder.sources[node]
-        a = self._rows(rows_of(current)) if source is None else self._blocks[source]
+        a = self._rows(current.tensor("a")) if source is None else self._blocks[source]
         if node.op == QUANTIZED:
             names = ("weight", "scales", "bits", "high_first", "group")
             weight, scales, *form = (current.arg(name) for name in names)
-            terms = _dims.specialize(rows_of(current).type.dims[1])
+            terms = _dims.specialize(current.tensor("a").type.dims[1])
             minimums = current.optional_tensor("minimums")
             b = rewriter.emit(WEIGHT_BLOCKS, weight, scales, terms, *form, minimums)
         else:
             b = self._weight(current.tensor("b"))
-        return a, b, node.result.type.dims[0], current.optional_tensor("bias")
-
-    def _to_cache(self, node: Node, end: Node) -> None:
-        """A matmul, with what rotates its columns and writes them to a cache."""
-        rewriter = self._rewriter
-        rewriter.source = f"{node.source} + {end.source}"
-        names = ("cos", "sin", "start", "keys", "values", "dim", "index")
-        others = [rewriter.resolve(end.arg(name)) for name in names]
-        operands = self._operands(node, rewriter.current(node))
-        result = rewriter.emit(FRAGMENTS_TO_CACHE, *operands, *others, results=(end.result.type,))
-        rewriter.replace(end, result)
+        return a, b
 
     def _matmul(self, node: Node, current: Node) -> None:
         finder, rewriter = self._finder, self._rewriter
         gate, value = finder.gates.get(node), finder.result(node)
-        a, b, count, bias = self._operands(node, current)
-        onward, columns = value in finder.readers, node.result.type.dims[1]
+        onward, result = value in finder.readers, value.type
+        count, columns = node.result.type.dims
+        attributes = {name: current.arg(name) for name in ("epilogue", "extras")}
         if gate is not None:
+            attributes = gate.attributes(rewriter)
             columns = _dims.specialize(columns) // 2
+            if not gate.is_gate:
+                rewriter.source = f"{node.source} + {gate.node.source}"
+        a, b = self._operands(node, current)
         # An epilogue that only converts has no step that says so.
-        dtype = value.type.dtype
-        plain = value.type.with_dims((count, columns))
-        result = rewriter.emit(
-            FRAGMENTS,
-            a,
-            b,
-            count,
-            bias,
-            onward,
-            current.arg("epilogue") if gate is None else gate.program(),
-            current.arg("extras") if gate is None else (),
-            0 if gate is None else gate.pair,
-            results=(blocks_type(dtype, count, columns) if onward else plain,),
+        if onward:
+            result = blocks_type(result.dtype, count, columns)
+        elif gate is None or gate.is_gate:
+            result = result.with_dims((count, columns))
+        made = rewriter.emit(
+            FRAGMENTS, a, b, count, current.arg("bias"), onward, results=(result,), **attributes
         )
         if onward:
-            self._blocks[value] = result
+            self._blocks[value] = made
         elif gate is None:
-            rewriter.replace(node, result)
+            rewriter.replace(node, made)
+        elif gate.is_gate:
+            rewriter.replace(gate.node, rewriter.aten.view(made, value.type.dims))
         else:
-            result = rewriter.aten.view(result, value.type.dims)
-            rewriter.replace(gate.node, result)
+            rewriter.replace(gate.node, made)
 
     def _few_rows(self, node: Node, current: Node) -> None:
-        rewriter, b = self._rewriter, self._weight(current.tensor("b"))
-        if node.op == MATMUL:
-            operands = (current.tensor("a"), b, current.optional_tensor("bias"), None, 0.0, 0)
-            end = (current.arg("epilogue"), current.arg("extras"))
-            result = rewriter.emit(FEW_ROWS, *operands, *end, results=(node.result.type,))
-        else:
-            a, _, *others = current.args
-            result = rewriter.emit(node.op, a, b, *others, results=(node.result.type,))
-        rewriter.replace(node, result)
+        names = ("a", "bias", "epilogue", "extras", "norm", "eps", "pair", "caches")
+        result = self._rewriter.emit(
+            FRAGMENTS,
+            b=self._weight(current.tensor("b")),
+            rows=node.tensor("a").type.dims[0],
+            **{name: current.arg(name) for name in names},
+            results=(node.result.type,),
+        )
+        self._rewriter.replace(node, result)
 
     def _attention(self, node: Node, current: Node) -> None:
         names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")

@@ -109,7 +109,7 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
     for node in graph.nodes:
         if (
             node.op == QUANTIZED
-            and node.tensor("x") not in moving
+            and node.tensor("a") not in moving
             and _is_plain(graph, producers, node)
         ):
             groups.setdefault(_quantized_key(node), []).append(node)
@@ -172,7 +172,7 @@ def _quantized_key(node: Node) -> tuple[object, ...]:
     """What matmuls with quantized weights must have in common."""
     constants = (node.optional_tensor(name) for name in _QUANTIZED_CONSTANTS)
     return (
-        node.tensor("x"),
+        node.tensor("a"),
         *(node.arg(name) for name in ("bits", "high_first", "group", "dtype")),
         *((value.type.dtype, value.type.dims[1:]) if value else None for value in constants),
     )

@@ -10,6 +10,10 @@ import torch
 
 import purevk
 from bench.decode import quantized_linear
+from purevk.ir import Node
+from purevk.ops.matmul.fused import ToCache, is_fused
+from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.ops.quantized.matmul import NAME as QUANTIZED
 
 # A few of their roundings, which eager torch does after each operator.
 TOLERANCES = {
@@ -122,7 +126,15 @@ class Int8(torch.nn.Module):
 
 
 def ops_of(program: Any) -> list[str]:
-    return [node.op for node in program.methods["forward"].executable.plan.nodes_of]
+    """The operators of a program; those of matmuls that do more are "NAME fused" and "NAME to cache"."""
+    return [_name(node) for node in program.methods["forward"].executable.plan.nodes_of]
+
+
+def _name(node: Node) -> str:
+    if node.op not in (MATMUL, QUANTIZED) or not is_fused(node):
+        return node.op
+    to_cache = isinstance(node.arg("epilogue"), ToCache)
+    return f"{node.op} {'to cache' if to_cache else 'fused'}"
 
 
 def check(

@@ -24,7 +24,7 @@ def test_rotation_to_a_cache(heads_first: bool, rows: int, dtype: torch.dtype) -
     ]
     ops = check(module, calls)
     # with the traits of a GPU, the matmul rotates
-    assert ops.count("purevk.rotate_to_cache") + ops.count("purevk.matmul_to_cache") == 1
+    assert ops.count("purevk.rotate_to_cache") + ops.count("purevk.matmul to cache") == 1
     assert not {"purevk.scatter", "purevk.store", "aten.cat.default"} & {*ops[:-3]}
 
 

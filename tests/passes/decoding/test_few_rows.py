@@ -13,14 +13,13 @@ from torch.nn import functional
 from purevk.graph.context import Context, default_context
 from purevk.ops.matmul import operators as matmul
 from purevk.ops.quantized import choice as quantized
-from purevk.ops.quantized import few_rows
 from purevk.ops.quantized.choice import Form, QuantizedMatmul
 from purevk.tuning import DEFAULT, DeviceTraits
 from purevk.tuning.tiles import DotSizes
 from tests.passes.decoding.harness import Int4, Int8, Projections, check, rotated
 
 pytestmark = pytest.mark.device
-_NAMES = ("purevk.matmul_few_rows", "purevk.matmul_to_cache", "purevk.norm", "purevk.pointwise")
+_NAMES = ("purevk.matmul fused", "purevk.matmul to cache", "purevk.norm", "purevk.pointwise")
 
 
 @pytest.fixture
@@ -242,8 +241,8 @@ def test_it_can_be_skipped(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 _QUANTIZED = (
-    "purevk.quantized_matmul_few_rows",
-    "purevk.quantized_matmul_to_cache",
+    "purevk.quantized_matmul fused",
+    "purevk.quantized_matmul to cache",
     "purevk.quantized_matmul",
     "purevk.norm",
 )
@@ -322,8 +321,10 @@ def test_quantized_weights_stay_apart(gpu: Context, monkeypatch: pytest.MonkeyPa
 def fragments(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Has matmuls of few rows choose as for a GPU with matrix cores; a set for the kernels that ran."""
 
+    plain = quantized.choose
+
     def choose(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
-        made = quantized.choose(
+        made = plain(
             dataclasses.replace(
                 traits,
                 features=traits.features | {"subgroup_shuffle", "subgroup_arithmetic"},
@@ -334,11 +335,11 @@ def fragments(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> set[str]:
             matmul,
         )
         if made.template != "quantized/qdot_coopmat.comp":
-            return quantized.choose(traits, matmul)
+            return plain(traits, matmul)
         macros = {**made.macros, "COOPMAT": 0}
         return dataclasses.replace(made, macros=macros, subgroup_size=None)
 
-    monkeypatch.setattr(few_rows, "choose", choose)
+    monkeypatch.setattr(quantized, "choose", choose)
     return set()
 
 
