@@ -19,14 +19,14 @@ Arrays = Mapping[Value, np.ndarray]
 def run_kernel(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> list[np.ndarray] | None:
     """The result of a node whose operator has a reference here; else None."""
     function = _KERNELS.get(node.op)
-    if function is None:
+    if function is None or (node.op == "purevk.norm" and node.bool("blocks")):
         return None
     return [to_numpy(function(node, arrays, env), node.result.type.dtype)]
 
 
 def rotated_keys(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> np.ndarray:
-    """What `purevk.rotate_norm_to_cache` stores, [B, S, H, D]."""
-    return to_numpy(_rotate_norm(node, arrays, env), node.tensor("state").type.dtype)
+    """What a `purevk.norm` stores in its state, [B, S, H, D]."""
+    return to_numpy(_norm(node, arrays, env), node.tensor("state").type.dtype)
 
 
 def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
@@ -77,19 +77,16 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
 
 
 def _norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
-    return _normalized(node, arrays, node.int("count"))
-
-
-def _normalized(node: Node, arrays: Arrays, count: int) -> Any:
-    """The norm of the last `count` dims."""
+    """The norm of the last `count` dims, and its rotation."""
     import torch
 
     x, weight, bias = (_tensor(node, name, arrays) for name in ("x", "weight", "bias"))
-    dims = tuple(range(x.dim() - count, x.dim()))
+    dims = tuple(range(x.dim() - node.int("count"), x.dim()))
     centered = x if node.bool("rms") else x - x.mean(dims, keepdim=True)
     normalized = centered * torch.rsqrt((centered**2).mean(dims, keepdim=True) + node.float("eps"))
     normalized = normalized if weight is None else normalized * weight
-    return normalized if bias is None else normalized + bias
+    normalized = normalized if bias is None else normalized + bias
+    return normalized if node.arg("cos") is None else _turned(node, normalized, arrays, env)
 
 
 def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
@@ -104,10 +101,6 @@ def _rotate_pairs(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
 
 def _rotate_halves(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     return _turned(node, _tensor(node, "x", arrays), arrays, env)
-
-
-def _rotate_norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
-    return _turned(node, _normalized(node, arrays, 1), arrays, env)
 
 
 def _turned(node: Node, x: Any, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
@@ -127,6 +120,5 @@ _KERNELS: dict[str, Callable[[Node, Arrays, Mapping[Symbol, int]], Any]] = {
     "purevk.attention": _attention,
     "purevk.norm": _norm,
     "purevk.rotate_halves": _rotate_halves,
-    "purevk.rotate_norm": _rotate_norm,
     "purevk.rotate_pairs": _rotate_pairs,
 }

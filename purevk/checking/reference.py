@@ -26,8 +26,8 @@ from purevk.ir import Arg, Dim, Graph, GuardLog, Node, Size, Symbol, TensorType,
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
-from purevk.ops.attention.rotary_norm import TO_CACHE as ROTATE_NORM_TO_CACHE
 from purevk.ops.executors import find_executor
+from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.placement import name_for_cpu
 from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
@@ -107,7 +107,7 @@ class Reference:
             return [], _written(node, arrays, env)
         if node.op == WRITE_ROWS:
             return [], _written_rows(node, arrays, arrays[node.tensor("value")], node.int("dim"))
-        if node.op == ROTATE_NORM_TO_CACHE:
+        if node.op == NORM and node.arg("state") is not None:
             return [], _written_rows(node, arrays, rotated_keys(node, arrays, env), 1)
         known = run_kernel(node, arrays, env)
         if known is not None:

@@ -90,9 +90,9 @@ class Kernel:
             (outermost first), or None for row-major. None: all results are row-major.
         supports: `supports(node, traits)` returns a reason not to run this node on the device, or
             None.
-        epilogue: a pointwise program on the result may be computed by this kernel; the operator
-            then has the parameters `epilogue` (an `Expression` whose input 0 is the kernel's own
-            result) and `extras` (its other inputs).
+        epilogue: a pointwise program on the result may be computed by this kernel, or a function of
+            the node that says so; the operator then has the parameters `epilogue` (an `Expression`
+            whose input 0 is the kernel's own result) and `extras` (its other inputs).
         bfloat16: the kernel reads and writes bfloat16; otherwise it is given float32 in its place.
         any_size: it cuts its work where a binding cannot span a tensor.
         windows: `windows(node)`: whether it does so where that is a result, and binds several windows
@@ -105,7 +105,7 @@ class Kernel:
     lower: Callable[[Lowering, Node], None]
     layouts: Callable[[Node, LayoutQuery], tuple[Order | None, ...]] | None = None
     supports: Supports | None = None
-    epilogue: bool = False
+    epilogue: bool | Callable[[Node], bool] = False
     bfloat16: bool = True
     any_size: bool = False
     windows: Callable[[Node], bool] | None = None

@@ -95,27 +95,27 @@ class Rotated(torch.nn.Module):
 
 
 def test_rotations(checking: Path) -> None:
+    from tests.passes.decoding.harness import ops_of
+
     x, module = torch.randn(2, 3, 5, 8), Rotated()
     program = purevk.compile(module, (x,))
     for found, wanted in zip(program(x), module(x)):
         torch.testing.assert_close(found, wanted)
-    nodes = [node.op for node in program.methods["forward"].executable.plan.nodes_of]
-    assert {"purevk.rotate_halves", "purevk.rotate_norm"} <= set(nodes)
+    assert {"purevk.rotate_halves", "purevk.norm fused"} <= set(ops_of(program))
     assert counts_of(program).checked >= 2 and not counts_of(program).unchecked
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_rotations_to_caches(checking: Path, heads_first: bool) -> None:
-    from tests.passes.decoding.harness import NormedProjections
+    from tests.passes.decoding.harness import NormedProjections, ops_of
 
     module = NormedProjections(layer, heads_first)
     call = (torch.randn(1, 3, 24), torch.tensor(4))
     wanted = copy.deepcopy(module)(*call)
     program = purevk.compile(module, call)
     torch.testing.assert_close(program(*call), wanted, rtol=1e-5, atol=1e-5)
-    nodes = [node.op for node in program.methods["forward"].executable.plan.nodes_of]
-    assert "purevk.rotate_norm_to_cache" in nodes
-    assert "purevk.rotate_norm_to_cache" not in counts_of(program).unchecked
+    assert "purevk.norm to cache" in ops_of(program)
+    assert "purevk.norm" not in counts_of(program).unchecked
 
 
 def test_weights_that_change(checking: Path) -> None:

@@ -7,5 +7,4 @@ from purevk.ops.attention import (  # noqa: F401
     flex,
     rotary,
     rotary_cache,
-    rotary_norm,
 )

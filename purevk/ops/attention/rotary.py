@@ -12,6 +12,7 @@ from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.attention.attention import supports_attention
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
+from purevk.ops.reduce.turn import require_angles
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.tuning import DeviceTraits
 
@@ -105,18 +106,6 @@ def _halves_shape(x: TensorType, cos: TensorType, sin: TensorType, start: Size =
     if x.rank != 4 or cos.rank != 2 or cos.dims[1] > x.dims[3] or cos.dims[1] % 2:
         raise ShapeError(f"cannot rotate {x} by angles {cos}")
     return x
-
-
-def require_angles(lowering: Lowering, node: Node, rows: Size) -> None:
-    """Has it checked that `rows` rows from `start` on are in the tables `cos` and `sin` of a node."""
-    start = node.size("start")
-    lowering.require(
-        start + rows,
-        node.tensor("cos").type.dims[0],
-        f"rows from {start} on of {node.source} are outside its table of angles",
-        "{left} rows are needed, the table has {right}",
-        "pass an earlier position, or export a longer table",
-    )
 
 
 def _halves_lower(lowering: Lowering, node: Node) -> None:

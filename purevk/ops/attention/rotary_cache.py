@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from purevk.ir import Layout, Node, Size, TensorType
-from purevk.lower.lowering import Lowering, Operand
+from purevk.ir import Node, Size, TensorType
+from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
+from purevk.ops.reduce.turn import heads_last
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 
 NAME = "purevk.rotate_to_cache"
@@ -77,13 +78,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
         [lowering.operand(node.result), *caches],
         (batch, rows, heads + 2 * k.dims[2], width // 2),
     )
-
-
-def heads_last(cache: Operand) -> Operand:
-    """A cache [B, G, T, D] as [B, T, G, D]."""
-    order = (0, 2, 1, 3)
-    strides, dims = (tuple(each[d] for d in order) for each in (cache.strides, cache.dims))
-    return Operand(cache.storage, Layout(cache.offset, strides), cache.type.with_dims(dims))
 
 
 register(Operator(NAME, _shape, Kernel(_lower), mutates=(6, 7)))

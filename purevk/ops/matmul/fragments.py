@@ -7,10 +7,8 @@ of rows may be anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from purevk.dtypes import DType
-from purevk.ir import Layout, Node, Size, TensorType
+from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.expression import Expression
@@ -21,12 +19,10 @@ from purevk.lower.matrix_core_kernels import Fragments
 from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.few_rows import lower_few_rows_of_blocks
 from purevk.ops.matmul.fused import ToCache, fusion_of, stored_type
-from purevk.ops.reduce.normalization import lower_norm
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_fragments"
-NORM = "purevk.norm_blocks"
 ROWS = "purevk.row_blocks"
 COLUMNS = "purevk.column_blocks"
 BLOCK = 16
@@ -203,32 +199,3 @@ def _columns_lower(lowering: Lowering, node: Node) -> None:
 # The columns of a matrix [terms, columns] in the order of fragments, as a right operand. Both sizes are
 # multiples of 16.
 register(Operator(COLUMNS, _columns_shape, Kernel(_columns_lower)))
-
-
-def _norm_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    eps: float,
-    rms: bool,
-    plain: bool,
-    epilogue: Expression | None = None,
-    extras: Sequence[TensorType] = (),
-) -> tuple[TensorType, ...]:
-    made = x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
-    blocks = blocks_type(made.dtype, _dims.product(x.dims[:-1]), x.dims[-1])
-    return (blocks, made) if plain else (blocks,)
-
-
-def _norm_lower(lowering: Lowering, node: Node) -> None:
-    blocks, plain = lowering.operand(node.results[0]), node.bool("plain")
-    if plain:
-        out = lowering.operand(node.results[1])
-    else:
-        dims = node.tensor("x").type.dims
-        out = Operand(blocks.storage, Layout.dense(dims), TensorType(blocks.dtype, dims))
-    lower_norm(lowering, node, 1, out, blocks, plain)
-
-
-# `purevk.norm` of the last dim, in the order of fragments; with `plain` also as it is.
-register(Operator(NORM, _norm_shape, Kernel(_norm_lower)))

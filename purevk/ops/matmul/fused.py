@@ -69,6 +69,11 @@ def is_fused(node: Node) -> bool:
     return node.arg("norm") is not None or node.int("pair") > 0
 
 
+def takes_program(node: Node) -> bool:
+    """Whether a matmul can have a pointwise program as its epilogue."""
+    return not isinstance(node.arg("epilogue"), ToCache)
+
+
 class Fusion(NamedTuple):
     """What the kernel of a node does beside multiplying.
 

@@ -26,7 +26,7 @@ from purevk.ops.matmul.choice import (
     stored_vectors,
 )
 from purevk.ops.matmul.few_rows import lower_few_rows
-from purevk.ops.matmul.fused import ToCache, is_fused, stored_type
+from purevk.ops.matmul.fused import ToCache, is_fused, stored_type, takes_program
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import broadcast
@@ -314,7 +314,7 @@ register(
     Operator(
         NAME,
         _matmul_shape,
-        Kernel(_matmul_lower, supports=supports_float, epilogue=True),
+        Kernel(_matmul_lower, supports=supports_float, epilogue=takes_program),
         mutates=(8,),
     )
 )

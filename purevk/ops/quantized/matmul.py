@@ -25,7 +25,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
-from purevk.ops.matmul.fused import ToCache, fusion_of, is_fused, stored_type
+from purevk.ops.matmul.fused import ToCache, fusion_of, is_fused, stored_type, takes_program
 from purevk.ops.quantized.choice import (
     Form,
     QuantizedMatmul,
@@ -310,7 +310,7 @@ register(
     Operator(
         NAME,
         _shape,
-        Kernel(_lower, supports=supports, epilogue=True, bfloat16=False),
+        Kernel(_lower, supports=supports, epilogue=takes_program, bfloat16=False),
         mutates=(20,),
     )
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.declared import AUTO
@@ -18,9 +18,10 @@ from purevk.lower.numbers import bits_of, gcd4, gcd8
 from purevk.lower.rows import RowWork, collapse, only_floats, spread
 from purevk.ops.builder import Builder
 from purevk.ops.facts import before_last, before_normalized
+from purevk.ops.matmul.fragments import blocks_type
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
-from purevk.ops.reduce.turn import Turn
+from purevk.ops.reduce.turn import Turn, check_turn, turn_of
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
@@ -40,9 +41,28 @@ def _norm_shape(
     rms: bool,
     epilogue: Expression | None = None,
     extras: Sequence[TensorType] = (),
-) -> TensorType:
-    """`count`: how many dims, the last ones, are normalized together."""
-    return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+    plain: bool = True,
+    blocks: bool = False,
+    cos: TensorType | None = None,
+    sin: TensorType | None = None,
+    start: Size = 0,
+    state: TensorType | None = None,
+    dim: int = 1,
+    index: TensorType | None = None,
+) -> tuple[TensorType, ...]:
+    """`count`: how many dims, the last ones, are normalized together. With `blocks` the result is in the
+    order of fragments, with `plain` also as it is.
+
+    Heads x [B, S, H, D] then rotate as in `purevk.rotate_halves` by the angles cos and sin [rows, D] from
+    row `start` on. With a state [B, T, H, D] (`dim` 1) or [B, H, T, D] (`dim` 2) there is no result:
+    position s becomes position `index[s]` of it. No two of these are equal."""
+    if cos is not None:
+        check_turn(x, cos, sin, state, dim, index)
+    if state is not None:
+        return ()
+    result = x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
+    results = (blocks_type(result.dtype, _dims.product(x.dims[:-1]), x.dims[-1]),) * blocks
+    return (*results, result) if plain else results
 
 
 @dataclass(frozen=True)
@@ -56,23 +76,18 @@ class EpilogueIndex:
 
 
 def _norm_lower(lowering: Lowering, node: Node) -> None:
-    lower_norm(lowering, node, node.int("count"), lowering.operand(node.result))
-
-
-def lower_norm(
-    lowering: Lowering,
-    node: Node,
-    count: int,
-    out: Operand,
-    blocks: Operand | None = None,
-    plain: bool = True,
-    turn: Turn | None = None,
-) -> None:
-    """Appends the dispatch of a norm of the last `count` dims; the other arguments as for
-    `emit_norm`."""
-    x = lowering.operand(node.tensor("x"))
+    x, count = lowering.operand(node.tensor("x")), node.int("count")
     if is_empty(x.type):
         return
+    turn, blocks, plain = turn_of(lowering, node), None, node.bool("plain")
+    if node.bool("blocks"):
+        blocks = lowering.operand(node.results[0])
+    if turn is not None and turn.rows is not None:
+        out = turn.rows.cache
+    elif plain or blocks is None:
+        out = lowering.operand(node.results[-1])
+    else:
+        out = Operand(blocks.storage, Layout.dense(x.dims), x.type.with_dtype(blocks.dtype))
     steps = _row_steps(x, count)
     if steps is None:
         x = dense(lowering, x)
@@ -204,8 +219,8 @@ def emit_norm(
     }
     made = make_epilogue(
         lowering,
-        node.optional_attribute("epilogue", Expression) if turn is None else None,
-        node.tensors("extras") if turn is None else (),
+        node.optional_attribute("epilogue", Expression),
+        node.tensors("extras"),
         out,
         "row, col",
         full=index.full,
@@ -270,7 +285,11 @@ def emit_norm(
     )
 
 
-register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=True)))
+def _takes_program(node: Node) -> bool:
+    return node.arg("cos") is None and not node.bool("blocks")
+
+
+register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=_takes_program), mutates=(13,)))
 
 
 def _layer_norm_shape(

@@ -157,7 +157,8 @@ class _Finder:
         x, scale = node.tensor("x"), node.optional_tensor("weight")
         if scale is None or node.optional_tensor("bias") is not None:
             return None, ()
-        plain = node.arg("epilogue") is None and x.type.dims[-1] == width
+        plain = all(node.arg(name) is None for name in ("epilogue", "cos"))
+        plain = plain and x.type.dims[-1] == width
         fits = x.type.dtype is a.type.dtype and scale.type.dtype in FLOATS
         if not plain or not fits or scale.type.dims != (width,) or self._written & {x, scale}:
             return None, ()

@@ -8,7 +8,6 @@ from purevk.ir import Arg, Graph, Node, Value
 from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.attention.rotary import HALVES
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
-from purevk.ops.attention.rotary_norm import NAME, TO_CACHE
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
@@ -30,7 +29,7 @@ def rotate_norms(graph: Graph, traits: DeviceTraits) -> Graph:
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         if node.op == HALVES:
             norm = finder.norm(node, node.tensor("x"))
-            return None if norm is None else _emit(rewriter, norm, node)
+            return None if norm is None else _emit(rewriter, norm, node)[0]
         if node.op != ROTATE_TO_CACHE:
             return None
         of_queries, of_keys = (finder.norm(node, node.tensor(name)) for name in "qk")
@@ -39,11 +38,8 @@ def rotate_norms(graph: Graph, traits: DeviceTraits) -> Graph:
         values, dim, index = node.tensor("v"), node.int("dim"), node.tensor("index")
         if dim == 2:
             values = rewriter.emit(_PERMUTE, values, _SWAP)
-        queries = _emit(rewriter, of_queries, node)
-        rewriter.source = f"{of_keys.node.source} + {node.source}"
-        rewriter.emit_all(
-            TO_CACHE, *_arguments(rewriter, of_keys, node), node.tensor("keys"), dim, index
-        )
+        (queries,) = _emit(rewriter, of_queries, node)
+        _emit(rewriter, of_keys, node, state=node.tensor("keys"), dim=dim, index=index)
         rewriter.source = node.source
         rewriter.emit_all(WRITE_ROWS, node.tensor("values"), values, dim, index)
         return queries
@@ -51,15 +47,11 @@ def rotate_norms(graph: Graph, traits: DeviceTraits) -> Graph:
     return each_node(graph, visit)
 
 
-def _emit(rewriter: Rewriter, norm: _Norm, rotation: Node) -> Value:
+def _emit(rewriter: Rewriter, norm: _Norm, rotation: Node, **store: Arg) -> tuple[Value, ...]:
     rewriter.source = f"{norm.node.source} + {rotation.source}"
-    return rewriter.emit(NAME, *_arguments(rewriter, norm, rotation))
-
-
-def _arguments(rewriter: Rewriter, norm: _Norm, rotation: Node) -> tuple[Arg, ...]:
-    of_norm = (norm.node.arg(name) for name in ("weight", "bias", "eps", "rms"))
-    of_rotation = (rotation.arg(name) for name in ("cos", "sin", "start"))
-    return (norm.x(rewriter), *(rewriter.resolve(operand) for operand in (*of_norm, *of_rotation)))
+    angles = {name: rotation.arg(name) for name in ("cos", "sin", "start")}
+    node = norm.node.with_arguments(x=norm.x(rewriter), **angles, **store)
+    return rewriter.emit_all(NORM, *rewriter.current(node).args)
 
 
 class _Norm(NamedTuple):
@@ -98,7 +90,9 @@ class _Finder:
             node = self._made.get(node.tensor("x"))
         if node is None or node.op != NORM or self._readers[node.result] != 1:
             return None
-        if node.int("count") != 1 or node.arg("epilogue") is not None:
+        if node.int("count") != 1 or any(
+            node.arg(name) is not None for name in ("epilogue", "cos")
+        ):
             return None
         if self._written & set(node.inputs):
             return None  # they may have changed after the norm

@@ -261,10 +261,11 @@ def _takes_epilogue(kernel: Node, sizes: Sequence[Size]) -> bool:
     definition = registry.find(kernel.op)
     if definition is None or not isinstance(definition.form, registry.Kernel):
         return False
-    if not definition.form.epilogue or len(kernel.results) != 1:
+    takes = definition.form.epilogue
+    if len(kernel.results) != 1 or not (takes(kernel) if callable(takes) else takes):
         return False
-    epilogue = kernel.arg("epilogue")
-    if epilogue is not None and not (isinstance(epilogue, Expression) and not epilogue.steps):
+    epilogue = kernel.optional_attribute("epilogue", Expression)
+    if epilogue is not None and epilogue.steps:
         return False
     dims = kernel.result.type.dims
     return len(dims) == len(sizes) and all(a == b for a, b in zip(dims, sizes))

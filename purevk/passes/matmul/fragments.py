@@ -17,7 +17,6 @@ from purevk.ops.attention.attention import HEADS_LAST, writes_blocks
 from purevk.ops.attention.attention import NAME as ATTENTION
 from purevk.ops.matmul.fragments import BLOCK, COLUMNS, ROWS, blocks_type, tile_of
 from purevk.ops.matmul.fragments import NAME as FRAGMENTS
-from purevk.ops.matmul.fragments import NORM as NORM_BLOCKS
 from purevk.ops.matmul.fused import is_fused
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.quantized.choice import is_dequantized
@@ -128,7 +127,7 @@ class _Finder:
             return value if self._attends(node, rows) else None
         if value.type.dims[-1] != rows.type.dims[-1]:
             return None
-        if node.op == NORM and node.int("count") == 1 and value.type.rank > 1:
+        if node.op == NORM and _gives_blocks(node):
             return value
         is_source = node in self.sources or value in self._matmuls
         return value if is_source and self._is_read_alike(value, rows) else None
@@ -264,6 +263,11 @@ def _is_matmul(node: Node) -> bool:
     return node.op in (MATMUL, QUANTIZED) and not is_fused(node)
 
 
+def _gives_blocks(norm: Node) -> bool:
+    """Whether a norm can write the order of fragments."""
+    return norm.int("count") == 1 and norm.result.type.rank > 1 and norm.arg("cos") is None
+
+
 def _count(node: Node, value: Value) -> int:
     return sum(operand is value for operand in node.inputs)
 
@@ -382,12 +386,10 @@ class _Emitter:
 
     def _norm(self, node: Node, current: Node) -> None:
         plain, result = self._finder.needs_rows(node), node.result.type
-        names = ("x", "weight", "bias", "eps", "rms")
-        operands = [current.arg(name) for name in names]
-        rows = _dims.product(result.dims[:-1])
-        types = (blocks_type(result.dtype, rows, result.dims[-1]), *((result,) if plain else ()))
-        end = (current.arg("epilogue"), current.arg("extras"))
-        results = self._rewriter.emit_all(NORM_BLOCKS, *operands, plain, *end, results=types)
+        blocks = blocks_type(result.dtype, _dims.product(result.dims[:-1]), result.dims[-1])
+        args = current.with_arguments(plain=plain, blocks=True).args
+        types = (blocks, result) if plain else (blocks,)
+        results = self._rewriter.emit_all(NORM, *args, results=types)
         self._blocks[node.result] = results[0]
         if plain:
             self._rewriter.replace(node, results[1])

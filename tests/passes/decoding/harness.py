@@ -14,6 +14,7 @@ from purevk.ir import Node
 from purevk.ops.matmul.fused import ToCache, is_fused
 from purevk.ops.matmul.matmul import NAME as MATMUL
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
+from purevk.ops.reduce.normalization import NAME as NORM
 
 # A few of their roundings, which eager torch does after each operator.
 TOLERANCES = {
@@ -126,15 +127,18 @@ class Int8(torch.nn.Module):
 
 
 def ops_of(program: Any) -> list[str]:
-    """The operators of a program; those of matmuls that do more are "NAME fused" and "NAME to cache"."""
+    """The operators of a program; of matmuls and norms that do more, "NAME fused" or "NAME to cache"."""
     return [_name(node) for node in program.methods["forward"].executable.plan.nodes_of]
 
 
 def _name(node: Node) -> str:
-    if node.op not in (MATMUL, QUANTIZED) or not is_fused(node):
+    if node.op == NORM:
+        fused, to_cache = node.arg("cos") is not None, node.arg("state") is not None
+    elif node.op in (MATMUL, QUANTIZED):
+        fused, to_cache = is_fused(node), isinstance(node.arg("epilogue"), ToCache)
+    else:
         return node.op
-    to_cache = isinstance(node.arg("epilogue"), ToCache)
-    return f"{node.op} {'to cache' if to_cache else 'fused'}"
+    return f"{node.op} to cache" if to_cache else f"{node.op} fused" if fused else node.op
 
 
 def check(

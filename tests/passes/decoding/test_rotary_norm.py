@@ -21,8 +21,8 @@ from tests.passes.decoding.harness import check as check_cached
 
 pytestmark = pytest.mark.device
 
-JOINED, ROTATED = "purevk.rotate_norm", "purevk.rotate_halves"
-JOINED_TO_CACHE = "purevk.rotate_norm_to_cache"
+JOINED, ROTATED = "purevk.norm fused", "purevk.rotate_halves"
+JOINED_TO_CACHE = "purevk.norm to cache"
 
 
 class Heads(torch.nn.Module):
