@@ -123,7 +123,8 @@ def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
     and what they have to be within. Sizes that become known only during a call are left out, and so
     are sub-graphs, which may not run."""
     inputs: _Inputs | None = None
-    index_ranges: dict[int, dict[IndexRange, None]] = {}
+    # Layers take the same index for caches of the same size: a call compares it once.
+    index_ranges: dict[int, dict[tuple[Size, Size, DType], IndexRange]] = {}
     for node in graph.nodes:
         for index, size, lowest in _indices(node):
             inputs = inputs or _Inputs(graph)
@@ -131,8 +132,9 @@ def ranges_of_inputs(graph: Graph) -> dict[int, tuple[IndexRange, ...]]:
             if input_position is not None:
                 position, dtype = input_position
                 index_range = IndexRange(lowest, size, dtype, node.op, node.source)
-                index_ranges.setdefault(position, {})[index_range] = None
-    return {position: tuple(ranges) for position, ranges in index_ranges.items()}
+                ranges = index_ranges.setdefault(position, {})
+                ranges.setdefault((lowest, size, dtype), index_range)
+    return {position: tuple(ranges.values()) for position, ranges in index_ranges.items()}
 
 
 def check_indices(graph: Graph, traits: DeviceTraits) -> Graph:

@@ -15,7 +15,7 @@ import purevk
 from purevk.errors import InputError
 from purevk.graph.context import default_context
 from purevk.ops import registry
-from purevk.passes.check_indices import CHECK, OPERATORS, check_indices
+from purevk.passes.check_indices import CHECK, OPERATORS, check_indices, ranges_of_inputs
 from purevk.tuning import DEFAULT
 
 torch = pytest.importorskip("torch")
@@ -58,6 +58,18 @@ class Indexes(torch.nn.Module):
 
     def forward(self, index: Any) -> Any:
         return self.do(index - 1 + 1 if self.computed else index)
+
+
+def test_an_index_of_several_layers_is_compared_once() -> None:
+    def layers(i: Any) -> Any:
+        return X.index_select(0, i) + X.sin().index_select(0, i) + X.index_select(1, i)[:, :1].sum()
+
+    with purevk.compile(Model(layers), (torch.tensor([0, 1]),)) as program:
+        graph = program.method("forward").specializations[0].imported
+        (ranges,) = ranges_of_inputs(graph).values()
+        assert [one.below for one in ranges] == [5, 4]
+        with pytest.raises(InputError, match="index 4"):
+            program(torch.tensor([0, 4]))
 
 
 @pytest.mark.parametrize("name", CASES)
