@@ -144,7 +144,8 @@ def _compile_or_warn(
     if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
         _warn_about_training()
         return module.forward
-    compile = functools.partial(_compile, context=context, round=round)
+    graphs: list[_CompiledGraph] = []
+    compile = functools.partial(_compile, context=context, round=round, graphs=graphs)
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
@@ -164,7 +165,7 @@ def _compile_or_warn(
             raise
         _warn_about_eager(error)
         return module.forward
-    return _WithFallback(module, compiled, overlaps)
+    return _WithFallback(module, compiled, overlaps, any(graph.draws for graph in graphs))
 
 
 def _differentiable(tensors: Sequence[Any]) -> bool:
@@ -225,9 +226,13 @@ class _WithFallback:
     """
 
     def __init__(
-        self, module: torch.fx.GraphModule, compiled: Callable[..., Any], overlaps: Overlaps
+        self,
+        module: torch.fx.GraphModule,
+        compiled: Callable[..., Any],
+        overlaps: Overlaps,
+        draws: bool = True,
     ) -> None:
-        self._overlaps = overlaps
+        self._overlaps, self._draws = overlaps, draws
         self._eager = module.forward
         self._compiled: Callable[..., Any] | None = compiled
 
@@ -238,7 +243,7 @@ class _WithFallback:
         if self._overlaps.of_call(args):
             _warn_about_eager(_shared_inputs())
             return self._eager(*args)
-        random_state = torch.get_rng_state()
+        random_state = torch.get_rng_state() if self._draws else None
         versions = self._versions(args)
         try:
             return compiled(*args)
@@ -255,7 +260,8 @@ class _WithFallback:
                     " torch",
                 ) from error
             # Eager torch draws the random numbers that it would have drawn alone.
-            torch.set_rng_state(random_state)
+            if random_state is not None:
+                torch.set_rng_state(random_state)
             outputs = self._eager(*args)
             _warn_about_eager(error)
             self._compiled = None
@@ -263,8 +269,7 @@ class _WithFallback:
 
     def _versions(self, args: Sequence[Any]) -> list[int]:
         """How often each input that the graph may write has been written."""
-        given = [args[at] for at in self._overlaps.written]
-        return [each._version for each in given if not each.is_inference()]
+        return [args[at]._version for at in self._overlaps.written if not args[at].is_inference()]
 
 
 _reasons: set[str] = set()
@@ -306,9 +311,10 @@ def _compile(
     example_inputs: Sequence[Any],
     context: Context | None,
     round: str,
+    graphs: list[_CompiledGraph],
 ) -> Callable[[list[Any]], list[Any]]:
     """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are
-    there."""
+    there. It is added to `graphs`."""
     if any(isinstance(each, torch.Tensor) and each.is_meta for each in example_inputs):
         raise UnsupportedProgramError(
             "a tensor is on the device meta",
@@ -324,6 +330,7 @@ def _compile(
         else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
     )
     compiled = _CompiledGraph(module, fixed, context, round)
+    graphs.append(compiled)
 
     def run(args: list[Any]) -> list[Any]:
         return compiled(args)
@@ -420,11 +427,15 @@ class _CompiledGraph:
         fixed: positions of the arguments that are parameters or buffers, without those that the
             graph itself writes.
         round: see `purevk.load`.
+
+    Attributes:
+        draws: whether it may draw random numbers.
     """
 
     def __init__(
         self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None, round: str
     ) -> None:
+        self.draws = any(_may_draw(node) for node in module.graph.nodes)
         _layers.restore(module)
         self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
         # An attribute whose size varies is an input: it has told its size to the trace.
@@ -524,6 +535,16 @@ class _CompiledGraph:
                 for guard in log.guards:  # without those of attempts with other bounds
                     note(guard)
                 return graph
+
+
+def _may_draw(node: torch.fx.Node) -> bool:
+    """Whether a node may draw random numbers: an operator that torch says it of, or one of which torch
+    does not know, such as a custom one or one with sub-graphs."""
+    if node.op != "call_function" or getattr(node.target, "__module__", "") == "_operator":
+        return False
+    if getattr(node.target, "namespace", "") not in ("aten", "prims"):
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:

@@ -552,6 +552,22 @@ def test_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.compile(lambda x: x + 1, backend="purevk", options=FALLBACK)(torch.randn(3))
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_random_state_is_read_for_graphs_that_draw_numbers(
+    noisy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + torch.rand(3) if noisy else torch.relu(x) + 1
+
+    compiled = torch.compile(run, backend="purevk", options=FALLBACK)
+    compiled(torch.ones(3))
+    states: list[torch.Tensor] = []
+    read = torch.get_rng_state
+    monkeypatch.setattr(torch, "get_rng_state", lambda: (states.append(read()), states[-1])[1])
+    compiled(torch.ones(3))
+    assert len(states) == noisy
+
+
 @pytest.mark.parametrize("fails", ["to compile", "after it ran"])
 def test_eager_torch_draws_the_numbers_that_it_would_have_drawn(
     fails: str, forgotten: None, monkeypatch: pytest.MonkeyPatch
