@@ -162,6 +162,7 @@ def of_timestamps(executable: Any, arrays: Sequence[Any]) -> Sampler:
     """
     import numpy as np
 
+    from purevk.graph.call import Call
     from purevk.ir import Value
     from purevk.ir.binding import bind_symbols, input_symbols
 
@@ -172,7 +173,7 @@ def of_timestamps(executable: Any, arrays: Sequence[Any]) -> Sampler:
         for value, array in zip(graph.inputs, arrays)
         if isinstance(value, Value)
     }
-    executable.run(tensors, env)
+    executable.run(Call(tensors, env))
     compute, runs = executable.graph, 1
 
     def sample() -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.graph.call import Call
 from purevk.graph.context import Context
 from purevk.graph.executable import Executable
 from purevk.graph.memory import DeviceStore
@@ -175,7 +176,7 @@ class PartProgram:
             for value in self.part.inputs
             if isinstance(value, Value)
         }
-        outputs = self.executable.run(arrays_, env)
+        outputs = self.executable.run(Call(arrays_, env))
         after = {
             old[value]: self._states.read(value, max(value.type.nbytes, 4))[: value.type.nbytes]
             for value in used

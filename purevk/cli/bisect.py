@@ -12,7 +12,6 @@ from purevk.cli.command import pick_method
 from purevk.cli.inputs import make_inputs
 from purevk.cli.machine import device_data, device_line, open_context
 from purevk.cli.output import Output
-from purevk.errors import InputError
 from purevk.progress import Steps
 
 
@@ -25,21 +24,17 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         name = pick_method(program.methods, args.method, program.name)
         method = program.method(name)
         variant = method.variants[0]
-        call = variant.reader.read(
-            make_inputs(method.graph, args, f"{program.name}, method {name}")
-        )
-        if isinstance(call, InputError):
-            raise call
-        choice = variant.choose(call.arrays)
-        if isinstance(choice, InputError):
-            raise choice
-        first, env = choice
-        states = states_of(first.imported, program.states)
-        served, _ = variant.run_unchecked(
-            first, env, call.arrays, None
-        )  # finds the data-dependent sizes
+        call = variant.read(make_inputs(method.graph, args, f"{program.name}, method {name}"))
+        call.checked = False
+        refused = variant.choose(call)
+        if refused is not None:
+            raise refused
+        states = states_of(call.chosen.imported, program.states)
+        variant.run(call)  # finds the data-dependent sizes
         steps("comparing")
-        with Bisection(context, served.imported, call.arrays, states, steps.phase) as bisection:
+        with Bisection(
+            context, call.chosen.imported, call.arrays, states, steps.phase
+        ) as bisection:
             verdict = bisection.run()
         return {
             "device": device_data(context.device),

@@ -390,16 +390,9 @@ class OverlappedCalls:
 
     Args:
         make: makes the dispatches with a memory of their own.
-        inputs, outputs: how to copy inputs to the memory of a graph, and outputs from it.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], ComputeGraph],
-        inputs: Callable[[ComputeGraph, Mapping[Value, np.ndarray]], None],
-        outputs: Callable[[ComputeGraph, Mapping[Symbol, int]], Sequence[Any]],
-    ) -> None:
-        self._inputs, self._outputs = inputs, outputs
+    def __init__(self, make: Callable[[], ComputeGraph]) -> None:
         self.graphs: list[ComputeGraph] = []
         self._calls: list[StartedCall | None] = [None, None]
         self._next = 0
@@ -410,14 +403,24 @@ class OverlappedCalls:
             self.close()
             raise
 
-    def start(self, inputs: Mapping[Value, np.ndarray], env: Mapping[Symbol, int]) -> StartedCall:
-        """Submits a call. `env` has the values of its symbols."""
+    def start(
+        self,
+        env: Mapping[Symbol, int],
+        write: Callable[[CallMemory], None],
+        read: Callable[[], Sequence[Any]],
+    ) -> StartedCall:
+        """Submits a call.
+
+        Args:
+            env: the values of its symbols.
+            write: copies the inputs to the memory of a graph.
+            read: copies the outputs from there.
+        """
         graph, earlier = self.graphs[self._next], self._calls[self._next]
         if earlier is not None:
             earlier.result()  # before its outputs are overwritten
-        self._inputs(graph, inputs)
-        submission = graph.submit(0, env)
-        call = StartedCall(submission, lambda: self._outputs(graph, env))
+        write(graph.memory)
+        call = StartedCall(graph.submit(0, env), read)
         self._calls[self._next] = call
         self._next ^= 1
         return call

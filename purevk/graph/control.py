@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk.errors import InputError
+from purevk.graph.call import Call
 from purevk.ir import Arg, Dim, Node, Symbol, Value, values_in
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
@@ -47,7 +48,7 @@ class _Call:
             elif value in self._read:
                 given[value] = inputs[position] = arg() if callable(arg) else arg
         inside = {**env, **bind_symbols(self._symbols, inputs)}
-        return [np.asarray(output) for output in self.executable.run(given, inside)]
+        return [np.asarray(output) for output in self.executable.run(Call(given, inside))]
 
 
 class ControlStep:

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from purevk import fallback, generators
-from purevk.dtypes import DType
+from purevk import generators
 from purevk.errors import InputError
+from purevk.graph.call import Call, HostForm, evaluated
 from purevk.graph.call_memory import CallMemory, Cut
-from purevk.graph.compute_graph import ComputeGraph, OverlappedCalls
+from purevk.graph.compute_graph import ComputeGraph, OverlappedCalls, StartedCall
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
 from purevk.graph.load_time import run_load_time
 from purevk.graph.memory import DeviceStore
 from purevk.graph.unbacked import Replan, UnbackedSymbols
-from purevk.ir import Dim, Guard, Node, Symbol, Value
-from purevk.ir import dims as _dims
+from purevk.ir import Guard, Node, Symbol, Value
 from purevk.ir.host import SEED
 from purevk.lower.lowering import FOUND
-from purevk.mapped import is_mapped
 from purevk.schedule.plan import Plan
 
 Progress = Callable[[str, int, int], None]
-# Bytes of an input, such as a position, that are copied by way of an object of Python: making an
-# array over the memory of the device takes longer.
-_SMALL = 1024
-
-
-Copy: TypeAlias = Callable[[np.ndarray, DType], Any]
-"""Copies the elements of an output, of a dtype (bfloat16 as uint16)."""
-
-
-def copied(array: np.ndarray, _: DType) -> Any:
-    return array.copy()
-
-
-class _HostForm(NamedTuple):
-    """How the elements of a value lie in the memory of the host."""
-
-    sizes: tuple[int, ...]
-    dtype: np.dtype
-    numel: int
-    nbytes: int
 
 
 @dataclass
@@ -113,9 +90,11 @@ class Executable:
             for node in step.nodes
             if node.op == SEED
         }
-        self._forms: dict[Value, _HostForm] = {}
-        self._constants: dict[Value, np.ndarray] = {}  # of files, that the host reads
-        self._unbacked = UnbackedSymbols(plan)
+        self.unbacked = UnbackedSymbols(plan)
+        # What calls remember: how values lie in the memory of the host if no symbol changes it, and
+        # constants of files that the host reads.
+        self.forms: dict[Value, HostForm] = {}
+        self.constants: dict[Value, np.ndarray] = {}
 
     def _prepare(self, progress: Progress | None, may_compile: bool) -> None:
         """Makes what is on the device."""
@@ -192,8 +171,8 @@ class Executable:
         for step in self._control.values():
             for inner in step.inner:
                 inner.watch(guards)
-        self._unbacked.watch(
-            guards, [inner._unbacked for step in self._control.values() for inner in step.inner]
+        self.unbacked.watch(
+            guards, [inner.unbacked for step in self._control.values() for inner in step.inner]
         )
 
     def _fill(self, progress: Progress | None) -> None:
@@ -250,102 +229,71 @@ class Executable:
             each.observation = observation
 
     # -- calls ------------------------------------------------------------------------------------
-    def run(
-        self,
-        inputs: Mapping[Value, np.ndarray],
-        env: dict[Symbol, int],
-        targets: Sequence[np.ndarray | None] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-        copy: Copy = copied,
-    ) -> list[Any]:
-        """One call.
-
-        Args:
-            inputs: the tensors of the call as arrays of the right dtype, with any strides.
-            env: values of the inputs' symbols. Unbacked symbols are added.
-            targets: for each output, an array to write it to, or None.
-            meanwhile: called once, while the device runs if there is a segment for it. What it raises
-                ends the call, before anything is written to `targets`.
-            copy: copies an output without a target out of memory of the device.
-
-        Returns:
-            The outputs in order: what `copy` returned, or the target; integers or None.
+    def run(self, call: Call) -> list[Any]:
+        """Runs a call, and returns its outputs in order.
 
         Raises:
             InputError: an index that the model computes is out of range, or a size breaks a rule.
                 States are as they were before the call.
             Replan: the call needs another plan. States are as they were before it.
         """
+        unbacked = self.unbacked
         saved = [
             (value, memoryview(self.states.read(value, max(value.type.nbytes, 4))))
-            for value in self._unbacked.unsafe
+            for value in unbacked.unsafe
         ]
         # Another plan begins with the same seeds.
-        seeds = generators.states(self.generators) if self._unbacked.may_replan else []
+        seeds = generators.states(self.generators) if unbacked.may_replan else []
+        compute = self.graph
+        compute.settle()
+        if self._given_up:
+            compute.memory.take_note()  # of that call
+        self._given_up = True
+        call.begin(self, compute.memory)
         try:
-            return self._run(inputs, env, targets, meanwhile, copy)
+            if unbacked.stages:
+                call.bind_unbacked(-1)
+            for number, step in enumerate(self.plan.steps):
+                if step.on_device:
+                    self._run_segment(number, call, compute)
+                elif step.nodes[0] in self._control:
+                    call.host.update(self._control[step.nodes[0]].run(call.read, call.env))
+                elif step.nodes[0].op == SEED:
+                    node = step.nodes[0]
+                    call.host[node.result] = generators.draw(node.int("generator"))
+                else:
+                    call.run_on_cpu(step.nodes[0])
+                if unbacked.stages:
+                    call.bind_unbacked(number)
+                if step.on_device and self.plan.checks:
+                    self._check_note(compute.memory)
+            call.submitted()
+            self._given_up = False
+            return call.outputs()
         except (Replan, InputError) as error:
             self.states.upload(saved)
             if isinstance(error, Replan):
                 generators.restore(seeds)
             raise
 
-    def _run(
-        self,
-        inputs: Mapping[Value, np.ndarray],
-        env: dict[Symbol, int],
-        targets: Sequence[np.ndarray | None] | None,
-        meanwhile: Callable[[], None] | None,
-        copy: Copy,
-    ) -> list[Any]:
-        plan, compute, memory = self.plan, self.graph, self.graph.memory
-        compute.settle()
-        if self._given_up:
-            memory.take_note()  # of that call
-        self._given_up = True
-        graph = plan.assignment.graph
-        host: dict[Value, np.ndarray] = dict(inputs)
-        stages = self._unbacked.stages
-        if stages:
-            self._bind_unbacked(-1, host, env)
-        for number, step in enumerate(plan.steps):
-            if step.on_device:
-                for value in plan.uploads[number]:
-                    array = host[value] if value in host else self._host_array(value, host, env)
-                    _copy_in(memory.upload_view(value), array)
-                first, last = plan.ranges[number]
-                if first != last:
-                    segment = self._segment_of[number]
-                    if self.observation is not None:
-                        self.observation.submissions.append((self, segment, dict(env)))
-                        self.observation.values[self] = env  # which the rest of the run fills in
-                    submission = compute.submit(segment, env)
-                    try:
-                        if meanwhile is not None:
-                            meanwhile()
-                            meanwhile = None
-                    finally:
-                        submission.wait()
-                for storage in plan.downloads[number]:
-                    host.pop(storage, None)
-            elif step.nodes[0] in self._control:
-                read = lambda value: self._host_array(value, host, env)  # noqa: E731
-                host.update(self._control[step.nodes[0]].run(read, env))
-            elif step.nodes[0].op == SEED:
-                host[step.nodes[0].result] = generators.draw(step.nodes[0].int("generator"))
-            else:
-                self._run_host(step.nodes[0], host, env)
-            if stages:
-                self._bind_unbacked(number, host, env)
-            if step.on_device:
-                self._check_note(memory)
-        if meanwhile is not None:
-            meanwhile()
-        self._given_up = False
-        return [
-            self._output(output, host, env, None if targets is None else targets[number], copy)
-            for number, output in enumerate(graph.outputs)
-        ]
+    def _run_segment(self, number: int, call: Call, compute: ComputeGraph) -> None:
+        """Runs a step on the device."""
+        plan = self.plan
+        for value in plan.uploads[number]:
+            call.upload(value)
+        first, last = plan.ranges[number]
+        if first != last:
+            segment = self._segment_of[number]
+            if self.observation is not None:
+                self.observation.submissions.append((self, segment, dict(call.env)))
+                self.observation.values[self] = call.env  # which the rest of the run fills in
+            submission = compute.submit(segment, call.env)
+            try:
+                call.submitted()
+            finally:
+                submission.wait()
+        for storage in plan.downloads[number]:
+            call.host.pop(storage, None)
 
     def _check_note(self, memory: CallMemory, earlier: bool = False) -> None:
         """Raises `InputError` if a kernel has met an index that is out of range, or an assertion that
@@ -378,27 +326,29 @@ class Executable:
         """What starts calls before the one before has finished. None: the host has a part in a call,
         or its kernels may refuse it."""
         if self._overlapped is None and self.takes_external and not self.plan.checks:
-            self._overlapped = OverlappedCalls(
-                self._compute_graph, self._write_inputs, self._read_outputs
-            )
+            self._overlapped = OverlappedCalls(self._compute_graph)
             self._release_unused_graph()
         return self._overlapped
 
-    def _write_inputs(self, compute: ComputeGraph, inputs: Mapping[Value, np.ndarray]) -> None:
-        for value in self.plan.uploads[0]:
-            _copy_in(compute.memory.upload_view(value), inputs[value])
-
-    def _read_outputs(self, compute: ComputeGraph, env: Mapping[Symbol, int]) -> list[Any]:
+    def start(self, call: Call) -> StartedCall:
+        """Submits a call to `overlapped`."""
+        assert self._overlapped is not None
         plan, graph = self.plan, self.plan.assignment.graph
-        outputs: list[Any] = []
-        for output in graph.outputs:
-            if not isinstance(output, Value) or output in graph.constants:
-                outputs.append(self._output(output, {}, env, None, copied))
-                continue
-            sizes, dtype, *_ = self._forms.get(output) or self._form(output, env)
-            view = compute.memory.download_view(plan.assignment.storages.get(output, output))
-            outputs.append(np.ndarray(sizes, dtype, view).copy())
-        return outputs
+
+        def write(memory: CallMemory) -> None:
+            call.begin(self, memory)
+            for value in plan.uploads[0]:
+                call.upload(value)
+
+        def read() -> list[Any]:
+            for output in graph.outputs:
+                if isinstance(output, Value) and output not in graph.constants:
+                    sizes, dtype, *_ = call.form(output)
+                    view = call.memory.download_view(plan.assignment.storages.get(output, output))
+                    call.host[output] = np.ndarray(sizes, dtype, view)
+            return call.outputs()
+
+        return self._overlapped.start(call.env, write, read)
 
     # -- calls with tensors of another API ---------------------------------------------------------
     @functools.cached_property
@@ -406,7 +356,7 @@ class Executable:
         """Whether `run_external` runs its calls: a call is one submission that makes all outputs,
         and the host has no part in it."""
         plan, graph = self.plan, self.plan.assignment.graph
-        if len(plan.steps) != 1 or not plan.steps[0].on_device or self._unbacked.stages:
+        if len(plan.steps) != 1 or not plan.steps[0].on_device or self.unbacked.stages:
             return False
         if plan.exposed_states(external=True):
             return False
@@ -436,22 +386,12 @@ class Executable:
             self._graph.close()  # nobody has called it so far
             self._graph = None
 
-    def run_external(
-        self,
-        calls: ExternalCalls,
-        inputs: Mapping[Value, Any],
-        env: Mapping[Symbol, int],
-        targets: Sequence[Any] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[Any]:
-        """One call with tensors of another API. The device may still run when it returns.
+    def run_external(self, calls: ExternalCalls, call: Call) -> list[Any]:
+        """Runs a call with tensors of another API. The device may still run when it returns.
 
         Args:
             calls: from `external_calls`.
-            inputs: the tensors of the call: those of the other API, and arrays.
-            env: values of the inputs' symbols.
-            targets: for each output, a tensor to write it to, or None.
-            meanwhile: called once, while the device runs.
+            call: its tensors and targets are those of the other API, or arrays.
 
         Returns:
             The outputs in order: tensors of the other API, integers or None. A constant that is an
@@ -463,148 +403,35 @@ class Executable:
         """
         calls.settle()
         self._check_note(calls.memory, earlier=True)
+        call.begin(self, calls.memory)
         plan, graph = self.plan, self.plan.assignment.graph
-        given = [
-            (self._external_range(calls, value, value, env), inputs[value])
+        inputs = [
+            (calls.range_of(value, call.form(value).sizes, value.type.dtype), call.tensors[value])
             for value in plan.uploads[0]
         ]
-        wanted: list[tuple[ExternalRange, Any] | None] = []
+        results: list[tuple[ExternalRange, Any] | None] = []
         for number, output in enumerate(graph.outputs):
             if not isinstance(output, Value) or output in graph.constants:
-                wanted.append(None)
+                results.append(None)
                 continue
             storage = plan.assignment.storages.get(output, output)
-            source = self._external_range(calls, storage, output, env)
-            target = None if targets is None else targets[number]
-            if target is not None and tuple(target.shape) != source.sizes:
-                raise self._wrong_target(target, source.sizes)
-            wanted.append((source, target))
-        made = calls.run(given, wanted, env, meanwhile)
+            source = calls.range_of(storage, call.form(output).sizes, output.type.dtype)
+            target = None if call.targets is None else call.targets[number]
+            if target is not None:
+                call.check_target(target, source.sizes)
+            results.append((source, target))
+        outputs = calls.run(inputs, results, call.env, call.submitted)
         if graph.states:
             calls.settle()  # the host may read them
             self._check_note(calls.memory)
         for number, output in enumerate(graph.outputs):
-            if wanted[number] is None:
-                made[number] = (
+            if results[number] is None:
+                outputs[number] = (
                     graph.constants[output].array(output.type)
                     if isinstance(output, Value)
-                    else _evaluated(output, env)
+                    else evaluated(output, call.env)
                 )
-        return made
-
-    def _external_range(
-        self, calls: ExternalCalls, storage: Value, value: Value, env: Mapping[Symbol, int]
-    ) -> ExternalRange:
-        form = self._forms.get(value) or self._form(value, env)
-        return calls.range_of(storage, form.sizes, value.type.dtype)
-
-    def _host_array(
-        self, value: Value, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
-    ) -> np.ndarray:
-        """The elements of a value on the host, read from the device if they are not there."""
-        array = host.get(value)
-        if array is not None:
-            return array
-        graph = self.plan.assignment.graph
-        if value in graph.constants:
-            array = self._constants.get(value)
-            if array is None:
-                constant = graph.constants[value]
-                array = constant.array(value.type)
-                if is_mapped(constant.data):  # the memory of a module may change
-                    self._constants[value] = array
-        else:
-            storage = self.plan.assignment.storages.get(value, value)
-            sizes, dtype, numel, nbytes = self._forms.get(value) or self._form(value, env)
-            if not numel:
-                array = np.empty(sizes, dtype)
-            elif storage in host and storage is not value:
-                array = host[storage].reshape(-1).view(dtype)[:numel].reshape(sizes)
-            elif storage in self.weights.ranges or storage in self.states.ranges:
-                store = self.weights if storage in self.weights.ranges else self.states
-                data = store.read(storage, max(nbytes, 4))[:nbytes]
-                array = np.frombuffer(data, dtype).reshape(sizes)
-            else:
-                array = np.ndarray(sizes, dtype, self.graph.memory.download_view(storage))
-            if storage in self.states.ranges:
-                return array  # a state may change during the call
-        host[value] = array
-        return array
-
-    def _form(self, value: Value, env: Mapping[Symbol, int]) -> _HostForm:
-        """How the elements of a value lie in the memory of the host; remembered if no symbol
-        changes it."""
-        dims, dtype = value.type.dims, value.type.dtype
-        sizes = tuple([_dims.evaluate(size, env) for size in dims])
-        numel = math.prod(sizes)
-        form = _HostForm(sizes, dtype.numpy, numel, numel * dtype.itemsize)
-        if not any(isinstance(size, Dim) for size in dims):
-            self._forms[value] = form
-        return form
-
-    def _run_host(
-        self, node: Node, host: dict[Value, np.ndarray], env: Mapping[Symbol, int]
-    ) -> None:
-        name, reason, args = node.args
-        assert isinstance(name, str)  # as `passes.placement` wraps nodes
-        arrays = {value: self._host_array(value, host, env) for value in node.inputs}
-        known = _evaluated(args, env)
-        start = time.perf_counter()
-        made = fallback.run(
-            name,
-            known,
-            arrays,
-            [value.type for value in node.results],
-            node.source,
-            self.plan.graph.trusted,
-            str(reason),
-        )
-        if self.observation is not None:
-            self.observation.on_cpu.append((node, time.perf_counter() - start))
-        host.update(zip(node.results, made))
-
-    def _bind_unbacked(
-        self, number: int, host: dict[Value, np.ndarray], env: dict[Symbol, int]
-    ) -> None:
-        """Reads the unbacked symbols that are known after step `number`, and checks them. -1: before
-        the first step."""
-        stage = self._unbacked.stages.get(number)
-        if stage is None:
-            return
-        for symbol, source in stage.symbols:
-            assert source.value is not None  # unbacked symbols have sources
-            array = self._host_array(source.value, host, env)
-            env[symbol] = source.read(array)
-        self._unbacked.check(stage, env, self.plan.graph)
-
-    def _output(
-        self,
-        output: Any,
-        host: dict[Value, np.ndarray],
-        env: Mapping[Symbol, int],
-        target: np.ndarray | None,
-        copy: Copy,
-    ) -> Any:
-        """An output in memory of the caller. The next call overwrites the buffer that it is in now."""
-        if isinstance(output, Value):
-            array = self._host_array(output, host, env)
-            if target is None:
-                return copy(array, output.type.dtype)
-            if target.shape != array.shape:
-                raise self._wrong_target(target, array.shape)
-            np.copyto(target, array)
-            return target
-        if isinstance(output, Dim):
-            return _dims.evaluate(output, env)
-        return output
-
-    def _wrong_target(self, target: Any, sizes: Sequence[int]) -> InputError:
-        return InputError(
-            f"out has sizes {list(target.shape)}",
-            where=self.plan.graph.name,
-            why=f"the result has sizes {list(sizes)}",
-            next="pass memory of the sizes of the result, or call it without out=",
-        )
+        return outputs
 
     def close(self) -> None:
         """Releases the memory of calls, and the pipelines that no other program uses. Weights and
@@ -620,19 +447,3 @@ class Executable:
             if inner._graph is not None:
                 inner._graph.close()
             inner._pipelines = []
-
-
-def _copy_in(target: memoryview, array: np.ndarray) -> None:
-    nbytes = array.nbytes
-    if 0 < nbytes <= _SMALL:
-        target[:nbytes] = array.tobytes()
-    elif nbytes:
-        np.copyto(np.ndarray(array.shape, array.dtype, target), array)
-
-
-def _evaluated(arg: Any, env: Mapping[Symbol, int]) -> Any:
-    if isinstance(arg, Dim):
-        return _dims.evaluate(arg, env)
-    if isinstance(arg, tuple):
-        return tuple(_evaluated(item, env) for item in arg)
-    return arg

@@ -101,7 +101,7 @@ class ExternalCalls:
         inputs: Sequence[tuple[ExternalRange, Any]],
         outputs: Sequence[tuple[ExternalRange, Any] | None],
         env: Mapping[Symbol, int],
-        meanwhile: Callable[[], None] | None = None,
+        on_submit: Callable[[], None],
     ) -> list[Any]:
         """One call. It returns before the device has finished; what the caller's stream does next
         waits for it.
@@ -111,7 +111,7 @@ class ExternalCalls:
             outputs: where each result is, and a tensor to write it to or None; None for a result
                 that is not in the buffers.
             env: values of the symbols.
-            meanwhile: called once after the submission.
+            on_submit: called after the submission.
 
         Returns:
             The results, as the other API's tensors.
@@ -128,8 +128,7 @@ class ExternalCalls:
         graph.submit(0, env, ((first, self._count), (second, self._count)))
         imported.wait(self._count)
         try:
-            if meanwhile is not None:
-                meanwhile()
+            on_submit()
             return [None if each is None else imported.read(*each) for each in outputs]
         except BaseException:
             graph.settle()

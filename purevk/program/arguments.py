@@ -6,13 +6,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, SignatureError, SizeConstraintError
-from purevk.fallback import copied_to_torch, to_torch
 from purevk.ir import Dim, FixedInput, Graph, StructureError, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.index_range import IndexRange
@@ -26,74 +25,12 @@ from purevk.program.arrays import (
     overlap,
     overlaps_itself,
 )
-from purevk.program.host_memory import HostMemory
+from purevk.program.call import MethodCall
 from purevk.program.specs import DimSpec, size_spec
 
 _NUMBERS = (bool, int, float, complex)
 # Dtypes that numpy lacks. Other packages add them under these names.
 FOREIGN = {dtype.name: dtype for dtype in DType if not dtype.has_numpy}
-
-
-class CallInputs(NamedTuple):
-    """The inputs of a call: as the caller gave them, and as arrays (bfloat16 as uint16). A tensor
-    that is not on the CPU is itself in place of its array, until `on_host`.
-
-    The rest says what kind of result the caller expects: torch tensors, their device if it is not
-    the CPU, and for dtypes that numpy lacks those that the inputs brought. `differentiable` is an
-    input that requires gradients, if torch computes any now.
-    """
-
-    inputs: Sequence[Any]
-    arrays: list[Any]
-    torch: bool
-    foreign: Mapping[DType, np.dtype] = {}
-    device: Any = None
-    differentiable: Any = None
-
-    def copied(self, array: np.ndarray, dtype: DType) -> Any:
-        """A copy of an output: a tensor on the CPU if the caller expects tensors. Its memory is
-        torch's, so that it can be resized."""
-        return copied_to_torch(array, dtype) if self.torch else array.copy()
-
-    def convert(self, output: Any, value: Any) -> Any:
-        """An output as the caller expects it."""
-        if self.torch:
-            if isinstance(output, np.ndarray):
-                output = copied_to_torch(output, value.type.dtype)
-            if self.device is not None and is_torch(output):
-                output = output.to(self.device)
-        if self.differentiable is not None and is_torch(output):
-            from purevk.program.gradients import refuse_gradients
-
-            return refuse_gradients(output, self.differentiable)
-        if isinstance(output, np.ndarray) and value.type.dtype in self.foreign:
-            return output.view(self.foreign[value.type.dtype])
-        return output
-
-    def leaves(self, graph: Graph) -> list[Any]:
-        """The inputs as values that torch can trace with: tensors of the same strides, and Python
-        values. They may live for long, so none is an array over memory of the caller's tensors."""
-        return [
-            tensor.detach()
-            if is_torch(tensor)
-            else _as_tensor(array.copy(order="K"), value.type.dtype)
-            if isinstance(value, Value) and not value.type.dtype.has_numpy
-            else array
-            for tensor, array, value in zip(self.inputs, self.arrays, graph.inputs)
-        ]
-
-    def owned(self, memory: HostMemory) -> CallInputs:
-        """The same with arrays that nobody else writes, all of them on the host: in `memory`, if
-        they are large."""
-        arrays = [
-            memory.copy(array) if isinstance(array, np.ndarray) else _on_host(array)
-            for array in self.arrays
-        ]
-        return self._replace(arrays=arrays)
-
-    def on_host(self) -> CallInputs:
-        """The same with all arrays on the host."""
-        return self._replace(arrays=[_on_host(array) for array in self.arrays])
 
 
 def describe_inputs(graph: Graph) -> str:
@@ -182,13 +119,13 @@ class InputReader:
         ]
         self._exact = graph.signature is not None and graph.signature.exact
 
-    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallInputs | InputError:
+    def read_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MethodCall | InputError:
         """The inputs for the arguments of a call, or why the graph does not take them. Raises what
         `bind` and `read` raise."""
         inputs = bind(self.graph, args, kwargs, self.where)
         return inputs if isinstance(inputs, SignatureError) else self.read(inputs)
 
-    def read(self, inputs: Sequence[Any]) -> CallInputs | InputError:
+    def read(self, inputs: Sequence[Any]) -> MethodCall | InputError:
         """The inputs as arrays, over the same memory where the host can read it; or why the graph
         does not take them: a `SignatureError` or a `SizeConstraintError`.
 
@@ -259,7 +196,7 @@ class InputReader:
             arrays.append(array)
         if self.graph.updates:
             _refuse_shared_memory(self.graph, arrays, self.where)
-        return CallInputs(inputs, arrays, any_torch, foreign, device, differentiable)
+        return MethodCall(self.graph, inputs, arrays, any_torch, foreign, device, differentiable)
 
     def refused_sizes(self, arrays: Sequence[Any]) -> SizeConstraintError | None:
         """Why the fixed sizes of the graph are not those of inputs that another graph of the same
@@ -430,22 +367,6 @@ def check_indices(
             )
 
 
-def _on_host(argument: Any) -> Any:
-    """An input in the memory of the host."""
-    return of_torch(argument, "input", "copying it to the CPU") if is_torch(argument) else argument
-
-
-def _as_tensor(array: np.ndarray, dtype: DType) -> Any:
-    """A tensor with the elements of an array, and its strides where torch has such."""
-    strange = any(stride < 0 or stride % array.itemsize for stride in array.strides)
-    if array.flags.c_contiguous or strange:
-        return to_torch(array, dtype)
-    import torch
-
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
-    return tensor if dtype.has_numpy else tensor.view(dtype.to_torch())
-
-
 def _layout(array: Any) -> str:
     if not isinstance(array, np.ndarray):
         return memory_layout(array.shape, array.stride())
@@ -474,16 +395,6 @@ def _refuse_shared_memory(graph: Graph, arrays: Sequence[Any], where: str) -> No
                     why=f"the method writes {first} in place, and was traced with memory of their own",
                     next="pass a copy of one of them",
                 )
-
-
-def write_back(inputs: Sequence[Any], updates: Sequence[int], results: Sequence[Any]) -> None:
-    """Gives the inputs that a method writes, by position, their new elements."""
-    for position, result in zip(updates, results):
-        argument = inputs[position]
-        if isinstance(argument, np.ndarray):
-            np.copyto(argument, np.asarray(result).view(argument.dtype))
-        else:
-            argument.detach().copy_(result)
 
 
 def _check_writable(argument: Any, array: Any, name: str, where: str) -> None:

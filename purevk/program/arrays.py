@@ -37,7 +37,8 @@ def dtype_of(array: np.ndarray) -> DType | None:
 def of_torch(tensor: Any, name: str, where: str, writable: bool = False) -> np.ndarray:
     """A tensor's elements, without a copy if they are on the CPU (bfloat16 as uint16); see
     `purevk.dtypes.elements`."""
-    _check_class(tensor, name, where)
+    if type(tensor) is not sys.modules["torch"].Tensor:
+        _check_class(tensor, name, where)
     try:
         try:
             return elements(tensor, writable)

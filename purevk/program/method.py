@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from purevk import knobs
-from purevk.dtypes import DType
-from purevk.errors import InputError, PurevkError, SizeConstraintError, StaleStateError
-from purevk.fallback import to_numpy, to_torch
+from purevk.errors import InputError, PurevkError, StaleStateError
+from purevk.graph.call import Call
 from purevk.graph.executable import Executable
 from purevk.ir import FixedInput, Graph, Value
 from purevk.ir.signature import same_literal
 from purevk.plain_text import printable
-from purevk.program.arguments import CallInputs, describe_inputs, write_back
+from purevk.program.arguments import describe_inputs
+from purevk.program.call import MethodCall, returned
 from purevk.program.cuda import external_calls
 from purevk.program.outputs import read_outputs
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
 from purevk.program.variants.specialization import Sizes, Specialization
-from purevk.program.variants.variant import Choice, GraphSource, Variant
+from purevk.program.variants.variant import GraphSource, Variant
 
 if TYPE_CHECKING:
     from purevk.program.program import Program
@@ -131,23 +130,19 @@ class Method:
             return self._called(args, kwargs, out)
 
     def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-        self.program.check_open()
-        self.program.settle()
-        if self.program.reloading or knobs.CHECK():  # which compares with the weights as they are
-            self.program.refresh()
+        self.program.begin_call()
         for attempt in itertools.count(1):
-            variant, call = self._read(args, kwargs)
-            targets = None if out is None else read_outputs(variant.graph, out, variant.where)
+            call = self._read(args, kwargs, out)
             # Weights that change all the time are as they were when the call began.
-            compare = attempt < MAX_ATTEMPTS and not knobs.CHECK()
+            call.compares = attempt < MAX_ATTEMPTS and not call.checked
             try:
-                variant, outputs = self._call(variant, call, targets, compare)
+                self._run(call)
                 break
             except _StaleWeights as stale:
                 self.program.refresh()
                 if stale.written:
-                    raise stale.error(variant.where) from None
-        return _finished(variant.graph, call.inputs, outputs, out)
+                    raise stale.error(call.variant.where) from None
+        return call.finish(out)
 
     def run_flat(
         self, inputs: Sequence[Any], targets: Sequence[np.ndarray | None] | None = None
@@ -157,42 +152,35 @@ class Method:
         Raises what `__call__` raises."""
         self.program.settle()
         self.program.refresh()
-        variant = self.variants[0]
-        call = variant.reader.read(inputs)
-        if isinstance(call, InputError):
-            raise call
-        variant, outputs = self._call(variant, call, targets)
-        return _update(variant.graph, inputs, outputs)
+        call = self.variants[0].read(inputs)
+        call.out = targets
+        self._run(call)
+        return tuple(call.finish_flat())
 
     def check_flat(self, inputs: Sequence[Any], outer: int = 0) -> None:
         """Raises `InputError` if `run_flat` would for these inputs, before it runs: for dtypes,
         sizes, bounds and indices. Runs and lowers nothing. Messages about an element leave out
         `outer` leading dims."""
         variant = self.variants[0]
-        call = variant.reader.read(inputs)
-        if isinstance(call, InputError):
-            raise call
-        variant.check(call.arrays, outer)
+        variant.check(variant.read(inputs).arrays, outer)
 
     def serving(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Specialization, list[Any]]:
         """The lowering that serves a call with these arguments, made now if there is none, and the
         inputs as arrays of the host. Raises what `__call__` raises."""
-        return self._serving(*self._read(args, kwargs))
+        return self._serving(self._read(args, kwargs))
 
     def serving_flat(self, inputs: Sequence[Any]) -> tuple[Specialization, list[Any]]:
         """The same for a flat list of inputs, as `run_flat` takes it."""
-        call = self.variants[0].reader.read(inputs)
-        if isinstance(call, InputError):
-            raise call
-        return self._serving(self.variants[0], call)
+        return self._serving(self.variants[0].read(inputs))
 
-    def _serving(self, variant: Variant, call: CallInputs) -> tuple[Specialization, list[Any]]:
+    def _serving(self, call: MethodCall) -> tuple[Specialization, list[Any]]:
         with self.lock:
             self.program.check_open()
-            _, (chosen, _) = self._choose(variant, call)
-        return chosen, call.on_host().arrays
+            self._choose(call)
+        call.to_host()
+        return call.chosen, call.arrays
 
     def submit(self, *args: Any, out: Any = None, **kwargs: Any) -> Future[Any]:
         """Starts a call and returns at once, so that the next inputs can be prepared meanwhile.
@@ -216,18 +204,17 @@ class Method:
         """
         self.program.check_open()
 
-        def prepare() -> tuple[Variant, CallInputs, Sequence[Any] | None]:
+        def prepare() -> MethodCall:
             self.program.refresh()  # waits for the calls before, if there is something to copy
-            variant, call = self._read(args, kwargs)
-            targets = None if out is None else read_outputs(variant.graph, out, variant.where)
-            return variant, call.owned(self.program.host_memory), targets
+            call = self._read(args, kwargs, out)
+            call.own(self.program.host_memory)
+            return call
 
-        def call(prepared: tuple[Variant, CallInputs, Sequence[Any] | None]) -> Any:
-            _, inputs, _ = prepared
-            variant, outputs = self._call(*prepared)
-            return _finished(variant.graph, inputs.inputs, outputs, out)
+        def run(call: MethodCall) -> Any:
+            self._run(call)
+            return call.finish(out)
 
-        return self.program.submissions.submit(prepare, call)
+        return self.program.submissions.submit(prepare, run)
 
     def start(self, *args: Any) -> Callable[[], Any]:
         """Submits a call to the device and returns at once: a function that waits for it and gives
@@ -245,48 +232,48 @@ class Method:
         """
         self.program.check_open()
         self.program.settle()
-        variant, call = self._read(args, {})
+        call = self._read(args, {})
         with self.lock:
             self.program.check_open()
-            variant, (chosen, env) = self._choose(variant, call)
-            calls = None
-            plain = call.device is None and not variant.graph.updates and not knobs.CHECK()
+            self._choose(call)
+            executable, overlaps = call.chosen.executable, False
+            plain = call.device is None and not call.graph.updates and not call.checked
             if plain and self.program.weight_watch is None:
-                calls = chosen.executable.overlapped
-            if calls is not None:
-                chosen.check_indices(call.arrays, env, variant.where)
+                overlaps = executable.overlapped is not None
+            if overlaps:
+                call.chosen.check_indices(call.arrays, call.env, call.variant.where)
                 self._calls += 1
-                variant.used = self._calls
-                inputs = {value: call.arrays[position] for position, value in chosen.tensors}
-                started = calls.start(inputs, env)
-                return lambda: returned(variant.graph, tuple(started.result()))
+                call.variant.used = self._calls
+                started = executable.start(Call(call.tensors, call.env))
+                graph = call.graph
+                return lambda: returned(graph, started.result())
         results = self(*args)
         return lambda: results
 
-    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, CallInputs]:
-        """The variant that takes arguments of this form, and its inputs."""
-        choice = self._find(args, kwargs)
-        if not isinstance(choice, InputError):
-            return choice
-        with self.lock:
-            choice = self._find(args, kwargs)  # another thread may have exported it meanwhile
-            if not isinstance(choice, InputError):
-                return choice
-            variant = self._export_again(args, kwargs, choice)
-        call = variant.reader.read_call(args, kwargs)
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any = None) -> MethodCall:
+        """A call with these arguments, read by a variant that takes their form."""
+        call = self._find(args, kwargs)
         if isinstance(call, InputError):
-            raise call
-        return variant, call
+            with self.lock:
+                call = self._find(args, kwargs)  # another thread may have exported it meanwhile
+                if isinstance(call, InputError):
+                    variant = self._export_again(args, kwargs, call)
+                    call = variant.reader.read_call(args, kwargs)
+            if isinstance(call, InputError):
+                raise call
+            call.variant = variant
+        if out is not None:
+            call.out = read_outputs(call.graph, out, call.variant.where)
+        return call
 
-    def _find(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Variant, CallInputs] | InputError:
-        """What `_read` gives, from the variants that there are; else why the first one refuses."""
+    def _find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MethodCall | InputError:
+        """What `_read` returns, from the variants that there are; else why the first one refuses."""
         refused: InputError | None = None
         for variant in tuple(self.variants):
             call = variant.reader.read_call(args, kwargs)
             if not isinstance(call, InputError):
-                return variant, call
+                call.variant = variant
+                return call
             refused = refused or call
         return refused or InputError("the program is closed", where=self.name)
 
@@ -319,55 +306,29 @@ class Method:
                 )
         return variant
 
-    def _call(
-        self,
-        variant: Variant,
-        call: CallInputs,
-        targets: Sequence[Any] | None = None,
-        compare: bool = False,
-    ) -> tuple[Variant, tuple[Any, ...]]:
-        """One call with checked inputs.
-
-        Args:
-            compare: finds out whether the weights are those of the module. Most of that is done while
-                the device runs, so that it takes no time.
-
-        Returns:
-            What served it, and the outputs as the caller expects them.
+    def _run(self, call: MethodCall) -> None:
+        """Runs a call whose inputs were read.
 
         Raises:
-            _StaleWeights: they are not. Nothing has been given to the caller.
+            _StaleWeights: the weights are not those of the module. Nothing has been given to the
+                caller.
         """
         with self.lock:
             self.program.check_open()
-            variant, (chosen, env) = self._choose(variant, call)
-            meanwhile = self._comparison(variant) if compare else None
-            external = None
-            if call.device is not None and not knobs.CHECK():
-                context = self.program.context
-                external = external_calls(context, chosen.executable, call.device)
-            if external is not None:
-                outputs = variant.run_external(
-                    external, chosen, env, call.arrays, _on_host(targets, False), meanwhile
-                )
-            else:
-                arrays = call.arrays if call.device is None else call.on_host().arrays
-                chosen, outputs = variant.run(
-                    *(chosen, env, arrays, _on_host(targets, True), meanwhile),
-                    call.copied,
-                )
+            self._choose(call)
+            if call.compares:
+                call.on_submit = self._comparison(call.graph)
+            if call.device is not None:
+                if not call.checked:
+                    context, executable = self.program.context, call.chosen.executable
+                    call.external = external_calls(context, executable, call.device)
+                if call.external is None:
+                    call.to_host()
+            call.variant.run(call)
             self._calls += 1
-            variant.used = self._calls
-        convert, values = call.convert, chosen.graph.outputs
-        if targets is None:
-            return variant, tuple([convert(value, values[n]) for n, value in enumerate(outputs)])
-        results = [
-            value if value is targets[n] else convert(value, values[n])
-            for n, value in enumerate(outputs)
-        ]
-        return variant, _placed(results, targets)
+            call.variant.used = self._calls
 
-    def _comparison(self, variant: Variant) -> Callable[[], None] | None:
+    def _comparison(self, graph: Graph) -> Callable[[], None] | None:
         """What compares the weights with those of the module while the device runs.
 
         A call that writes states cannot be repeated. So what takes some microseconds is compared
@@ -376,7 +337,7 @@ class Method:
         watch = self.program.weight_watch
         if watch is None:
             return None
-        states = bool(variant.graph.states)
+        states = bool(graph.states)
         if states and watch.written():
             raise _StaleWeights(written=False)
         differs = watch.altered if states else watch.changed
@@ -387,41 +348,39 @@ class Method:
 
         return compare
 
-    def _choose(self, variant: Variant, call: CallInputs) -> tuple[Variant, Choice]:
-        """The variant and the lowering that serve the sizes of a call. `variant` has read its
-        inputs."""
-        refused: PurevkError | None = None
+    def _choose(self, call: MethodCall) -> None:
+        """Gives a call the variant and the lowering that serve its sizes."""
+        variant, refused = call.variant, None
         if variant in self.variants:
-            choice = variant.choose(call.arrays)
-            if not isinstance(choice, SizeConstraintError):
-                return variant, choice
+            refused = variant.choose(call)
+            if refused is None:
+                return
             if not isinstance(self.source, ExportsAgain):
-                raise choice
-            refused = choice
+                raise refused
         # It does not serve the call, or another thread replaced it meanwhile.
-        for alternative in self.variants:
-            if alternative is variant or not _alike(alternative.graph, variant.graph):
+        for other in self.variants:
+            if other is variant or not _alike(other.graph, variant.graph):
                 continue
-            choice = alternative.reader.refused_sizes(call.arrays) or alternative.choose(
-                call.arrays
-            )
-            if not isinstance(choice, SizeConstraintError):
-                return alternative, choice
-            refused = refused or choice
-        if refused is None:
-            refused = PurevkError("the weights changed during the call", where=variant.where)
-        built = self._for_inputs(variant, call, refused)
-        choice = built.choose(call.arrays)
-        if isinstance(choice, SizeConstraintError):
-            raise choice
-        return built, choice
+            why = other.reader.refused_sizes(call.arrays) or other.choose(call)
+            if why is None:
+                call.variant, call.graph = other, other.graph
+                return
+            refused = refused or why
+        other = self._for_inputs(
+            call,
+            refused or PurevkError("the weights changed during the call", where=variant.where),
+        )
+        why = other.choose(call)
+        if why is not None:
+            raise why
+        call.variant, call.graph = other, other.graph
 
-    def _for_inputs(self, variant: Variant, call: CallInputs, refused: PurevkError) -> Variant:
-        """A new variant for the inputs of a call that has the form of `variant`."""
-        signature = variant.graph.signature
+    def _for_inputs(self, call: MethodCall, refused: PurevkError) -> Variant:
+        """A new variant for the inputs of a call."""
+        signature = call.graph.signature
         if signature is None:
             raise refused
-        args, kwargs = signature.arguments(call.leaves(variant.graph))
+        args, kwargs = signature.arguments(call.leaves())
         return self._export_again(args, kwargs, refused)
 
     def restart(self) -> None:
@@ -485,63 +444,3 @@ class _StaleWeights(Exception):
             next="call program.refresh() after such a change. The new weights are on the device now;"
             " give the states their content again: program.reset_state(), program.load_state(path)",
         )
-
-
-def _on_host(targets: Sequence[Any] | None, on_host: bool) -> Sequence[Any] | None:
-    """Of the memory for results, that of the host or that of devices; None for the other."""
-    if targets is None:
-        return None
-    return [target if isinstance(target, np.ndarray) is on_host else None for target in targets]
-
-
-def _placed(values: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs, copied into the caller's memory where they were not made there."""
-    results = list(values)
-    for number, target in enumerate(targets):
-        output = results[number]
-        if target is None or output is target:
-            continue
-        if tuple(target.shape) != tuple(output.shape):
-            raise InputError(
-                f"out has sizes {list(target.shape)}",
-                why=f"the result has sizes {list(output.shape)}",
-                next="pass memory of the sizes of the result, or call it without out=",
-            )
-        if not isinstance(target, np.ndarray):
-            dtype = DType.from_torch(target.dtype)
-            if isinstance(output, np.ndarray) and dtype is not None:
-                output = to_torch(output.view(dtype.numpy), dtype)
-            target.copy_(output)
-        elif not isinstance(output, np.ndarray):  # else it was written there
-            np.copyto(target, to_numpy(output))
-        results[number] = target
-    return tuple(results)
-
-
-def _update(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gives the inputs that the method writes their new elements; the results that are left."""
-    count = len(outputs) - len(graph.updates)
-    if graph.updates:
-        write_back(inputs, graph.updates, outputs[count:])
-    return outputs[:count]
-
-
-def _finished(graph: Graph, inputs: Sequence[Any], outputs: tuple[Any, ...], out: Any) -> Any:
-    """What a call returns. Inputs that the method writes get their new elements.
-
-    Args:
-        outputs: those of the graph.
-        out: what the caller gave for results.
-    """
-    results = _update(graph, inputs, outputs)
-    if out is not None:
-        targets = out if isinstance(out, (tuple, list)) else [out]
-        results = tuple(new if old is None else old for old, new in zip(targets, results))
-    return returned(graph, results)
-
-
-def returned(graph: Graph, results: tuple[Any, ...]) -> Any:
-    """The results as the model returns them."""
-    if graph.signature is not None:
-        return graph.signature.unflatten(results)
-    return results[0] if len(results) == 1 else results

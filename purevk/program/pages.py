@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from purevk import generators
+from purevk.graph.call import Call
 from purevk.graph.context import Context
 from purevk.graph.executable import Observation
 from purevk.graph.limits import DeviceLimits
@@ -119,7 +120,7 @@ def _parts(
                 observation = Observation()
                 executable.observe(observation)
                 start = time.perf_counter()
-                executable.run(tensors, dict(env))
+                executable.run(Call(tensors, dict(env)))
                 calls.append((time.perf_counter() - start, observation.on_cpu))
         except Replan:
             return replace(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from purevk import knobs
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context
@@ -235,6 +236,19 @@ class Program:
         self.context.device.check_process()
         if self._submissions is not None:
             self._submissions.settle()
+
+    def begin_call(self) -> None:
+        """Before a call: waits for submitted calls. With PUREVK_CHECK, which compares with the weights
+        as they are, or after an error, copies weights that were changed.
+
+        Raises:
+            PurevkError: the program is closed.
+        """
+        self.check_open()
+        if self._submissions is not None:
+            self._submissions.settle()
+        if self.reloading or knobs.CHECK():
+            self.refresh()
 
     def method(self, name: str) -> Method:
         """A method by its name. Raises `InputError` with the names that there are."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from purevk.graph.call import Call
 from purevk.graph.context import Context
 from purevk.graph.executable import Executable, Observation
 from purevk.graph.limits import DeviceLimits, device_limits, faster
@@ -107,10 +108,10 @@ def time_call(
     }
     observation = Observation()
     arrays = {value: np.ascontiguousarray(array) for value, array in tensors.items()}
-    executable.run(arrays, dict(env))  # with all that only a first call does
+    executable.run(Call(arrays, dict(env)))  # with all that only a first call does
     executable.observe(observation)
     try:
-        executable.run(arrays, dict(env))
+        executable.run(Call(arrays, dict(env)))
     finally:
         executable.observe(None)
     sizes = {(one, number): inside for one, number, inside in observation.submissions}

@@ -112,7 +112,12 @@ CIRCLES_OF_TYPES = [
         "purevk.frontends.torch.higher_order",
         "purevk.frontends.torch.flex",
     },
-    {"purevk.graph.control", "purevk.graph.executable"},
+    {
+        "purevk.program.arguments",
+        "purevk.program.call",
+        "purevk.program.variants.specialization",
+    },
+    {"purevk.graph.call", "purevk.graph.control", "purevk.graph.executable"},
     {"purevk.ir.arguments", "purevk.ir.graph"},
     {"purevk.ops.builder", "purevk.ops.registry"},
 ]

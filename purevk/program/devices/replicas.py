@@ -15,7 +15,8 @@ from purevk.fallback import to_numpy
 from purevk.ir import Dim, Graph, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.plain_text import printable
-from purevk.program.method import Method, returned
+from purevk.program.call import returned
+from purevk.program.method import Method
 from purevk.program.program import Program
 from purevk.program.specs import ArgumentSpec
 

@@ -22,17 +22,16 @@ from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
 from purevk.plain_text import printable
 from purevk.program.arguments import (
-    CallInputs,
     InputReader,
     describe_given,
     describe_inputs,
-    write_back,
 )
+from purevk.program.call import MethodCall, returned
 from purevk.program.devices.cuts import CutGraph, Stage, choose_cuts, cut, with_early_stores
 from purevk.program.devices.memory import free_bytes
 from purevk.program.devices.turns import Turns
 from purevk.program.host_memory import HostMemory
-from purevk.program.method import Method, returned
+from purevk.program.method import Method
 from purevk.program.program import Program
 from purevk.program.specs import ArgumentSpec, input_specs, output_specs
 from purevk.program.state import StateMapping
@@ -319,22 +318,22 @@ class StagedMethod:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        call = call.owned(self._program.host_memory)
+        call.own(self._program.host_memory)
         return self._program.start(lambda ticket: self._run(call, env, ticket))
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CallInputs, dict[_dims.Symbol, int]]:
+    ) -> tuple[MethodCall, dict[_dims.Symbol, int]]:
         """The inputs of a call, on the host, and the values of the symbols."""
         call = self._reader.read_call(args, kwargs)
         if isinstance(call, InputError):
             raise call
-        host_call = call.on_host()
-        env = bind_symbols(self._symbols, host_call.arrays)
+        call.to_host()
+        env = bind_symbols(self._symbols, call.arrays)
         lenient = self._program.bounds == "grow"
         above = any(symbol.is_size and env[symbol] > symbol.upper for symbol in env)
         refused = refused_sizes(
-            self._graph, env, host_call.arrays, self._where, self._program.bounds, lenient, above
+            self._graph, env, call.arrays, self._where, self._program.bounds, lenient, above
         )
         if refused is not None:
             raise refused
@@ -348,14 +347,14 @@ class StagedMethod:
         for guard in self._guards:
             if not guard.holds(env):
                 raise SizeConstraintError(
-                    f"the sizes {describe_given(self._graph, host_call.arrays)} need other stages",
+                    f"the sizes {describe_given(self._graph, call.arrays)} need other stages",
                     where=self._where,
                     why=f"the graph was cut for {guard}",
                     next="load it for one device",
                 )
-        return host_call, env
+        return call, env
 
-    def _run(self, call: CallInputs, env: Mapping[_dims.Symbol, int], ticket: int) -> Any:
+    def _run(self, call: MethodCall, env: Mapping[_dims.Symbol, int], ticket: int) -> Any:
         """All stages of a call, each when it is its turn."""
         turns = self._program.turns
         values: dict[Value, Any] = {value: call.arrays[at] for at, value in self._tensors}
@@ -382,14 +381,11 @@ class StagedMethod:
                 stage_results.append(results)
         finally:
             turns.leave(ticket, reached)
-        outputs = tuple(
+        outputs = [
             call.convert(stage_results[stage][at], value)
             for (stage, at), value in zip(self._parts.outputs, self._graph.outputs)
-        )
-        count = len(outputs) - len(self._graph.updates)
-        if self._graph.updates:
-            write_back(call.inputs, self._graph.updates, outputs[count:])
-        return returned(self._graph, outputs[:count])
+        ]
+        return returned(self._graph, call.update(outputs))
 
     def _targets(self, number: int, env: Mapping[_dims.Symbol, int]) -> list[np.ndarray | None]:
         """Memory for what a stage passes on."""

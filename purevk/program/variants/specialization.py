@@ -88,7 +88,7 @@ class Specialization:
         """The values of the symbols, if this lowering serves the inputs; else None."""
         if self._fixes_more and not self._takes(arrays):
             return None
-        env = self.environment(arrays)
+        env = bind_symbols(self._symbols, arrays)
         return env if self._serves(env) else None
 
     def check_indices(
@@ -112,7 +112,7 @@ class Specialization:
 
     def _serves(self, env: Mapping[Symbol, int]) -> bool:
         """Whether the sizes of a call keep the bounds and the guards."""
-        key = tuple([env[symbol] for symbol in self._sizes])
+        key = tuple(map(env.__getitem__, self._sizes))
         serves = self._known.get(key)
         if serves is None:
             serves = all(

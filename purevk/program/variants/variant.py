@@ -7,11 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from purevk import knobs
 from purevk.errors import (
     FileFormatError,
     GraphError,
@@ -21,14 +18,14 @@ from purevk.errors import (
     SizeConstraintError,
     UnsupportedProgramError,
 )
-from purevk.graph.executable import Copy, Executable, copied
-from purevk.graph.external import ExternalCalls
+from purevk.graph.executable import Executable
 from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, Graph, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import ROUNDED, Expected, rounding
 from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
+from purevk.program.call import MethodCall
 from purevk.program.plan_cache.cache import PlanCache
 from purevk.program.variants.coverage import wider_sizes
 from purevk.program.variants.lowering import lower_graph, uncollected, with_line
@@ -37,11 +34,10 @@ from purevk.program.variants.specialization import Sizes, Specialization
 from purevk.schedule.plan import Lowered
 
 if TYPE_CHECKING:
+    from purevk.checking.check import CallCheck
     from purevk.program.program import Program
 
 GraphSource = Callable[["Sizes | None"], Graph]
-# What serves a call, with the values of its symbols.
-Choice: TypeAlias = "tuple[Specialization, dict[Symbol, int]]"
 MAX_SPECIALIZATIONS = 8
 MAX_REPLANS = 16
 _log = logging.getLogger("purevk")
@@ -193,61 +189,109 @@ class Variant:
                     ' with bounds="exported"',
                 )
 
+    def read(self, inputs: Sequence[Any]) -> MethodCall:
+        """A call with these inputs, one for each of the graph. Raises what refuses them."""
+        call = self.reader.read(inputs)
+        if isinstance(call, InputError):
+            raise call
+        call.variant = self
+        return call
+
     # -- choosing --------------------------------------------------------------------------------
-    def choose(self, arrays: Sequence[Any]) -> Choice | SizeConstraintError:
-        """What serves the inputs, with the values of its symbols; lowered now if nothing does. Or
-        why the graph does not hold for these sizes.
+    def choose(self, call: MethodCall) -> SizeConstraintError | None:
+        """Gives a call a lowering that serves its inputs: one that there is, or a new one. Returns why
+        the graph does not hold for these sizes, if it does not.
 
         Args:
-            arrays: inputs that have the fixed sizes of the graph.
+            call: its inputs have the fixed sizes of the graph.
 
         Raises:
             InputError: the sizes do not go together.
         """
+        for strategy in (self._present, self._refused, self._grown, self._wider, self._exact):
+            answer = strategy(call)
+            if isinstance(answer, SizeConstraintError):
+                return answer
+            if answer:
+                break
+        return None
+
+    def _serve(self, call: MethodCall, specialization: Specialization | None) -> bool:
+        """Has a lowering serve a call, if it does."""
+        env = None if specialization is None else specialization.bind(call.arrays)
+        if specialization is None or env is None:
+            return False
+        call.serve(specialization, env)
+        return True
+
+    def _present(self, call: MethodCall) -> bool:
+        """A lowering that there is, or what served the last call of such sizes in its place."""
         for specialization in self.specializations:
-            env = specialization.bind(arrays)
-            if env is not None:
-                return self._preferred(specialization, env, arrays)
-        first = self.specializations[0]
+            if self._serve(call, specialization):
+                preferred = specialization.preferred
+                if preferred is not None and preferred in self.specializations:
+                    self._serve(call, preferred)
+                return True
+        return False
+
+    def _refused(self, call: MethodCall) -> SizeConstraintError | bool:
+        """None, because the graph does not hold for these sizes."""
+        first, arrays = self.specializations[0], call.arrays
         env = first.environment(arrays)
         refused = self._outside(env, arrays)
-        if refused is not None:
-            return refused
-        sizes = [_sizes_of(value, array) for value, array in zip(first.graph.inputs, arrays)]
-        if first.above_bounds(env):
-            if self.program.bounds == "strict":
-                return SizeConstraintError(
-                    f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}",
-                    where=self.where,
-                    next='load the program with bounds="grow", or export it with larger bounds',
-                )
-            grown = self._grow(first, sizes)
-            grown_env = None if grown is None else grown.bind(arrays)
-            if grown is not None and grown_env is not None:
-                return grown, grown_env
-        wider = wider_sizes(first.graph, sizes)
-        if wider is not None and all(
-            specialization.sizes != wider for specialization in self.specializations
-        ):
-            made_wider = self._tried(wider)
-            wider_env = None if made_wider is None else made_wider.bind(arrays)
-            if made_wider is not None and wider_env is not None:
-                return made_wider, wider_env
+        if refused is None and self.program.bounds == "strict" and first.above_bounds(env):
+            refused = SizeConstraintError(
+                f"inputs are above the exported bounds: {describe_given(first.graph, arrays)}",
+                where=self.where,
+                next='load the program with bounds="grow", or export it with larger bounds',
+            )
+        return refused or False
+
+    def _grown(self, call: MethodCall) -> bool:
+        """A new one with bounds that the sizes keep, if they are above those so far: the exported
+        ones, or the next power of two."""
+        first = self.specializations[0]
+        if not first.above_bounds(first.environment(call.arrays)):
+            return False
+        level = logging.WARNING if self.program.bounds == "grow" else logging.DEBUG
+        _log.log(
+            level,
+            "%s: inputs above the exported bounds; lowering again for larger ones",
+            self.where,
+        )
+        sizes = [
+            None if dims is None else tuple(map(_room, _dims_of(value), dims))
+            for value, dims in zip(first.graph.inputs, self._sizes_of(call.arrays))
+        ]
+        return self._serve(call, self._tried(sizes))
+
+    def _wider(self, call: MethodCall) -> bool:
+        """A new one for some sizes, which serves others too; see `wider_sizes`."""
+        wider = wider_sizes(self.specializations[0].graph, self._sizes_of(call.arrays))
+        if wider is None or any(one.sizes == wider for one in self.specializations):
+            return False
+        return self._serve(call, self._tried(wider))
+
+    def _exact(self, call: MethodCall) -> SizeConstraintError | bool:
+        """A new one for these sizes alone."""
+        arrays = call.arrays
         try:
-            made = self._checked(sizes, arrays)
+            made = self._checked(self._sizes_of(arrays), arrays)
         except SizeConstraintError as error:
             return error  # sizes above the bounds break what the exporter decided
-        made_env = made.bind(arrays)
-        if made_env is None:
-            env = made.environment(arrays)
-            broken = next((guard for guard in made.guards if not guard.holds(env)), None)
-            raise InputError(
-                f"the method does not take inputs of these sizes: {describe_given(self.graph, arrays)}",
-                where=self.where,
-                why="they are outside of its bounds" if broken is None else broken.explain(env),
-                next="pass sizes within the exported bounds",
-            )
-        return made, made_env
+        if self._serve(call, made):
+            return True
+        env = made.environment(arrays)
+        broken = next((guard for guard in made.guards if not guard.holds(env)), None)
+        raise InputError(
+            f"the method does not take inputs of these sizes: {describe_given(self.graph, arrays)}",
+            where=self.where,
+            why="they are outside of its bounds" if broken is None else broken.explain(env),
+            next="pass sizes within the exported bounds",
+        )
+
+    def _sizes_of(self, arrays: Sequence[Any]) -> list[tuple[int, ...] | None]:
+        return [_sizes_of(value, array) for value, array in zip(self.graph.inputs, arrays)]
 
     def check(self, arrays: Sequence[Any], outer: int = 0) -> None:
         """Raises `InputError` if a call with these inputs would, before it runs. Lowers nothing.
@@ -271,34 +315,6 @@ class Variant:
         return refused_sizes(
             self.graph, env, arrays, self.where, self.program.bounds, self.lenient, above
         )
-
-    def _preferred(
-        self, chosen: Specialization, env: dict[Symbol, int], arrays: Sequence[Any]
-    ) -> Choice:
-        """What served the last call of such sizes in place of `chosen`, if anything did."""
-        preferred = chosen.preferred
-        if preferred is not None and preferred in self.specializations:
-            theirs = preferred.bind(arrays)
-            if theirs is not None:
-                return preferred, theirs
-        return chosen, env
-
-    def _grow(
-        self, first: Specialization, sizes: Sequence[tuple[int, ...] | None]
-    ) -> Specialization | None:
-        """Lowers again with bounds that the sizes of a call keep: the exported ones, or the next
-        power of two; None where the method does not take bounds of its own."""
-        grown_sizes = [
-            None if dims is None else tuple(map(_room, _dims_of(value), dims))
-            for value, dims in zip(first.graph.inputs, sizes)
-        ]
-        level = logging.WARNING if self.program.bounds == "grow" else logging.DEBUG
-        _log.log(
-            level,
-            "%s: inputs above the exported bounds; lowering again for larger ones",
-            self.where,
-        )
-        return self._tried(grown_sizes)
 
     def _tried(self, sizes: Sizes) -> Specialization | None:
         """A lowering for sizes and bounds; None where the method does not take them, or the memory
@@ -330,100 +346,62 @@ class Variant:
             ) from error
 
     # -- calls -----------------------------------------------------------------------------------
-    def run(
-        self,
-        chosen: Specialization,
-        env: dict[Symbol, int],
-        arrays: Sequence[Any],
-        targets: Sequence[np.ndarray | None] | None,
-        meanwhile: Callable[[], None] | None = None,
-        copy: Copy = copied,
-    ) -> tuple[Specialization, list[Any]]:
-        """Runs a call, again with another plan where sizes that come about during it ask for one;
-        returns what served it. `meanwhile` is called once, while the device runs. `copy` makes the
-        outputs that have no target; with PUREVK_CHECK, they are arrays.
+    def run(self, call: MethodCall) -> None:
+        """Runs a call. Replans and reruns if data-dependent sizes ask for it: `call.chosen` is what
+        served it in the end.
 
         Raises:
             InputError: an index is out of range.
             DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
         """
+        first = call.chosen
         try:
-            return self._run(chosen, env, arrays, targets, meanwhile, copy)
+            first.check_indices(call.arrays, call.env, self.where)
+            check = self._check_of(call) if call.checked else None
+            for _ in range(MAX_REPLANS):
+                executable = call.chosen.executable
+                try:
+                    if call.external is None:
+                        call.results = executable.run(call)
+                    else:
+                        call.results = executable.run_external(call.external, call)
+                    break
+                except Replan as replan:
+                    chosen = self._replanned(call.chosen, replan, call.arrays)
+                    call.serve(chosen, chosen.environment(call.arrays))
+            else:
+                raise InputError(
+                    f"the data-dependent sizes of this call needed {MAX_REPLANS} plans one after the"
+                    " other",
+                    where=self.where,
+                    next="bound them with torch._check in the model",
+                )
+            self.calls += 1
+            call.chosen.used = self.calls
+            if call.chosen is not first:
+                first.preferred = call.chosen
+            if check is not None:
+                self._compare(check, call)
         except InputError as error:
-            raise with_line(error, chosen.imported) from error.__cause__
+            raise with_line(error, first.imported) from error.__cause__
 
-    def _run(
-        self,
-        chosen: Specialization,
-        env: dict[Symbol, int],
-        arrays: Sequence[Any],
-        targets: Sequence[np.ndarray | None] | None,
-        meanwhile: Callable[[], None] | None,
-        copy: Copy,
-    ) -> tuple[Specialization, list[Any]]:
-        chosen.check_indices(arrays, env, self.where)
-        if not knobs.CHECK():
-            return self.run_unchecked(chosen, env, arrays, targets, meanwhile, copy)
-        from purevk.checking.check import CallCheck, report_unchecked
+    def _check_of(self, call: MethodCall) -> CallCheck:
+        from purevk.checking.check import CallCheck
 
         program = self.program
-        check = CallCheck(program.context, chosen.imported, arrays, program.states, self.where)
-        served, outputs = self.run_unchecked(chosen, env, arrays, targets, meanwhile)
-        counts = check.compare(served.imported, outputs)
+        return CallCheck(
+            program.context, call.chosen.imported, call.arrays, program.states, self.where
+        )
+
+    def _compare(self, check: CallCheck, call: MethodCall) -> None:
+        """Compares the nodes and the results of a call with eager torch."""
+        from purevk.checking.check import report_unchecked
+
+        served = call.chosen
+        counts = check.compare(served.imported, call.results)
         if served.counts is None:
             report_unchecked(counts, self.where)
         served.counts = counts
-        return served, outputs
-
-    def run_unchecked(
-        self,
-        chosen: Specialization,
-        env: dict[Symbol, int],
-        arrays: Sequence[Any],
-        targets: Sequence[np.ndarray | None] | None,
-        meanwhile: Callable[[], None] | None = None,
-        copy: Copy = copied,
-    ) -> tuple[Specialization, list[Any]]:
-        """`run` whatever PUREVK_CHECK is."""
-        first = chosen
-        for _ in range(MAX_REPLANS):
-            values = {value: arrays[position] for position, value in chosen.tensors}
-            try:
-                outputs = chosen.executable.run(values, env, targets, meanwhile, copy)
-            except Replan as replan:
-                chosen = self._replanned(chosen, replan, arrays)
-                env = chosen.environment(arrays)
-                continue
-            self.calls += 1
-            chosen.used = self.calls
-            if chosen is not first:
-                first.preferred = chosen
-            return chosen, outputs
-        raise InputError(
-            f"the data-dependent sizes of this call needed {MAX_REPLANS} plans one after the other",
-            where=self.where,
-            next="bound them with torch._check in the model",
-        )
-
-    def run_external(
-        self,
-        calls: ExternalCalls,
-        chosen: Specialization,
-        env: dict[Symbol, int],
-        tensors: Sequence[Any],
-        targets: Sequence[Any] | None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[Any]:
-        """Runs a call with tensors of another API; see `Executable.run_external`."""
-        values = {value: tensors[position] for position, value in chosen.tensors}
-        try:
-            chosen.check_indices(tensors, env, self.where)
-            outputs = chosen.executable.run_external(calls, values, env, targets, meanwhile)
-        except InputError as error:
-            raise with_line(error, chosen.imported) from error.__cause__
-        self.calls += 1
-        chosen.used = self.calls
-        return outputs
 
     def _replanned(
         self, chosen: Specialization, replan: Replan, arrays: Sequence[Any]
@@ -452,8 +430,7 @@ class Variant:
             _log.warning(text, self.where, replan, side)
         if expected == chosen.expected:
             # It is lowered for these values: what it decides depends on sizes of inputs, too.
-            inputs = zip(chosen.graph.inputs, arrays)
-            sizes = [_sizes_of(value, array) for value, array in inputs]
+            sizes = self._sizes_of(arrays)
             if sizes != chosen.sizes:
                 fixed = (
                     specialization

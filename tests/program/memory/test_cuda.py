@@ -17,6 +17,7 @@ import purevk
 from purevk import api
 from purevk.api import MemoryKind, TimelineSemaphore
 from purevk.errors import DeviceError, InputError
+from purevk.graph.call import Call
 from purevk.graph.context import default_context
 from purevk.graph.external import ExternalRange
 from purevk.passes.check_indices import EXTERNAL
@@ -111,7 +112,7 @@ def test_inputs_and_outputs_are_in_exported_memory(host: HostDevice) -> None:
     for count in (6, 1, 64):
         x = torch.randn(count, 8)
         env = specialization.environment([x.numpy()])
-        made = executable.run_external(calls, {value: x.numpy()}, env)
+        made = executable.run_external(calls, Call({value: x.numpy()}, env))
         expected = model(x)
         np.testing.assert_allclose(made[0], expected[0].detach().numpy(), atol=1e-5)
         np.testing.assert_allclose(made[1], expected[1].detach().numpy(), atol=1e-5)
@@ -139,7 +140,7 @@ def test_states_and_weights_that_are_results(host: HostDevice) -> None:
         calls = executable.external_calls(host)
         (value,) = executable.plan.uploads[0]
         for step in (1, 2, 3):
-            made = executable.run_external(calls, {value: np.ones(4, np.float32)}, {})
+            made = executable.run_external(calls, Call({value: np.ones(4, np.float32)}, {}))
             np.testing.assert_array_equal(made[0], np.full(4, 2.0 * step, np.float32))
             np.testing.assert_array_equal(made[1], np.full(4, step, np.float32))
         np.testing.assert_array_equal(program.state["total"], np.full(4, 3, np.float32))
@@ -164,7 +165,7 @@ def test_indices_that_the_host_cannot_read(
         calls = executable.external_calls(host)
 
         def call(*pair: int) -> Any:
-            return executable.run_external(calls, {value: np.array(pair)}, {})[0]
+            return executable.run_external(calls, Call({value: np.array(pair)}, {}))[0]
 
         np.testing.assert_array_equal(call(0, 4), table[[0, 4]].numpy())
         call(0, 5)
@@ -197,10 +198,10 @@ def test_indices_and_states(host: HostDevice) -> None:
         calls = executable.external_calls(host)
         given = {value: np.ones((1, 4), np.float32)}
         for step in (1, 2, 3):
-            made = executable.run_external(calls, given, {})
+            made = executable.run_external(calls, Call(given, {}))
             np.testing.assert_array_equal(made[0], np.full(4, step, np.float32))
         with pytest.raises(InputError, match=r"aten.index_copy.default is 3\n"):
-            executable.run_external(calls, given, {})
+            executable.run_external(calls, Call(given, {}))
 
 
 def test_results_are_measured_before_the_call(host: HostDevice) -> None:
@@ -212,7 +213,7 @@ def test_results_are_measured_before_the_call(host: HostDevice) -> None:
         env = method.specializations[0].environment([x])
         calls = executable.external_calls(host)
         with pytest.raises(InputError, match="out has sizes"):
-            executable.run_external(calls, {value: x}, env, [np.empty((99, 1), np.float32)])
+            executable.run_external(calls, Call({value: x}, env, [np.empty((99, 1), np.float32)]))
 
 
 def test_what_the_host_takes_part_in_is_not_external() -> None:
