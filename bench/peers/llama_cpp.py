@@ -85,8 +85,8 @@ def _silent(level: int, text: bytes, data: Any) -> None:
     """Drops what llama.cpp logs."""
 
 
-def _library() -> tuple[Any, str]:
-    """The functions of llama.cpp, and the name of its Vulkan device.
+def _library(vulkan: bool) -> tuple[Any, str]:
+    """The functions of llama.cpp, and the name of its Vulkan device; or those with the CPU alone.
 
     Raises:
         Unavailable: the wheel is not installed, or finds no device.
@@ -111,11 +111,14 @@ def _library() -> tuple[Any, str]:
     llama.llama_log_set(_silent, None)
     ggml.ggml_backend_load.restype, ggml.ggml_backend_load.argtypes = _POINTER, [ctypes.c_char_p]
     loaded = {}
-    for name in ("ggml-vulkan", "ggml-cpu"):
+    for name in ("ggml-vulkan", "ggml-cpu")[not vulkan :]:
         path = next(iter(folder.glob(f"lib{name}-*.so*")), None)
         loaded[name] = path and ggml.ggml_backend_load(str(path).encode())
     if not all(loaded.values()):
         raise Unavailable("llama.cpp does not load its Vulkan library")
+    if not vulkan:
+        llama.llama_backend_init()
+        return llama, "CPU"
     base.ggml_backend_reg_dev_count.argtypes = [_POINTER]
     base.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
     base.ggml_backend_reg_dev_get.argtypes = [_POINTER, ctypes.c_size_t]
@@ -133,11 +136,12 @@ def _library() -> tuple[Any, str]:
 
 
 class LlamaCpp:
-    """A GGUF file on the first Vulkan device.
+    """A GGUF file on the first Vulkan device, or on the CPU.
 
     Args:
         path: of the file.
         rows: of the cache.
+        vulkan: whether it runs on the Vulkan device.
 
     Attributes:
         device: its name.
@@ -146,11 +150,11 @@ class LlamaCpp:
         Unavailable: llama.cpp is not installed, finds no device, or does not load the file.
     """
 
-    def __init__(self, path: Path, rows: int) -> None:
-        self._llama, self.device = _library()
+    def __init__(self, path: Path, rows: int, *, vulkan: bool = True) -> None:
+        self._llama, self.device = _library(vulkan)
         self._model = self._context = None
         params = self._llama.llama_model_default_params()
-        params.layers = _ALL
+        params.layers = _ALL if vulkan else 0
         self._model = self._llama.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise Unavailable(f"llama.cpp does not load {path.name}")

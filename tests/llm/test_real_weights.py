@@ -15,8 +15,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import purevk.llm  # noqa: E402
+from bench.perplexity import logits_of_model, perplexity  # noqa: E402
 from tests.llm.harness import NAMES  # noqa: E402
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 PROMPTS = (
     "Why is the sky blue?",
@@ -101,3 +103,15 @@ def test_64_greedy_tokens_are_those_of_eager_torch(
 def test_weights_stay_packed(model: purevk.llm.Model) -> None:
     size = model_file().stat().st_size
     assert model.program.memory.weights <= 1.02 * size
+
+
+def test_the_perplexity_of_a_text_is_that_of_eager_torch_and_of_llama_cpp(eager: Any) -> None:
+    text = (ROOT / "tests" / "data" / "prose.txt").read_text(encoding="utf-8")
+    with purevk.llm.load(model_file(), context=512, dtype="float32") as model:
+        tokens = model.tokenizer.encode(text)
+        have = perplexity(logits_of_model(model, tokens), tokens)
+    with torch.inference_mode():
+        want = perplexity(iter(eager(torch.tensor([tokens])).logits[0].numpy()), tokens)
+    assert have == pytest.approx(want, rel=1e-4)
+    # `python bench/perplexity.py` says so. Its activations have 8 bits.
+    assert have == pytest.approx(18.231, rel=5e-3)
