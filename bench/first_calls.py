@@ -67,7 +67,8 @@ def report(name: str, way: str, kernels: int) -> None:
     import torch
 
     import purevk
-    from purevk import dynamo
+    import purevk.dynamo
+    from purevk import compiled_graphs
     from purevk.graph.context import default_context
 
     context = default_context()
@@ -94,7 +95,7 @@ def report(name: str, way: str, kernels: int) -> None:
         print(f"    graphs: {counters['stats']['unique_graphs']}")
         for reason, count in counters["graph_break"].items():
             print(f"    {count} breaks: {reason.splitlines()[0]}")
-        programs = [shared.program for shared in dynamo._shared]
+        programs = [shared.program for shared in compiled_graphs.shared]
     phases: dict[str, float] = {}
     for program in programs:
         for phase, seconds in program.report()["seconds"].items():

@@ -13,15 +13,12 @@ says otherwise.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
@@ -29,38 +26,27 @@ from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from purevk import knobs
+from purevk.compiled_graphs import CompiledGraph
 from purevk.errors import (
     DeviceError,
     DifferenceError,
-    GraphError,
     InputError,
     KernelNotCachedError,
-    OutOfDeviceMemoryError,
     PurevkError,
     UnsupportedProgramError,
 )
-from purevk.fallback import copied_to_torch
-from purevk.frontends.importer import InputSizes
 from purevk.frontends.private_names import warn_once
-from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.decompose import decompositions, keep_checks
 from purevk.frontends.torch.elements.fills import fill_with_tensors
 from purevk.frontends.torch.fast_paths import with_checked_classes
 from purevk.frontends.torch.overlaps import Overlaps
 from purevk.frontends.torch.recurrent import WholeLayers
-from purevk.frontends.torch.watch.samples import Samples
 from purevk.frontends.torch.written_views import replace_written_views
-from purevk.graph.context import Context, context_of
-from purevk.ir import Bound, Graph, GuardLog
-from purevk.ir.dims import note
-from purevk.passes.placement import outgrows
+from purevk.graph.context import Context
 from purevk.plain_text import printable
-from purevk.program import Program
 from purevk.program.options import check_round
-from purevk.tuning import DeviceTraits
 
 NAME = "purevk"
 # A program that the compiled code calls runs as it is. Tracing it would run parts of it with other
@@ -68,7 +54,6 @@ NAME = "purevk"
 trace_rules.add("purevk")
 _log = logging.getLogger("purevk")
 _lock = threading.RLock()
-_numbers = itertools.count()
 # Errors that eager torch would only hide: of the device, of memory, and how dynamo steers tracing.
 _RAISED = (
     DeviceError,
@@ -144,8 +129,8 @@ def _compile_or_warn(
     if torch.is_grad_enabled() and _differentiable((*example_inputs, *module.parameters())):
         _warn_about_training()
         return module.forward
-    graphs: list[_CompiledGraph] = []
-    compile = functools.partial(_compile, context=context, round=round, graphs=graphs)
+    draws: list[bool] = []
+    compile = functools.partial(_compile, context=context, round=round, draws=draws)
     aot = aot_autograd(
         fw_compiler=compile, inference_compiler=compile, decompositions=_decompositions()
     )
@@ -165,7 +150,7 @@ def _compile_or_warn(
             raise
         _warn_about_eager(error)
         return module.forward
-    return _WithFallback(module, compiled, overlaps, any(graph.draws for graph in graphs))
+    return _WithFallback(module, compiled, overlaps, any(draws))
 
 
 def _differentiable(tensors: Sequence[Any]) -> bool:
@@ -311,10 +296,10 @@ def _compile(
     example_inputs: Sequence[Any],
     context: Context | None,
     round: str,
-    graphs: list[_CompiledGraph],
+    draws: list[bool],
 ) -> Callable[[list[Any]], list[Any]]:
     """A compiler of AOTAutograd. The graph is lowered at the first call, when its parameters are
-    there. It is added to `graphs`."""
+    there. `draws` gets whether it may draw random numbers."""
     if any(isinstance(each, torch.Tensor) and each.is_meta for each in example_inputs):
         raise UnsupportedProgramError(
             "a tensor is on the device meta",
@@ -329,212 +314,15 @@ def _compile(
         if meta is None
         else set(meta.static_input_indices) - set(meta.mutated_inp_runtime_indices)
     )
-    compiled = _CompiledGraph(module, fixed, context, round)
-    graphs.append(compiled)
+    draws.append(any(map(_may_draw, module.graph.nodes)))
+    _layers.restore(module)
+    compiled = CompiledGraph(module, fixed, context, round)
 
     def run(args: list[Any]) -> list[Any]:
         return compiled(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-# -- graphs of one model -------------------------------------------------------------------------
-_Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
-
-
-class _Copied(NamedTuple):
-    """A tensor as it goes to the device: contiguous, with the version and some elements of the tensor
-    of the model.
-
-    `memory` is a `StorageWeakRef` to the model's tensor, if `tensor` is a copy that does not keep
-    it: once it is freed, another tensor may have its address.
-    """
-
-    tensor: torch.Tensor
-    version: int
-    samples: Samples
-    memory: Any
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Copied:
-        copy = tensor.detach().cpu().contiguous()
-        same = copy.data_ptr() == tensor.data_ptr()
-        memory: Any = StorageWeakRef  # whose functions have no types
-        memory = None if same else memory(tensor.untyped_storage())
-        return cls(copy, tensor._version, Samples([tensor]), memory)
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor with the same key has the same elements."""
-        return (
-            self.version == tensor._version
-            and not (self.memory and self.memory.expired())
-            and not self.samples.changed()
-        )
-
-
-class _Shared:
-    """A program for the graphs of a model, which share its parameters on the device."""
-
-    def __init__(self, context: Context, round: str) -> None:
-        self.program = Program("torch.compile", {}, context, bounds="open", round=round)
-        self.tensors: dict[_Key, _Copied] = {}
-
-    def take(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """The tensors as they go to the device. Each is copied once."""
-        taken = {}
-        for at, tensor in tensors.items():
-            key = _key(tensor)
-            if key not in self.tensors:
-                self.tensors[key] = _Copied.of(tensor)
-            taken[at] = self.tensors[key].tensor
-        return taken
-
-    def fits(self, tensors: Mapping[int, torch.Tensor]) -> bool:
-        """Whether it has some of the tensors, and none of them in an older version."""
-        held = [(self.tensors.get(_key(tensor)), tensor) for tensor in tensors.values()]
-        return any(known for known, _ in held) and all(
-            known is None or known.is_of(each) for known, each in held
-        )
-
-
-_shared: weakref.WeakSet[_Shared] = weakref.WeakSet()
-# AOTAutograd orders operators with effects by tokens. It passes None for each, traced as this.
-_TOKEN = torch.empty(0)
-
-
-def _key(tensor: torch.Tensor) -> _Key:
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _share(context: Context, round: str, tensors: Mapping[int, torch.Tensor]) -> _Shared:
-    for each in _shared:
-        program = each.program
-        if program.context is context and program.round == round and each.fits(tensors):
-            return each
-    made = _Shared(context, round)
-    _shared.add(made)
-    return made
-
-
-class _CompiledGraph:
-    """One graph of dynamo.
-
-    Parameters are constants on the device. If one changes, the graph is lowered again. If it changes
-    a second time, it is an input from then on.
-
-    Args:
-        fixed: positions of the arguments that are parameters or buffers, without those that the
-            graph itself writes.
-        round: see `purevk.load`.
-
-    Attributes:
-        draws: whether it may draw random numbers.
-    """
-
-    def __init__(
-        self, module: torch.fx.GraphModule, fixed: set[int], context: Context | None, round: str
-    ) -> None:
-        self.draws = any(_may_draw(node) for node in module.graph.nodes)
-        _layers.restore(module)
-        self.aot = AotGraph(module, f"torch.compile graph {next(_numbers)}")
-        # An attribute whose size varies is an input: it has told its size to the trace.
-        self.fixed = {at for at in self.aot.tensors if at in fixed and not self.aot.varies(at)}
-        self._given_context, self._round = context, round
-        self._changed: set[int] = set()
-        self._stamps: list[tuple[int, int, int]] = []
-        self._samples = Samples([])
-        self._memories: list[tuple[int, Any]] = []
-        self._order: list[int] = []
-        self._method: Any = None
-        self._held: Any = None
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        with _lock:
-            if self._method is None or self._held.program.context.closed or self._stale(args):
-                self._lower(args)
-            if self.aot.make_room(args):
-                _log.debug("%s: integers above those that memory was planned for", self.aot.name)
-            method, inputs = (
-                self._method,
-                [_TOKEN if args[at] is None else args[at] for at in self._order],
-            )
-        args.clear()
-        made = method(*inputs)
-        made = made if isinstance(made, tuple) else (made,)
-        outputs = list(made[: len(self.aot.strided)])
-        for number, value in enumerate(outputs):
-            if isinstance(value, np.ndarray):  # no input is a tensor
-                value = copied_to_torch(value, method.graph.outputs[number].type.dtype)
-            traced = self.aot.results[number]
-            if isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor):
-                value = value.to(traced.device)
-            outputs[number] = value
-        for number, kind in self.aot.numbers:
-            outputs[number] = kind(outputs[number])
-        _lay_out(outputs, self.aot, iter(made[len(outputs) :]))
-        return outputs
-
-    def _stale(self, args: Sequence[Any]) -> bool:
-        changed = {
-            at
-            for at, address, version in self._stamps
-            if args[at].data_ptr() != address or args[at]._version != version
-        }
-        changed.update(at for at, memory in self._memories if memory.expired())
-        if not changed and self._samples.changed():
-            changed = {self._stamps[number][0] for number in self._samples.owners()}
-        self.fixed -= changed & self._changed
-        self._changed |= changed
-        return bool(changed)
-
-    def _lower(self, args: Sequence[Any]) -> None:
-        # Inference tensors do not count their versions, so a change would not be seen.
-        self.fixed = {at for at in self.fixed if not args[at].is_inference()}
-        tensors = {at: args[at] for at in sorted(self.fixed)}
-        held = _share(context_of(self._given_context), self._round, tensors)
-        constants = held.take(tensors)
-        aot = self.aot
-
-        def read(sizes: InputSizes | None) -> Graph:
-            return self._fitting(constants, sizes, held.program.context.traits)
-
-        while True:
-            try:
-                held.program.add_methods({aot.name: read})
-                break
-            except OutOfDeviceMemoryError:
-                if not aot.tighten():
-                    raise
-        self._held, self._method = held, held.program.method(aot.name)
-        self._order = aot.arguments(constants)
-        self._stamps = [(at, tensor.data_ptr(), tensor._version) for at, tensor in tensors.items()]
-        self._samples = Samples(list(tensors.values()))
-        memories = {at: held.tensors[_key(tensor)].memory for at, tensor in tensors.items()}
-        self._memories = [(at, memory) for at, memory in memories.items() if memory]
-
-    def _fitting(
-        self, constants: Mapping[int, Any], sizes: InputSizes | None, traits: DeviceTraits
-    ) -> Graph:
-        """The graph, planned for sizes with which each operator runs on the device, if it does with
-        those of the trace.
-
-        Raises:
-            GraphError: it does not with those that it is asked for.
-        """
-        while True:
-            with GuardLog() as log:
-                graph = self.aot.read(constants, sizes)
-            fits = not any(outgrows(node, traits) for node in graph.nodes)
-            wanted = [size for given in sizes or () for size in given or ()]
-            if not fits and any(isinstance(size, Bound) for size in wanted):
-                raise GraphError(
-                    "at these bounds, a tensor is larger than one binding of the device"
-                )
-            if fits or sizes is not None or not self.aot.tighten():
-                for guard in log.guards:  # without those of attempts with other bounds
-                    note(guard)
-                return graph
 
 
 def _may_draw(node: torch.fx.Node) -> bool:
@@ -545,48 +333,6 @@ def _may_draw(node: torch.fx.Node) -> bool:
     if getattr(node.target, "namespace", "") not in ("aten", "prims"):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _lay_out(outputs: list[Any], aot: AotGraph, numbers: Iterator[int]) -> None:
-    """Gives results the strides and the shared memory that they were traced with. Code after the
-    graph makes views of results, and of arguments, from these.
-
-    Args:
-        numbers: what the method gives after its results: strides and offsets.
-    """
-    layouts: dict[int, tuple[list[int], int]] = {}
-    spans: dict[int, int] = {}
-    for at, (value, rank, number) in enumerate(zip(outputs, aot.strided, aot.memories)):
-        if rank is not None:
-            strides, offset = list(itertools.islice(numbers, rank)), next(numbers)
-            reach = (
-                sum((size - 1) * stride for size, stride in zip(value.shape, strides)) + 1
-                if value.numel()
-                else 0
-            )
-            layouts[at] = strides, offset
-            spans[number] = max(spans.get(number, 0), (offset + reach) * value.element_size())
-    memories: dict[int, torch.Tensor] = {}
-    for at, (strides, offset) in layouts.items():
-        value, number = outputs[at], aot.memories[at]
-        if number not in memories:
-            memories[number] = torch.empty(spans[number], dtype=torch.uint8, device=value.device)
-        memory = memories[number]
-        whole = memory[: memory.numel() // value.element_size() * value.element_size()].view(
-            value.dtype
-        )
-        # An expanded dim stores its elements once.
-        once = [min(size, 1) if stride == 0 else size for size, stride in zip(value.shape, strides)]
-        first = tuple(slice(0, size) for size in once)
-        traced = aot.results[at]
-        _as_traced(whole.as_strided(once, strides, offset), traced).copy_(value[first])
-        outputs[at] = _as_traced(whole.as_strided(value.shape, strides, offset), traced)
-
-
-def _as_traced(view: torch.Tensor, traced: Any) -> torch.Tensor:
-    """The view, conjugated or negated lazily as the traced tensor. Writes into it undo that."""
-    view = view.conj() if traced.is_conj() else view
-    return torch._neg_view(view) if traced.is_neg() else view
 
 
 if NAME not in torch._dynamo.list_backends(exclude_tags=()):

@@ -177,12 +177,13 @@ def through_dynamo(
     parts dynamo took it; `eager` names why a graph fell back to eager torch, if one did."""
     import torch
 
-    from purevk import dynamo
+    import purevk.dynamo  # noqa: F401  registers the backend
+    from purevk import compiled_graphs
 
     built = build()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    known = {id(each) for each in dynamo._shared}
+    known = {id(each) for each in compiled_graphs.shared}
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         start = time.perf_counter()
@@ -194,7 +195,7 @@ def through_dynamo(
         last = built.samples[-1]
         times = {} if quick else {"ms": best_seconds(lambda: compiled(*last)) * 1e3}
     counters = torch._dynamo.utils.counters
-    programs = [each.program for each in dynamo._shared if id(each) not in known]
+    programs = [each.program for each in compiled_graphs.shared if id(each) not in known]
     made = {
         "error": error,
         "segments": sum(program.report()["segments"] for program in programs),

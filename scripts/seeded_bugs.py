@@ -256,7 +256,8 @@ BUGS = (
         "random-state-of-eager-torch",
         "state not restored",
         "dynamo.py",
-        "            torch.set_rng_state(random_state)\n",
+        "            if random_state is not None:\n"
+        "                torch.set_rng_state(random_state)\n",
         "",
     ),
     Bug(

@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk import dynamo  # noqa: E402
+from purevk import compiled_graphs, dynamo  # noqa: E402
 from purevk.errors import InputError, SizeConstraintError, UnsupportedProgramError  # noqa: E402
 from purevk.graph.context import context_of  # noqa: E402
 from purevk.graph.executable import Executable  # noqa: E402
@@ -49,7 +49,7 @@ def _agrees(compiled: Callable[..., Any], eager: Callable[..., Any], *args: Any)
 
 def _programs() -> list[purevk.Program]:
     gc.collect()
-    return [each.program for each in dynamo._shared]
+    return [each.program for each in compiled_graphs.shared]
 
 
 def _mlp() -> torch.nn.Module:
@@ -547,7 +547,7 @@ def test_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> Non
     def lose(*_: Any) -> None:
         raise purevk.DeviceLostError("the device was lost")
 
-    monkeypatch.setattr(dynamo._CompiledGraph, "_lower", lose)
+    monkeypatch.setattr(compiled_graphs.CompiledGraph, "_lower", lose)
     with pytest.raises(purevk.DeviceLostError):
         torch.compile(lambda x: x + 1, backend="purevk", options=FALLBACK)(torch.randn(3))
 

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from purevk import api, knobs
-from purevk.cache import Cache, Compiled, load_or_compile
+from purevk.cache import Cache
+from purevk.compiling import Compiled, load_or_compile
 from purevk.errors import (
     DeviceError,
     DeviceLostError,

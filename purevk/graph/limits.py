@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from purevk import api
-from purevk.cache import compile_cached
+from purevk.compiling import compile_cached
 from purevk.shaders.source import CompileJob
 
 if TYPE_CHECKING:

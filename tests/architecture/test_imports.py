@@ -43,6 +43,7 @@ BELOW = {
     "api": set(),
     "shaders": set(),
     "cache": {"shaders"},
+    "compiling": {"shaders", "cache"},
     "tuning": {"ir"},
     "lower": {"tuning", "shaders", "ir"},
     "ops": {"lower", "tuning", "shaders", "ir"},
@@ -61,6 +62,7 @@ BELOW = {
         "memory_planner",
         "shaders",
         "cache",
+        "compiling",
         "api",
         "fallback",
         "generators",
@@ -69,6 +71,7 @@ BELOW = {
 BELOW["checking"] = (BELOW["graph"] | {"graph", "passes"}) - {"memory_planner", "shaders"}
 # What users hold. These import one another and everything above; the command imports them.
 PROGRAM = {
+    "compiled_graphs",
     "dynamo",
     "export",
     "integrations",
@@ -109,6 +112,7 @@ CIRCLES_OF_TYPES = [
     {
         "purevk.frontends.torch.decompose",
         "purevk.frontends.torch.nodes",
+        "purevk.frontends.torch.functionalized",
         "purevk.frontends.torch.higher_order",
         "purevk.frontends.torch.flex",
     },

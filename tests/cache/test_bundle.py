@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from purevk.cache import Cache, CacheKey, compile_cached
+from purevk.cache import Cache, CacheKey
+from purevk.compiling import compile_cached
 from purevk.errors import FileFormatError, InputError, PurevkError, ShaderCompilerError
 from purevk.shaders import shaderc
 from purevk.shaders.cache_entry import pack
@@ -251,7 +252,8 @@ def test_compile_cached(tmp_path: Path, compiler: shaderc.Compiler) -> None:
 WITHOUT = """
 import json, sys
 from pathlib import Path
-from purevk.cache import Cache, compile_cached
+from purevk.cache import Cache
+from purevk.compiling import compile_cached
 from purevk.shaders.shaderc import CompileJob
 cache = Cache(sys.argv[1] or None)
 if sys.argv[2]:

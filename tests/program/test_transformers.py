@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import purevk  # noqa: E402
-from purevk import dynamo  # noqa: E402
+import purevk.dynamo  # noqa: E402  registers the backend
+from purevk import compiled_graphs  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
@@ -378,10 +379,10 @@ def test_the_compile_config_of_transformers(fresh: None) -> None:
     want = generated(model, given)
     config = CompileConfig(backend="purevk")
     config._compile_all_devices = True  # else transformers compiles on CUDA and the like alone
-    before = set(dynamo._shared)
+    before = set(compiled_graphs.shared)
     have = generated(model, given, cache_implementation="static", compile_config=config)
     assert torch.equal(have, want)
-    (made,) = set(dynamo._shared) - before
+    (made,) = set(compiled_graphs.shared) - before
     assert made.program.report()["cpu_nodes"] == 0
 
 

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 import purevk  # noqa: E402
-from purevk import dynamo  # noqa: E402
+import purevk.dynamo  # noqa: E402  registers the backend
+from purevk import compiled_graphs  # noqa: E402
 from tests.ops.harness import context, tensor  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -107,11 +108,11 @@ def agree(have: Any, want: Any) -> None:
 
 def kernels(name: str, args: tuple[torch.Tensor, ...]) -> list[str]:
     """The kernels of a call that are not run once at load."""
-    before = {each.program for each in dynamo._shared}
+    before = {each.program for each in compiled_graphs.shared}
     function = attention(name, scale=0.3)
     compiled = strict(function)
     agree(compiled(*args), function(*args))
-    (program,) = {each.program for each in dynamo._shared} - before
+    (program,) = {each.program for each in compiled_graphs.shared} - before
     assert program.report()["cpu_nodes"] == 0
     (method,) = program.methods.values()
     return [dispatch.label.split()[0] for dispatch in method.executable.plan.dispatches]
@@ -216,10 +217,10 @@ def test_a_device_without_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context(), "traits", lacking)
     for name in ("documents", "alibi"):
         torch._dynamo.reset()
-        before = {each.program for each in dynamo._shared}
+        before = {each.program for each in compiled_graphs.shared}
         function = attention(name)
         agree(strict(function)(*operands()), function(*operands()))
-        (program,) = {each.program for each in dynamo._shared} - before
+        (program,) = {each.program for each in compiled_graphs.shared} - before
         assert bool(program.report()["cpu_nodes"]) is (name == "documents")
 
 

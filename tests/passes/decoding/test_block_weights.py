@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import purevk
+import purevk.dynamo
 from bench.decode import Form, Llama, build
 from bench.timing import floats_of
-from purevk import dynamo
+from purevk import compiled_graphs
 from purevk.dtypes import DType
 from purevk.graph.context import default_context
 from purevk.ops.attention import attention
@@ -319,7 +320,7 @@ def test_graphs_of_torch_compile() -> None:
     compiled = torch.compile(model, backend="purevk", dynamic=False)
     for x in given.values():
         assert _is_close(compiled(x), model, x)
-    (shared,) = [each for each in dynamo._shared if len(each.program.methods) == 2]
+    (shared,) = [each for each in compiled_graphs.shared if len(each.program.methods) == 2]
     one, many = shared.program.methods
     assert templates(shared.program, one) == {DOT: 2}
     assert templates(shared.program, many) == {MATMUL: 2, "row_blocks": 1}

@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
-from purevk import dynamo  # noqa: E402
+import purevk.dynamo  # noqa: E402  registers the backend
+from purevk import compiled_graphs  # noqa: E402
 
 pytestmark = pytest.mark.device
 _SIZES = ((300, 900), (500, 900), (3, 60))
@@ -33,7 +34,7 @@ def test_inputs_are_planned_for_little_more_than_the_first_call(tmp_path: Path) 
     sizes = [[int(each) for each in random.integers(least, most, 2)] for least, most in _SIZES]
     calls = [torch.randn(int(random.integers(2, 5)), *each) for each in sizes]
     compiled = torch.compile(module, backend="purevk", dynamic=True, options={"fallback": False})
-    before = set(dynamo._shared)
+    before = set(compiled_graphs.shared)
     with torch.no_grad(), purevk.compile(module, (calls[0],), dynamic_shapes=dynamic) as program:
         program.save(tmp_path / "x.pvk")
         with purevk.load(tmp_path / "x.pvk") as loaded:
@@ -43,7 +44,7 @@ def test_inputs_are_planned_for_little_more_than_the_first_call(tmp_path: Path) 
                         torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
                 if number:
                     continue
-                (shared,) = set(dynamo._shared) - before
+                (shared,) = set(compiled_graphs.shared) - before
                 for each in (program, loaded, shared.program):
                     (method,) = each.methods.values()
                     (value,) = [v for v in method.graph.inputs if hasattr(v, "type")]
