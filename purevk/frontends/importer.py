@@ -15,6 +15,12 @@ from purevk.errors import (
     SizeConstraintError,
 )
 from purevk.frontends.bounds import SizeBounds, position_limits
+from purevk.frontends.operator_arguments import (
+    check_schema,
+    complete,
+    takes_number,
+    with_relations,
+)
 from purevk.frontends.result_types import Recorded, ResultTypes
 from purevk.ir import (
     Arg,
@@ -44,18 +50,6 @@ from purevk.ops.builder import NameSource
 # Sizes of the inputs to specialize on, by position. A `Bound` is another bound of a size that stays
 # dynamic.
 InputSizes = Sequence[tuple[int | Bound, ...] | None]
-
-
-# Parameters for which an operator takes a tensor of one element as well as a number.
-_NUMBER_OR_TENSOR = {"x", "y", "z", "min", "max", "fill_value", "s", "predicate"}
-# The same of pointwise operators, but of sums, and of what is written with these. Passes read `alpha`.
-_FACTORS = {"alpha", "beta", "eps", "lambd", "negative_slope", "threshold", "value"}
-_SUMS = {"aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Scalar"}
-_WITH_FACTORS = {
-    "aten.addbmm.default", "aten.addmm.default", "aten.addmv.default", "aten.addr.default",
-    "aten.baddbmm.default", "aten.fill.Scalar", "aten.index_fill.int_Scalar", "aten.scatter.value",
-    "aten.scatter.value_reduce",
-}  # fmt: skip
 
 
 class Importer:
@@ -292,14 +286,14 @@ class Importer:
                 function does not give the recorded sizes.
         """
         definition = None if host else registry.find(op)
+        truth = lambda arg: self.number(arg, TensorType(DType.bool, ()), source)  # noqa: E731
         if definition is not None:
-            full = self._with_relations(
-                definition, self.complete(definition, args, recorded), source
-            )
+            full = complete(definition, args, recorded, self.where)
+            full = with_relations(definition.parameters, full, truth)
             try:
                 types = self._infer(definition, full, recorded, source)
                 if definition.of_user and exact:
-                    _check_schema(definition, args, len(types), len(recorded), source)
+                    check_schema(definition, args, len(types), len(recorded), source)
                 if self.sizes is None and not exact:
                     self.types.limit(types, recorded, dynamic)
             except registry.UnknownSizes as error:
@@ -314,7 +308,7 @@ class Importer:
                     self.check(limit.left, limit.op, limit.right, limit.message)
         else:
             full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
-            full = self._with_relations(None, full, source)
+            full = with_relations(("",) * len(full), full, truth)
             types = [
                 self.types.unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)
             ]
@@ -322,7 +316,7 @@ class Importer:
         name, reason = op if definition is None else definition.name, ""
         if host:
             reason = "it writes into copies of its arguments"
-        elif definition is not None and self._takes_number(definition, full):
+        elif definition is not None and takes_number(definition, full, self.numbers):
             reason = "an argument is a number that an operator gives"
         if reason:
             self.nodes.append(Node(HOST, (name, reason, full), results, source))
@@ -367,39 +361,6 @@ class Importer:
         self.numbers.add(filled)
         return filled
 
-    def _with_relations(
-        self, definition: registry.Operator | None, args: tuple[Arg, ...], source: str
-    ) -> tuple[Arg, ...]:
-        """The arguments of an operator, with relations as tensors of one element, which promote as
-        truth values do, or as 1 or 0 where the operator takes no such tensor."""
-        if not any(isinstance(arg, (Relation, tuple)) for arg in args):
-            return args
-        names = ("",) * len(args) if definition is None else definition.parameters
-
-        def plain(arg: Any, name: str) -> Any:
-            if isinstance(arg, tuple):
-                return tuple(plain(item, "in a list") for item in arg)
-            if not isinstance(arg, Relation):
-                return arg
-            if name and name not in _NUMBER_OR_TENSOR:
-                return arg.truth
-            return self.number(arg.truth, TensorType(DType.bool, ()), source)
-
-        return tuple(map(plain, args, names))
-
-    def _takes_number(self, definition: registry.Operator, args: tuple[Arg, ...]) -> bool:
-        """Whether a number that an operator gave is an argument that cannot be a tensor."""
-        pointwise = isinstance(definition.form, registry.Pointwise)
-        allowed = _NUMBER_OR_TENSOR
-        if definition.name in _WITH_FACTORS or (pointwise and definition.name not in _SUMS):
-            allowed = allowed | _FACTORS
-        if definition.name == "aten.linspace.default":
-            allowed = allowed | {"start", "end"}
-        return any(
-            isinstance(arg, Value) and arg in self.numbers and name not in allowed
-            for name, arg in zip(definition.parameters, args)
-        )
-
     def fresh_name(self, op: str) -> str:
         """A name for a result of an operator."""
         return self._names.fresh(op.split(".")[1])
@@ -413,32 +374,6 @@ class Importer:
         if alias:
             self.nodes[-1] = replace(self.nodes[-1], alias=alias)
         return result
-
-    def complete(
-        self, definition: registry.Operator, args: Any, recorded: Sequence[Recorded]
-    ) -> tuple[Arg, ...]:
-        """All arguments of an operator by position; `args` and `recorded` as for `emit`."""
-        if isinstance(args, Mapping):
-            names = definition.parameters
-            bound = definition.bind(())
-            bound.update({name: arg for name, arg in args.items() if name in names})
-        else:
-            bound = definition.bind(tuple(args)[: len(definition.parameters)])
-        bound = definition.integers(bound)
-        if "dtype" in bound:
-            if isinstance(bound["dtype"], int):
-                bound["dtype"] = DType.from_pte(bound["dtype"])
-            if recorded:
-                bound["dtype"] = recorded[0].dtype
-        if bound.get("zero_point_dtype", 0) is None and len(recorded) > 1:
-            bound["zero_point_dtype"] = recorded[1].dtype
-        for name in ("layout", "device", "pin_memory", "memory_format"):
-            if name in bound:
-                bound[name] = None  # without meaning here: planning chooses the layout
-        missing = [name for name in definition.parameters if name not in bound]
-        if missing:
-            raise FileFormatError(f"{definition.name} lacks arguments {missing}", where=self.where)
-        return tuple(bound[name] for name in definition.parameters)
 
     def sub_graph(self, name: str) -> Importer:
         """An importer for the nodes of a sub-graph. It shares names, symbols, constants and states
@@ -536,26 +471,3 @@ class Importer:
 def _without_relations(outputs: Sequence[Any]) -> tuple[Arg, ...]:
     """The outputs of a graph, with relations as 1 or 0."""
     return tuple(output.truth if isinstance(output, Relation) else output for output in outputs)
-
-
-def _check_schema(
-    definition: registry.Operator, args: Any, results: int, recorded: int, source: str
-) -> None:
-    """Compares the definition that a user registered with the operator of torch: arguments that the
-    definition lacks would have no effect."""
-    names = definition.parameters
-    extra = [] if isinstance(args, Mapping) else [*args][len(names) :]
-    if any(arg is not None for arg in extra):
-        raise InputError(
-            f"the definition of {definition.name} lacks arguments of the operator",
-            where=source,
-            why=f"the call has {len(args)}, the definition {len(names)}: {', '.join(names)}",
-            next="register it again with all arguments of the operator's schema, in its order",
-        )
-    if results != recorded:
-        raise InputError(
-            f"the definition of {definition.name} has another number of results than the operator",
-            where=source,
-            why=f"its shape function gives {results}, the operator gives {recorded}",
-            next="register it again with a shape function that gives a tuple of as many types",
-        )

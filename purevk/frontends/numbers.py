@@ -63,6 +63,16 @@ NUMBERS = {
 _AT_CALL = (Dim, Relation)
 
 
+def kind_of(example: Any) -> type | None:
+    """bool, int or float for a number, symbolic ones included; None for a tensor."""
+    import torch
+
+    for kind, symbolic in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
+        if isinstance(example, (kind, symbolic)):
+            return kind
+    return None
+
+
 def of_sizes(op: str, *args: Any) -> Any:
     """One step of arithmetic on sizes and truth values."""
     if not any(isinstance(arg, _AT_CALL) for arg in args):

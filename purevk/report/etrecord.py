@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from purevk import pte
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.frontends.torch.nodes import is_dense, line_of
+from purevk.frontends.source_lines import line_of
+from purevk.frontends.torch.nodes import is_dense
 from purevk.mapped import own
 from purevk.pte import types as P
 from purevk.pte import vkgraph as vk

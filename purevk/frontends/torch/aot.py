@@ -14,10 +14,10 @@ from typing import Any
 from purevk.errors import PurevkError, UnsupportedProgramError
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
+from purevk.frontends.numbers import kind_of
 from purevk.frontends.torch.conditions import conditions
 from purevk.frontends.torch.decompose import name_of
 from purevk.frontends.torch.exported import Reader
-from purevk.frontends.torch.nodes import number_kind
 from purevk.frontends.torch.sizes import Sizes, bytes_of, symbolic_sizes
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
@@ -92,7 +92,7 @@ class AotGraph:
         self.numbers = [
             (number, kind)
             for number, result in enumerate(self.results)
-            if (kind := number_kind(result)) in (float, bool)
+            if (kind := kind_of(result)) in (float, bool)
         ]
         self.memories = [_memory(result, number) for number, result in enumerate(self.results)]
         self.strided = [
@@ -362,7 +362,7 @@ class _AotReader(Reader):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
         heads, groups = (args[name].type.dims[-3] for name in ("query", "key"))
         return (
-            self._emit(
+            self.emit(
                 node,
                 "aten.scaled_dot_product_attention.default",
                 [*(args[name] for name in names), heads != groups],

@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends import numbers
 from purevk.frontends.bounds import settled
 from purevk.frontends.importer import Importer, InputSizes
-from purevk.frontends.torch.nodes import NodeReader, is_dense, number_kind
+from purevk.frontends.torch.nodes import NodeReader, is_dense
 from purevk.frontends.torch.signatures import signature_of
 from purevk.frontends.torch.sizes import Sizes
 from purevk.ir import Arg, Dim, Graph, Label, Signature, Size, SymbolSource, TensorType, Value
@@ -262,7 +263,7 @@ class Reader(NodeReader):
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 updates[names.index(spec.target)] = value
             elif spec.kind.name == "USER_OUTPUT":
-                kind = number_kind(getattr(arg, "meta", {}).get("val"))
+                kind = numbers.kind_of(getattr(arg, "meta", {}).get("val"))
                 if kind in (float, bool):
                     kinds.append((len(outputs), kind.__name__))
                 outputs.append(copied.get(arg, value) if copied else value)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.dtypes import DType
 from purevk.errors import PurevkError
+from purevk.frontends.operator_arguments import complete
 from purevk.frontends.torch.decompose import decompositions, name_of
 from purevk.ir import Arg, Dim, Size, TensorType, Value
 from purevk.ops import registry
@@ -301,9 +302,8 @@ class _StepReader:
         if definition is None:
             raise _InexpressibleError(str(target))
         recorded = [TensorType(dtype, ())]
-        full = self.reader.importer.complete(
-            definition, args[: len(definition.parameters)], recorded
-        )
+        operands = args[: len(definition.parameters)]
+        full = complete(definition, operands, recorded, self.reader.importer.where)
         return self._step(definition.name, dtype, [self._operand(operand) for operand in full])
 
     @staticmethod

@@ -4,9 +4,14 @@ copies, which come after their results."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends.torch.decompose import name_of
+from purevk.ops import registry
+
+if TYPE_CHECKING:
+    from purevk.frontends.torch.nodes import NodeReader
 
 
 def is_taken_over(node: Any, base: Any, result: int, ends: Mapping[str, str], target: str) -> bool:
@@ -54,3 +59,50 @@ def refuse_views(where: str, name: str) -> NoReturn:
         why="it writes into views or lists of tensors",
         next="give it whole tensors, or return new ones",
     )
+
+
+def read(reader: NodeReader, node: Any) -> tuple[Any, ...]:
+    """The results of an operator that writes into copies of its arguments: its own, then the copies
+    after the writes."""
+    target, named = node.args[0], dict(node.kwargs)
+    bases = named.pop("_all_bases", None)
+    written = [argument.name for argument in target._schema.arguments if argument.is_write]
+    if bases is None:
+        order = [name for name in written if named.get(name) is not None]
+    else:
+        indices = {name: named.pop(f"_{name}_base_index", None) for name in written}
+        order = [name for name in written if indices[name] is not None]
+        if sorted(indices[name] for name in order) != list(range(len(bases))):
+            refuse_views(f"{reader.importer.where}, {node.name}", name_of(target))
+        named.update({name: bases[indices[name]] for name in order})
+        order.sort(key=indices.__getitem__)
+    if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
+        isinstance(named[name], (list, tuple)) for name in order
+    ):
+        refuse_views(f"{reader.importer.where}, {node.name}", name_of(target))
+    examples = node.meta["val"]
+    own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
+    definition = registry.find(name_of(target))
+    in_place = definition is not None and bool(definition.mutates)
+    states = [
+        reader.env.get(named[name]) if hasattr(named[name], "users") else None for name in order
+    ]
+    ends = reader.program.graph_signature.buffers_to_mutate
+    if in_place and all(
+        state in reader.targets
+        and is_taken_over(node, named[name], len(own) + at, ends, reader.targets[state])
+        for at, (name, state) in enumerate(zip(order, states))
+    ):
+        results = reader.emit(node, name_of(target), reader.schema_args(target, (), named), own)
+        return (*results, *states)
+    # The operator gives its arguments back in the order of its schema.
+    rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
+    results = reader.emit(
+        node,
+        name_of(target),
+        reader.schema_args(target, (), named),
+        (*own, *(copies[at] for at in rank)),
+        in_place,
+    )
+    left = dict(zip(rank, results[len(own) :]))
+    return (*results[: len(own)], *(left[at] for at in range(len(order))))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,14 @@ from purevk.errors import PurevkError, UnsupportedProgramError, located
 from purevk.frontends import numbers
 from purevk.frontends.importer import Importer
 from purevk.frontends.result_types import OpenType, Recorded
-from purevk.frontends.torch import flex, higher_order, positions
+from purevk.frontends.source_lines import line_of, path_of
+from purevk.frontends.torch import flex, functionalized, higher_order, positions
 from purevk.frontends.torch.decompose import (
     BATCH_NORM,
     BATCH_NORM_INFERENCE,
     PYTHON,
-    name_of,
     out_of_place,
 )
-from purevk.frontends.torch.functionalized import is_taken_over, refuse_views
 from purevk.frontends.torch.sizes import Sizes, solved
 from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
 from purevk.frontends.torch.watch.samples import refuse_released
@@ -43,16 +40,7 @@ from purevk.ir import (
 )
 from purevk.ir import dims as _dims
 from purevk.ir.relations import as_size
-from purevk.ops import registry
 from purevk.ops.index.check import ASSERT
-
-# Functions of numbers, by their names without `sym_`: steps of arithmetic, operators that give whole
-# numbers, and functions for which torch has one of its own, such as torch._sym_sqrt.
-_ARITHMETIC = {"max": "max", "min": "min", "not": "not"}
-_ROUNDED = {
-    "int": "trunc", "trunc": "trunc", "ceil": "ceil", "floor": "floor", "round": "round",
-}  # fmt: skip
-_FUNCTIONS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
 
 
 def is_dense(tensor: Any) -> bool:
@@ -93,13 +81,13 @@ class NodeReader:
             self._attribute(node)
         elif node.op == "call_function":
             line = line_of(node.meta.get("stack_trace") or "")
-            if not line:
-                self._call(node)
-                return
-            self.lines[path_of(node)] = line
+            if line:
+                self.lines[path_of(node)] = line
             try:
-                self._call(node)
+                self.env[node] = self._value(node)
             except PurevkError as error:
+                if not line:
+                    raise
                 raise located(error, path_of(node), line) from error.__cause__
 
     def walk(self, module: Any, args: Sequence[Any], importer: Importer) -> tuple[Any, ...]:
@@ -195,9 +183,7 @@ class NodeReader:
     def _attribute(self, node: Any) -> None:
         import torch
 
-        target = self.module
-        for part in node.target.split("."):
-            target = getattr(target, part)
+        target = functools.reduce(getattr, node.target.split("."), self.module)
         self.env[node] = (
             self.leaf(target, name=node.target)
             if isinstance(target, torch.Tensor)
@@ -222,75 +208,70 @@ class NodeReader:
             return generators.number_of(arg)
         return arg
 
-    def _call(self, node: Any) -> None:
+    def _value(self, node: Any) -> Any:
+        """What a node gives in the graph."""
         import torch
 
         target = node.target
         if target is operator.getitem:
-            self.env[node] = self.env[node.args[0]][node.args[1]]
-            return
+            return self.env[node.args[0]][node.args[1]]
         if target in PYTHON:
-            self.env[node] = self._arithmetic(PYTHON[target], node, node.args)
-            return
+            return self.arithmetic(PYTHON[target], node)
         if higher_order.is_control(target) or (node.args and higher_order.is_control(node.args[0])):
-            self.env[node] = higher_order.read(self, node)
-            return
+            return higher_order.read(self, node)
         if flex.is_flex(target):
-            self.env[node] = flex.Flex(self, node).read()
-            return
-        if not isinstance(target, torch._ops.OpOverload):
-            name = getattr(target, "__name__", str(target))
-            number = self._number(node, name.removeprefix("_").removeprefix("sym_"))
-            if number is not None:
-                self.env[node] = number
-                return
-            if name == "with_effects" and isinstance(node.args[1], torch._ops.OpOverload):
-                # An operator that may raise: (token, operator, arguments...) -> (token,
-                # results...).
-                examples = node.meta["val"][1:]
-                results = self._operator(
-                    node,
-                    node.args[1],
-                    node.args[2:],
-                    examples[0] if len(examples) == 1 else examples,
-                )
-                self.env[node] = (None, *(results if isinstance(results, tuple) else (results,)))
-                return
-            if name in ("auto_functionalized", "auto_functionalized_v2"):
-                self.env[node] = self._functionalized(node, node.args[0], dict(node.kwargs))
-                return
+            return flex.Flex(self, node).read()
+        if isinstance(target, torch._ops.OpOverload):
+            return self._operator(node, target, node.args, node.meta.get("val"))
+        name = getattr(target, "__name__", str(target))
+        read = _FUNCTIONS.get(name) or _FUNCTIONS.get(name.removeprefix("_").removeprefix("sym_"))
+        value = None if read is None else read(self, node)
+        if value is None:
             raise UnsupportedProgramError(
                 f"{name} cannot be run",
                 where=f"{self.importer.where}, {node.name}",
                 why="it is no operator of torch.ops",
             )
-        self.env[node] = self._operator(node, target, node.args, node.meta.get("val"))
+        return value
 
-    def _arithmetic(self, op: str, node: Any, args: Sequence[Any]) -> Any:
-        return numbers.arithmetic(self.importer, op, [self.arg(arg) for arg in args], node.name)
+    def with_effects(self, node: Any) -> tuple[Any, ...] | None:
+        """An operator that may raise: (token, operator, arguments...) -> (token, results...)."""
+        import torch
 
-    def _number(self, node: Any, name: str) -> Any:
-        """What a function of numbers such as `torch.sym_max` gives. None: it is another function."""
-        if name in _ARITHMETIC:
-            return self._arithmetic(_ARITHMETIC[name], node, node.args)
-        if name == "sum":
-            add = functools.partial(numbers.arithmetic, self.importer, "+", source=node.name)
-            return functools.reduce(lambda *pair: add(pair), map(self.arg, node.args[0]))
-        if name == "ite":
-            condition, if_true, if_false = map(self.arg, node.args)
-            return numbers.selected(self.importer, condition, if_true, if_false, node.name)
-        if name == "float":
-            size = as_size(self.arg(node.args[0]))
+        if not isinstance(node.args[1], torch._ops.OpOverload):
+            return None
+        examples = node.meta["val"][1:]
+        example = examples[0] if len(examples) == 1 else examples
+        results = self._operator(node, node.args[1], node.args[2:], example)
+        return (None, *(results if isinstance(results, tuple) else (results,)))
+
+    # -- numbers ----------------------------------------------------------------------------------
+    def arithmetic(self, op: str, node: Any) -> Any:
+        """A step of arithmetic on the arguments of a node."""
+        return numbers.arithmetic(
+            self.importer, op, [self.arg(arg) for arg in node.args], node.name
+        )
+
+    def sum(self, node: Any) -> Any:
+        add = functools.partial(numbers.arithmetic, self.importer, "+", source=node.name)
+        return functools.reduce(lambda *pair: add(pair), map(self.arg, node.args[0]))
+
+    def selected(self, node: Any) -> Any:
+        """One of two numbers."""
+        condition, if_true, if_false = map(self.arg, node.args)
+        return numbers.selected(self.importer, condition, if_true, if_false, node.name)
+
+    def function(self, op: str, node: Any) -> Any:
+        """A function of a number, by an operator; "": the number as a float."""
+        size = as_size(self.arg(node.args[0]))
+        if not op:
             return numbers.as_tensor(self.importer, size, node.name)
-        if name in _ROUNDED and (len(node.args) == 1 or node.args[1] is None):
-            return self._whole(node, f"aten.{_ROUNDED[name]}.default")
-        if name in _FUNCTIONS:
-            size = as_size(self.arg(node.args[0]))
-            return numbers.function(self.importer, f"aten.{name}.default", size, node.name)
-        return None
+        return numbers.function(self.importer, op, size, node.name)
 
-    def _whole(self, node: Any, op: str) -> Size:
-        """A number as a whole number."""
+    def whole(self, op: str, node: Any) -> Size | None:
+        """A number as a whole number; None: rounded to digits."""
+        if len(node.args) > 1 and node.args[1] is not None:
+            return None
         size = as_size(self.arg(node.args[0]))
         if not isinstance(size, Value):
             return size if isinstance(size, Dim) else int(size)
@@ -305,6 +286,7 @@ class NodeReader:
             self.sizes.symbols[str(expression)] = number
         return number
 
+    # -- operators --------------------------------------------------------------------------------
     def _operator(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
         name = out_of_place(node, target)
         args = self.schema_args(target, operands, node.kwargs)
@@ -315,16 +297,13 @@ class NodeReader:
         if name == "aten.sym_size.int":
             return _tensor(args[0]).type.dims[operator.index(args[1])]
         if name in ("aten.sym_storage_offset.default", "aten.sym_stride.int"):
-            if all(user.target is operator.ge and user.args[1] == 0 for user in node.users):
-                return 0  # torch 2.11 asserts that it is not negative, and no more
-            return self.known(examples)
+            # torch 2.11 asserts that it is not negative, and no more.
+            asserted = all(user.target is operator.ge and user.args[1] == 0 for user in node.users)
+            return 0 if asserted else self.known(examples)
         if name in ("aten.item.default", "aten._local_scalar_dense.default"):
             expression = getattr(getattr(examples, "node", None), "expr", None)
-            lower, upper = (
-                self.sizes.range(expression)
-                if expression is not None and expression.is_Symbol
-                else (None, None)
-            )
+            bounded = expression is not None and expression.is_Symbol
+            lower, upper = self.sizes.range(expression) if bounded else (None, None)
             lower = -_dims.UNBOUNDED if lower is None else lower
             item = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
             self.bind_symbol(examples, item)
@@ -332,7 +311,7 @@ class NodeReader:
         if name == "aten._assert_scalar.default":
             return self._assert(node, operands[0], str(args[1]))
         if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
-            return self._emit(node, "aten.scalar_tensor.default", args[:2], examples)
+            return self.emit(node, "aten.scalar_tensor.default", args[:2], examples)
         if name == "aten.copy_.default":
             return self._write(node, operands[0], _tensor(args[1]))
         if name in positions.NAMES:
@@ -349,7 +328,7 @@ class NodeReader:
             args = with_kernel_of_bags(node, args)
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
-        return self._emit(node, name, args, examples)
+        return self.emit(node, name, args, examples)
 
     def _assert(self, node: Any, condition: Any, message: str) -> None:
         """Has each call check a condition, also one that the stated bounds settle."""
@@ -400,7 +379,7 @@ class NodeReader:
         self.importer.emit("purevk.store", (state, new), [], [], node.name)
         return state
 
-    def _emit(
+    def emit(
         self, node: Any, name: str, args: Sequence[Any], examples: Any, host: bool = False
     ) -> Any:
         """Emits a node.
@@ -411,7 +390,7 @@ class NodeReader:
         """
         types: list[Recorded] = []
         for example in _leaves(examples):
-            kind = number_kind(example)
+            kind = numbers.kind_of(example)
             if kind is not None:
                 types.append(numbers.NUMBERS[kind])
             else:
@@ -431,7 +410,7 @@ class NodeReader:
             if example is None:
                 return None
             value = next(results)
-            kind = number_kind(example)
+            kind = numbers.kind_of(example)
             if kind is int:
                 element = self.importer.element(value, 0)
                 self.bind_symbol(example, element)
@@ -451,51 +430,6 @@ class NodeReader:
         expression = getattr(getattr(example, "node", None), "expr", None)
         if expression is not None and expression.is_Symbol and not isinstance(size, Value):
             self.sizes.symbols[str(expression)] = size
-
-    def _functionalized(self, node: Any, target: Any, named: dict[str, Any]) -> tuple[Any, ...]:
-        """An operator that writes into copies of its arguments. Gives its own results, then the
-        copies after the writes."""
-        bases = named.pop("_all_bases", None)
-        written = [argument.name for argument in target._schema.arguments if argument.is_write]
-        if bases is None:
-            order = [name for name in written if named.get(name) is not None]
-        else:
-            indices = {name: named.pop(f"_{name}_base_index", None) for name in written}
-            order = [name for name in written if indices[name] is not None]
-            if sorted(indices[name] for name in order) != list(range(len(bases))):
-                refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
-            named.update({name: bases[indices[name]] for name in order})
-            order.sort(key=indices.__getitem__)
-        if any(name.startswith("_") and value is not True for name, value in named.items()) or any(
-            isinstance(named[name], (list, tuple)) for name in order
-        ):
-            refuse_views(f"{self.importer.where}, {node.name}", name_of(target))
-        examples = node.meta["val"]
-        own, copies = examples[: len(examples) - len(order)], examples[len(examples) - len(order) :]
-        definition = registry.find(name_of(target))
-        in_place = definition is not None and bool(definition.mutates)
-        states = [
-            self.env.get(named[name]) if hasattr(named[name], "users") else None for name in order
-        ]
-        ends = self.program.graph_signature.buffers_to_mutate
-        if in_place and all(
-            state in self.targets
-            and is_taken_over(node, named[name], len(own) + at, ends, self.targets[state])
-            for at, (name, state) in enumerate(zip(order, states))
-        ):
-            results = self._emit(node, name_of(target), self.schema_args(target, (), named), own)
-            return (*results, *states)
-        # The operator gives its arguments back in the order of its schema.
-        rank = sorted(range(len(order)), key=lambda at: written.index(order[at]))
-        results = self._emit(
-            node,
-            name_of(target),
-            self.schema_args(target, (), named),
-            (*own, *(copies[at] for at in rank)),
-            in_place,
-        )
-        left = dict(zip(rank, results[len(own) :]))
-        return (*results[: len(own)], *(left[at] for at in range(len(order))))
 
     def _recorded(self, size: Any) -> Size | Bound:
         """A size that the program states, or a `Bound` if it is data-dependent."""
@@ -523,6 +457,32 @@ class NodeReader:
         return tuple(full)
 
 
+def _by(method: Callable[..., Any], op: str) -> Callable[[NodeReader, Any], Any]:
+    return lambda reader, node: method(reader, op, node)
+
+
+# What reads functions that are no operators, by their names without `sym_`.
+_FUNCTIONS: dict[str, Callable[[NodeReader, Any], Any]] = {
+    "auto_functionalized": functionalized.read,
+    "auto_functionalized_v2": functionalized.read,
+    "with_effects": NodeReader.with_effects,
+    "sum": NodeReader.sum,
+    "ite": NodeReader.selected,
+    "float": _by(NodeReader.function, ""),
+    **{name: _by(NodeReader.arithmetic, name) for name in ("max", "min", "not")},
+    **{
+        name: _by(NodeReader.whole, f"aten.{'trunc' if name == 'int' else name}.default")
+        for name in ("int", "trunc", "ceil", "floor", "round")
+    },
+    **{
+        name: _by(NodeReader.function, f"aten.{name}.default")
+        for name in (
+            "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2",
+        )
+    },
+}  # fmt: skip
+
+
 def _tensor(arg: Arg) -> Value:
     if not isinstance(arg, Value):
         raise UnsupportedProgramError(f"{arg!r} is given where a tensor is needed")
@@ -536,44 +496,3 @@ def _leaves(examples: Any) -> Iterator[Any]:
             yield from _leaves(example)
     elif examples is not None:
         yield examples
-
-
-def number_kind(example: Any) -> type | None:
-    """bool, int or float for a number, symbolic ones included; None for a tensor."""
-    import torch
-
-    for kind, symbolic in ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat)):
-        if isinstance(example, (kind, symbolic)):
-            return kind
-    return None
-
-
-_FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
-
-
-@functools.lru_cache(maxsize=4096)
-def line_of(stack_trace: str) -> str:
-    """The line of a traced call in the user's code: "model.py:12, in forward". It is the innermost
-    one outside of torch. A path is relative to the working folder or to the installed packages, else
-    the file's name alone, so that a saved program tells no folders."""
-    frames = _FRAME.findall(stack_trace)
-    if not frames:
-        return ""
-    own = [
-        frame for frame in frames if "/site-packages/torch/" not in frame[0].replace(os.sep, "/")
-    ]
-    path, number, function = (own or frames)[-1]
-    _, packages, inside = path.replace(os.sep, "/").rpartition("/site-packages/")
-    if packages:
-        path = inside
-    else:
-        local = os.path.relpath(path) if os.path.isabs(path) else path
-        path = os.path.basename(path) if local.startswith(os.pardir) else local
-    return f"{path}:{number}, in {function}"
-
-
-def path_of(node: Any) -> str:
-    """The name of an FX node behind that of the module which called it: "layers.0.fc.linear"."""
-    stack = node.meta.get("nn_module_stack")
-    path = next(reversed(stack.values()))[0] if stack else ""
-    return f"{path}.{node.name}" if path else f"{node.name}"

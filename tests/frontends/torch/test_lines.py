@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import purevk
-from purevk.frontends.torch.nodes import line_of
+from purevk.frontends.source_lines import line_of
 
 HERE = Path(__file__).name
 
@@ -60,7 +60,7 @@ def test_errors_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise purevk.UnsupportedProgramError("no", where="the graph")
 
-    monkeypatch.setattr(module.NodeReader, "_emit", refuse)
+    monkeypatch.setattr(module.NodeReader, "emit", refuse)
     with pytest.raises(purevk.UnsupportedProgramError) as caught:
         purevk.compile(Model(), (torch.randn(2, 3),))
     assert caught.value.where.startswith("the graph, inner.")
