@@ -33,3 +33,8 @@ def conversions(source: DType, target: DType, acc: str) -> dict[str, str]:
     if target is DType.bfloat16:
         macros["TO_OUT(v)"] = "uint16_t(pv_bfloat16_bits(float(v)))"
     return macros
+
+
+def acc_of(dtype: DType) -> str:
+    """The type that statements see for elements of a dtype."""
+    return "int" if dtype is DType.bool else dtype.acc

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.errors import KernelInterfaceError, UnsupportedOperatorError
+from purevk.errors import KernelInterfaceError
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.declared import EpilogueMacros, Form, Tensor, fill
 from purevk.lower.declared import Operand as Operand
-from purevk.lower.loops import check_declared, iterations
+from purevk.lower.loops import check_declared, check_loops, without_large_code
 from purevk.shaders.code_size import loops_of_functions
-from purevk.shaders.interface import KernelInterface, TemplateInterface
-from purevk.shaders.source import UNOPTIMIZED
+from purevk.shaders.interface import KernelInterface
 from purevk.shaders.templates import find_template, template_interface
 from purevk.tuning import DeviceTraits
 
@@ -347,7 +346,8 @@ class Lowering:
                 if "(" in each
             ),
         }
-        takes = self._without_large_code(interface, takes, text, values)
+        limit = self.traits.profile.max_unrolled_code
+        takes = without_large_code(interface, takes, text, values, limit)
         if find_template(template) is None:
             check_declared(template, text.values())
         self._check_loops(takes, values)
@@ -435,64 +435,9 @@ class Lowering:
             )
         )
 
-    def _without_large_code(
-        self,
-        interface: TemplateInterface,
-        takes: KernelInterface,
-        text: dict[str, str],
-        values: Mapping[str, Size],
-    ) -> KernelInterface:
-        """What a kernel takes. If compilers would take seconds for what it unrolls, loops stay loops
-        (macro ROLLED, added to `text`), or else the optimizer for SPIR-V leaves it as it is."""
-        for level in range(3):
-            if not takes.unrolled:
-                return takes
-            known = {name: _dims.upper(size) for name, size in values.items()}
-            code = iterations(takes.template, takes.unrolled, {**known, "functions": 0})
-            if _dims.upper(code) <= self.traits.profile.max_unrolled_code or level == 2:
-                return takes
-            if "ROLLED" not in interface.macros:
-                text[UNOPTIMIZED] = "1"
-                return takes
-            text["ROLLED"] = str(level + 1)
-            takes = interface.kernel(text)
-        return takes
-
     def _check_loops(self, takes: KernelInterface, values: Mapping[str, Size]) -> int:
-        """Raises if a device would end the loops of a dispatch before they are done: it says
-        nothing then, and results are what memory held before. Returns the iterations of an
-        invocation, at most.
-
-        Args:
-            values: what the declarations of loops may name. "functions" are the iterations of
-                functions that the macros call, each call once.
-        """
-        if not takes.loops and not values["functions"]:
-            return 0
-        largest = {name: _dims.upper(size) for name, size in values.items()}
-        count = iterations(takes.template, takes.loops, largest)
-        limit = self.traits.max_iterations
-        assert isinstance(count, int)
-        if count > limit:
-            exact = iterations(takes.template, takes.loops, values)
-            message = f"an operator has loops of more than {limit} iterations"
-            if _dims.range_of(exact)[0] > limit or isinstance(exact, int):
-                raise UnsupportedOperatorError(
-                    message,
-                    where=f"{self.node.op} @ {self.node.source}" if self.node else takes.template,
-                    why=f"{takes.template} needs {count} iterations for one invocation, and the"
-                    " device may end them before they are done",
-                    next="cut the operator into smaller ones, such as sums of slices",
-                )
-            self.require(
-                exact,
-                limit,
-                message,
-                f"{takes.template} needs {{left}} iterations for one invocation, and the device may"
-                " end them after {right}",
-                "pass smaller inputs, or compile the model with smaller bounds",
-            )
-        return count
+        """Raises if a device would end the loops of a dispatch; see `check_loops`."""
+        return check_loops(takes, values, self.traits.max_iterations, self.node, self.require)
 
     def texel(self, operand: Operand, vector: bool, bits: bool = False) -> str:
         """What to add to the mode of a binding that software devices read faster as a texel buffer,

@@ -16,17 +16,12 @@ from purevk.dtypes import DType
 from purevk.errors import KernelInterfaceError
 from purevk.ir import Layout, Size, Value
 from purevk.ir import dims as _dims
-from purevk.lower.declarations import buffer, spec_constant
+from purevk.lower.declarations import spec_constant
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map_atomics import atomics
+from purevk.lower.map_access import VECTOR, MapAccess
 from purevk.lower.operands import bound_parts
 from purevk.lower.rows import in_one_row, next_coordinates
-
-_VECTOR = {
-    DType.float32: "vec4", DType.float16: "f16vec4", DType.int32: "ivec4", DType.int8: "i8vec4", DType.uint8: "u8vec4",
-    DType.int16: "i16vec4", DType.bool: "u8vec4",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,11 +81,6 @@ class MapSpec:
     walk: tuple[int, ...] = ()
     local: int | None = None
     fours: bool = False
-
-
-def acc_of(dtype: DType) -> str:
-    """The type that statements see for elements of a dtype."""
-    return "int" if dtype is DType.bool else dtype.acc
 
 
 def emit_map(
@@ -216,6 +206,18 @@ class _Writer:
             and lowering.traits.profile.has_fast_float_atomics
             and lowering.traits.has("atomic_float_add")
         )
+        self.access = MapAccess(
+            self.names,
+            self.operands,
+            len(inputs),
+            self.windows,
+            self.words,
+            self.vector,
+            self.four,
+            spec.fours,
+            spec.atomic,
+            self.adds_floats,
+        )
         self.values: dict[str, Size] = {name: numbers[name] for name in spec.numbers}
         for name, operand in zip(self.names, self.operands):
             low = name.lower()
@@ -269,7 +271,7 @@ class _Writer:
                 [stride for k, stride in enumerate(operand.strides) if k != d],
             )
             fits = (
-                operand.dtype in _VECTOR
+                operand.dtype in VECTOR
                 and operand.dtype is not DType.bool
                 and isinstance(step, int)
                 and step == 1
@@ -299,7 +301,7 @@ class _Writer:
                 operand.strides[inner],
                 [stride for d, stride in enumerate(operand.strides) if d != inner],
             )
-            if operand.dtype not in _VECTOR or not (isinstance(step, int) and step == 1):
+            if operand.dtype not in VECTOR or not (isinstance(step, int) and step == 1):
                 return False
             if any(
                 _dims.gcd_of(number) % 4 for number in (operand.dims[inner], operand.offset, *rest)
@@ -314,14 +316,14 @@ class _Writer:
             return False
         sizes = [self.sizes[d] for d in self.walked]
         return all(
-            operand.dtype in _VECTOR
+            operand.dtype in VECTOR
             and in_one_row(sizes, [operand.strides[d] for d in self.walked], operand.offset)
             for operand in self.outputs
         )
 
     def emit(self, label: str) -> None:
         lowering, spec = self.lowering, self.spec
-        helpers = {**self._accessors(), **dict(spec.helpers)}
+        helpers = {**self.access.macros(), **dict(spec.helpers)}
         macros = dict(spec.macros)
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
@@ -330,7 +332,7 @@ class _Writer:
             macros["BODY"] = in_double(self._body()) if wide else self._body()
         else:
             macros["NUMBER"] = "double" if wide else "float"
-        macros["T_R"] = self._type(len(self.inputs))
+        macros["T_R"] = self.access.type(len(self.inputs))
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
@@ -348,8 +350,8 @@ class _Writer:
         macros["DECLARE"] = " ".join(declared)
         macros["BUFFERS"] = " ".join(
             (
-                *(self._declare(number, text) for number in range(len(self.operands))),
-                *map(self._declare_windows, self.windows),
+                *(self.access.declare(number, text) for number in range(len(self.operands))),
+                *map(self.access.declare_windows, self.windows),
             )
         )
         if any(operand.dtype is DType.int64 for operand in self.operands):
@@ -366,11 +368,11 @@ class _Writer:
             work = _dims.ceil_div(count, self.apart * local) * local
         constants["local_size_x"] = local
         buffers: dict[str, tuple[Operand | Value, str]] = {
-            name.lower(): (operand, self._access(number, text))
+            name.lower(): (operand, self.access.mode(number, text))
             for number, (name, operand) in enumerate(zip(self.names, self.operands))
         }
         for number, (windows, _) in self.windows.items():
-            names = self._window_names(number)
+            names = self.access.window_names(number)
             buffers |= {name: (window, "r") for name, window in zip(names, windows)}
         grid = lowering.linear_grid(work, local)
         lowering.dispatch(
@@ -390,120 +392,6 @@ class _Writer:
         """Whether a number differs from part to part, which one pipeline should serve."""
         return bool(self.first) and re.fullmatch(r"from_\d+|size_\d+|r\d*_offset", name) is not None
 
-    def _as_vector(self, number: int) -> bool:
-        return self.vector is not None and self.vector[number] is not None
-
-    def _declare(self, number: int, text: str) -> str:
-        dtype = self.operands[number].dtype
-        whole = self._as_vector(number) or (
-            (self.four or self.spec.fours) and number >= len(self.inputs)
-        )
-        element = (
-            ("uint" if self.words and dtype.itemsize == 1 else _VECTOR[dtype])
-            if whole
-            else dtype.glsl
-        )
-        if self.spec.atomic and number >= len(self.inputs):
-            element = "float" if self.adds_floats else "uint"
-        return buffer(number, self.names[number].lower(), element, self._access(number, text))
-
-    def _window_names(self, number: int) -> list[str]:
-        name = self.names[number].lower()
-        return [name, *(f"{name}_w{n}" for n in range(1, len(self.windows[number][0])))]
-
-    def _declare_windows(self, number: int) -> str:
-        """The windows of an input but the first, and a function that reads an element from them."""
-        names, count = self._window_names(number), self.windows[number][1]
-        before = [len(windows) - 1 for n, (windows, _) in self.windows.items() if n < number]
-        at, element = len(self.operands) + sum(before), self.operands[number].dtype.glsl
-        declared = [
-            buffer(at + n, name, element, self._access(number, ""))
-            for n, name in enumerate(names[1:])
-        ]
-        read = f"buf_{names[-1]}[max(e - {(len(names) - 1) * count}, 0)]"
-        for n in reversed(range(len(names) - 1)):
-            here = f"buf_{names[n]}[clamp(e - {n * count}, 0, {count - 1})]"
-            read = f"e < {(n + 1) * count} ? {here} : {read}"
-        return f"{' '.join(declared)} {element} pv_at_{names[0]}(int e) {{ return {read}; }}"
-
-    def _access(self, number: int, text: str) -> str:
-        """How the statements use an operand; `text`: all that may name it."""
-        if number < len(self.inputs):
-            return "r"
-        read = self.spec.atomic or re.search(rf"\b{self.names[number]}\(", text) is not None
-        return "rw" if read else "w"
-
-    def _buffer(self, number: int) -> str:
-        """GLSL's name of an operand's buffer."""
-        return f"buf_{self.names[number].lower()}"
-
-    def _accessors(self) -> dict[str, str]:
-        macros: dict[str, str] = {}
-        spec = self.spec
-        for number, (name, operand) in enumerate(zip(self.names, self.operands)):
-            dtype = operand.dtype
-            given = ", ".join(f"c{d}" for d in range(len(operand.dims))) or "none"
-            index = self._index(name, operand)
-            element = self._buffer(number)
-            at = f"{element}[({index}) >> 2]" if self._as_vector(number) else f"{element}[{index}]"
-            if number in self.windows:
-                at = f"pv_at_{name.lower()}({index})"
-            macros[f"{name}({given})"] = self._read(number, dtype, at)
-            if number >= len(self.inputs) and spec.atomic:
-                macros.update(atomics(name, given, dtype, element, index, self.adds_floats))
-            elif number >= len(self.inputs) and spec.fours:
-                value = "pv_opaque(v)" if dtype.itemsize < 4 else "v"
-                macros[f"{name}_PUT4({given}, v)"] = (
-                    f"{element}[({index}) >> 2] = {_VECTOR[dtype]}({value})"
-                )
-            elif number >= len(self.inputs):
-                macros[f"{name}_PUT({given}, v)"] = f"{at} = {self._written(number, dtype, 'v')}"
-        return macros
-
-    def _index(self, name: str, operand: Operand) -> str:
-        low = name.lower()
-        terms = []
-        for d, (size, stride) in enumerate(zip(operand.dims, operand.strides)):
-            if (isinstance(stride, int) and stride == 0) or (isinstance(size, int) and size == 1):
-                continue
-            terms.append(
-                f"(c{d})"
-                if isinstance(stride, int) and stride == 1
-                else f"(c{d}) * {low}_stride_{d}"
-            )
-        if not (isinstance(operand.offset, int) and operand.offset == 0) or not terms:
-            terms.append(f"{low}_offset")
-        return " + ".join(terms)
-
-    def _type(self, number: int) -> str:
-        acc = acc_of(self.operands[number].dtype)
-        return {"float": "vec4", "int": "ivec4"}[acc] if self._as_vector(number) else acc
-
-    def _read(self, number: int, dtype: DType, at: str) -> str:
-        if dtype is DType.bool:
-            return f"({at} != uint8_t(0) ? 1 : 0)"
-        if dtype is DType.bfloat16:
-            return f"uintBitsToFloat(uint({at}) << 16)"
-        if self.words and self._as_vector(number) and dtype.itemsize == 1:
-            return f"pv_{'signed' if dtype is DType.int8 else 'unsigned'}({at})"
-        return f"{self._type(number)}({at})"
-
-    def _written(self, number: int, dtype: DType, value: str) -> str:
-        if dtype is DType.bool:
-            return f"uint8_t(pv_opaque(({value}) != 0 ? 1 : 0))"
-        if dtype is DType.bfloat16:
-            return f"uint16_t(pv_opaque(pv_bfloat16_bits({value})))"
-        if self.words and self._as_vector(number) and dtype.itemsize == 1:
-            return f"pv_pack(ivec4({value}))"
-        if dtype.itemsize < 4:
-            value = f"pv_opaque({value})"
-        return f"{_VECTOR[dtype] if self._as_vector(number) else dtype.glsl}({value})"
-
-    def _element(self, dtype: DType, value: str) -> str:
-        if dtype is DType.bool:
-            value = f"({value} != 0 ? 1 : 0)"
-        return f"pv_opaque({value})" if dtype.itemsize < 4 else value
-
     def _coordinates(self) -> str:
         if self.apart > 1:
             count = " * ".join(f"size_{d}" for d in self.walked)
@@ -511,7 +399,7 @@ class _Writer:
                 f"int(id - gl_LocalInvocationIndex) * {self.apart} + int(gl_LocalInvocationIndex)"
             )
             kept = (
-                f"{self._type(len(self.inputs) + n)} q{n}[{self.apart}]; int at{n}[{self.apart}];"
+                f"{self.access.type(len(self.inputs) + n)} q{n}[{self.apart}]; int at{n}[{self.apart}];"
                 for n in range(len(self.outputs))
             )
             return " ".join((f"int count_all = {count}, first = {first};", *kept))
@@ -520,7 +408,10 @@ class _Writer:
             inner = "" if self.goes_on else f"int first = i{self.walked[-1]};"
             out += [
                 inner,
-                *(f"{self._type(len(self.inputs) + n)} q{n}[4];" for n in range(len(self.outputs))),
+                *(
+                    f"{self.access.type(len(self.inputs) + n)} q{n}[4];"
+                    for n in range(len(self.outputs))
+                ),
             ]
         elif self.spec.stores:
             out += self._results()
@@ -538,7 +429,10 @@ class _Writer:
         return [*out, *(f"i{d} += from_{d};" for d in range(len(self.first)))]
 
     def _results(self) -> list[str]:
-        return [f"{self._type(len(self.inputs) + n)} r{n or ''};" for n in range(len(self.outputs))]
+        return [
+            f"{self.access.type(len(self.inputs) + n)} r{n or ''};"
+            for n in range(len(self.outputs))
+        ]
 
     def _body(self) -> str:
         if not self.four and self.apart == 1:
@@ -563,16 +457,15 @@ class _Writer:
 
     def _index_here(self, n: int) -> str:
         """The index in its buffer of result n's element at i0, i1, ...."""
-        return re.sub(r"\bc(\d+)\b", r"i\1", self._index(f"R{n or ''}", self.outputs[n]))
+        return re.sub(r"\bc(\d+)\b", r"i\1", self.access.index(f"R{n or ''}", self.outputs[n]))
 
     def _store(self) -> str:
         out = []
         if self.apart > 1:
             for n, operand in enumerate(self.outputs):
                 number = len(self.inputs) + n
-                out.append(
-                    f"{self._buffer(number)}[at{n}[lane]] = {self._written(number, operand.dtype, f'q{n}[lane]')};"
-                )
+                written = self.access.written(number, operand.dtype, f"q{n}[lane]")
+                out.append(f"{self.access.name_of(number)}[at{n}[lane]] = {written};")
             inside = "if (first + lane * int(gl_WorkGroupSize.x) < count_all)"
             return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {inside} {{ {' '.join(out)} }}"
         if self.four:
@@ -583,10 +476,10 @@ class _Writer:
                     made = f"pv_pack({f'notEqual({made}, ivec4(0))' if operand.dtype is DType.bool else made})"
                 else:
                     values = ", ".join(
-                        self._element(operand.dtype, f"q{n}[{lane}]") for lane in range(4)
+                        self.access.element(operand.dtype, f"q{n}[{lane}]") for lane in range(4)
                     )
-                    made = f"{_VECTOR[operand.dtype]}({values})"
-                out.append(f"{self._buffer(len(self.inputs) + n)}[({index}) >> 2] = {made};")
+                    made = f"{VECTOR[operand.dtype]}({values})"
+                out.append(f"{self.access.name_of(len(self.inputs) + n)}[({index}) >> 2] = {made};")
             return " ".join(out)
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")

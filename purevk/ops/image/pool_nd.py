@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.elements import extreme
-from purevk.lower.map import acc_of, coordinates
+from purevk.lower.elements import acc_of, extreme
+from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.image.pooling import pooled_size

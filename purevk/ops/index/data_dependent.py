@@ -15,7 +15,7 @@ from typing import NoReturn
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.map import acc_of
+from purevk.lower.elements import acc_of
 from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.check import check

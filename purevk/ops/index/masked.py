@@ -6,9 +6,8 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.elements import conversions
+from purevk.lower.elements import acc_of, conversions
 from purevk.lower.lowering import Lowering
-from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.index.check import check

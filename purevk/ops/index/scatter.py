@@ -17,8 +17,9 @@ from purevk.dtypes import DType
 from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
+from purevk.lower.elements import acc_of
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import MapSpec, acc_of, emit_map
+from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.index.scatter_tiles import emit_tiles
 from purevk.ops.movement.rearrange import glsl_number
 from purevk.ops.registry import Kernel, Operator, ShapeError, register

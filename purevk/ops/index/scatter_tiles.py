@@ -9,9 +9,8 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.elements import conversions
+from purevk.lower.elements import acc_of, conversions
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.operands import broadcast_strides
 from purevk.lower.rows import collapse

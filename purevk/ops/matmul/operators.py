@@ -5,9 +5,9 @@ from __future__ import annotations
 from purevk.dtypes import DType
 from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.elements import acc_of
 from purevk.lower.expression import ROUND, Expression
 from purevk.lower.gpu_tiles import prefers_columns
-from purevk.lower.map import acc_of
 from purevk.ops.builder import Builder
 from purevk.ops.facts import of_addmm, of_linear, of_matmul
 from purevk.ops.map import mapped

@@ -14,9 +14,8 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, emit_copy
-from purevk.lower.elements import conversions
+from purevk.lower.elements import acc_of, conversions
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import acc_of
 from purevk.lower.numbers import power_of_two
 from purevk.lower.rows import by_dim, collapse
 from purevk.ops.sort.selection import element_macros, key_macros

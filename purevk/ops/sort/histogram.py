@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
-from purevk.lower.map import acc_of, coordinates
+from purevk.lower.elements import acc_of
+from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import constant
 from purevk.ops.map import mapped

@@ -7,9 +7,8 @@ from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, emit_copy
 from purevk.lower.declared import AUTO
-from purevk.lower.elements import conversions
+from purevk.lower.elements import acc_of, conversions
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import acc_of
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder

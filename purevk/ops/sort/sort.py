@@ -11,8 +11,9 @@ from collections.abc import Callable
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.lower.elements import acc_of
 from purevk.lower.lowering import Lowering, Operand
-from purevk.lower.map import MapSpec, acc_of, coordinates, emit_map
+from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
