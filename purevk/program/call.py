@@ -84,6 +84,15 @@ class MethodCall(Call):
         self.chosen, self.env = chosen, env
         self.tensors = {value: self.arrays[position] for position, value in chosen.tensors}
 
+    def aim(self) -> None:
+        """Has outputs written to the caller's memory where what runs the call reaches it: arrays, or
+        tensors of another API."""
+        if self.out is not None:
+            on_host = self.external is None
+            self.targets = [
+                target if isinstance(target, np.ndarray) is on_host else None for target in self.out
+            ]
+
     # -- inputs ----------------------------------------------------------------------------------
     def leaves(self) -> list[Any]:
         """The inputs as values that torch can trace with: tensors of the same strides, and Python

@@ -259,9 +259,9 @@ class Method:
                 if isinstance(call, InputError):
                     variant = self._export_again(args, kwargs, call)
                     call = variant.reader.read_call(args, kwargs)
-            if isinstance(call, InputError):
-                raise call
-            call.variant = variant
+                    if isinstance(call, InputError):
+                        raise call
+                    call.variant = variant
         if out is not None:
             call.out = read_outputs(call.graph, out, call.variant.where)
         return call

@@ -355,6 +355,7 @@ class Variant:
             DifferenceError: with PUREVK_CHECK, the device differs from eager torch.
         """
         first = call.chosen
+        call.aim()
         try:
             first.check_indices(call.arrays, call.env, self.where)
             check = self._check_of(call) if call.checked else None

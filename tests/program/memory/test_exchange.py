@@ -17,6 +17,7 @@ import purevk
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.program.arrays import as_array
+from purevk.program.call import MethodCall
 from tests.harness import DATA
 
 torch = pytest.importorskip("torch")
@@ -216,7 +217,7 @@ def test_inputs_are_not_copied(linear_input: np.ndarray) -> None:
 
 
 def test_results_in_memory_of_the_caller(
-    linear_input: np.ndarray, linear_output: np.ndarray
+    linear_input: np.ndarray, linear_output: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with purevk.load(LINEAR) as program:
         wide = np.full((4, 6), 7, np.float32)
@@ -227,7 +228,9 @@ def test_results_in_memory_of_the_caller(
             torch.empty(2, 3),
             torch.empty(3, 2).t(),
         ):
-            assert program.forward(linear_input, out=out) is out
+            with monkeypatch.context() as patch:
+                patch.setattr(MethodCall, "copy", None)  # they are written there at once
+                assert program.forward(linear_input, out=out) is out
             np.testing.assert_allclose(np.asarray(out), linear_output, rtol=0, atol=1e-6)
         assert (wide[1::2] == 7).all() and (wide[:, 1::2] == 7).all()
         out = np.empty((2, 3), np.float32)

@@ -25,6 +25,7 @@ from purevk.errors import (  # noqa: E402
     UnsupportedProgramError,
 )
 from purevk.frontends.torch.module import ModuleSource  # noqa: E402
+from purevk.program import Method  # noqa: E402
 from tests.program.signatures.harness import module  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
@@ -531,6 +532,21 @@ def test_a_weight_that_is_replaced_while_another_thread_takes_over_weights(
         program(x)
         monkeypatch.undo()
         agree(program, layer, x)
+
+
+def test_a_call_that_another_thread_exports_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with purevk.compile(module(lambda self, x, factor: x * factor), (X, 2)) as program:
+        find = Method._find
+
+        def too_early(method: Method, *given: Any) -> Any:
+            monkeypatch.undo()
+            refused = find(method, *given)
+            program(X, 3)  # which exports it
+            return refused
+
+        monkeypatch.setattr(Method, "_find", too_early)
+        assert torch.equal(program(X, 3), X * 3)
+        assert len(program.method("forward").variants) == 2
 
 
 @torch.no_grad()
