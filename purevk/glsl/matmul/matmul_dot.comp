@@ -14,9 +14,8 @@
 //   LANES  invocations that share K (128), a multiple of SG
 //   STEPS  loads of each column that are in flight (2)
 //   SG  the size of subgroups (32)
-//   NORM  1: A is divided by the root mean square of each row, with eps_bits as a float added to the
-//     mean, and multiplied by the buffer `scale` (of T_SCALE)
-//   PAIRED, STORE_PAIR  as in matmul_vec.comp: a workgroup computes 4 columns and those `pair` behind
+//   NORM, PAIRED, STORE_PAIR  as in matmul_fused.glslh: a workgroup computes 4 columns and those
+//     `pair` behind
 // Grid: (ceil(N / 4), ceil(M / ROWS), batches); with PAIRED N / 2 instead of N.
 #include "core/common.glslh"
 #ifndef VEC4_A
@@ -37,13 +36,7 @@
 #ifndef SG
 #define SG 32
 #endif
-#ifndef NORM
-#define NORM 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
+#include "attention/matmul_fused.glslh"
 
 PARAM(0, M)
 PARAM(1, N)
@@ -65,14 +58,13 @@ PARAM(14, offset_b)
 PARAM(15, offset_o)
 PARAM(16, offset_bias)
 #if NORM
-PARAM(23, offset_scale)
+PARAM(23, offset_norm)
 PARAM(24, eps_bits)
 #endif
 #if PAIRED
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 4
 PARAM(25, pair)
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
 #endif
 #include "matmul/matmul_io.glslh"
 layout(local_size_x = LANES, local_size_y = 1, local_size_z = 1) in;
@@ -93,10 +85,6 @@ shared vec4 parts[ROWS * (1 + PAIRED) * SUBGROUPS];
 vec4 sums[ROWS * (1 + PAIRED)];
 T_LOAD columns[STEPS][COLS];
 #if NORM
-#ifndef T_SCALE
-#define T_SCALE float
-#endif
-READONLY_BUFFER(INPUTS + BIAS + 1, scale, QUAD_OF(T_SCALE))
 shared float all_squares[SUBGROUPS * ROWS];
 float squares[ROWS];  // sums over what an invocation reads of a row
 #endif
@@ -109,7 +97,7 @@ void main() {
     int n = int(gl_WorkGroupID.x) * 4;
 #if PAIRED
     int column = n;  // of the output
-    n = column / pair * (2 * pair) + column % pair;
+    n = PAIRED_COLUMN(column);
 #endif
     int base_a = (offset_a + inner * batch_a + outer * outer_a) / PER;
     int starts[COLS];
@@ -137,7 +125,7 @@ void main() {
             int at = min(k + s * LANES, loads - 1);
 #if NORM
             vec4 factors[PER / 4];
-            UNROLL for (int h = 0; h < PER / 4; h++) factors[h] = FLOATS_OF(T_SCALE, buf_scale[((offset_scale + at * PER) >> 2) + h]);
+            UNROLL for (int h = 0; h < PER / 4; h++) factors[h] = FLOATS_OF(T_NORM, buf_norm[((offset_norm + at * PER) >> 2) + h]);
 #endif
             UNROLL for (int r = 0; r < ROWS; r++) {
                 T_LOAD row = beyond ? T_LOAD(0) : buf_a[base_a + min(m0 + r, M - 1) * (lda / PER) + at];
@@ -170,7 +158,7 @@ void main() {
 #if NORM
         float square = all_squares[lane * SUBGROUPS];
         UNROLL for (int p = 1; p < SUBGROUPS; p++) square += all_squares[lane * SUBGROUPS + p];
-        float factor = 1.0 / sqrt(square / float(K) + intBitsToFloat(eps_bits));
+        float factor = NORM_FACTOR(square);
         first *= factor;
 #endif
         first += bias4(n, N);
@@ -182,12 +170,7 @@ void main() {
         second *= factor;
 #endif
         second += bias4(n + pair, N);
-#ifdef STORE_PAIR
-        STORE_PAIR(first, second, m, n);
-#else
-        pv_second = second;
-        store4(first, at + column, z, m, column, N / 2);
-#endif
+        store_pair4(first, second, at + column, z, m, n, column);
 #else
         store4(first, at + n, z, m, n, N);
 #endif

@@ -13,7 +13,7 @@
 //   COLUMNS  columns of a workgroup: 4, 8 or 16 (16)
 //   SLICES  groups of 2 * COLUMNS invocations that share K (8)
 //   STEPS   blocks of 16 terms that such a group reads at once (4)
-//   NORM, PAIRED, STORE_PAIR  as in matmul_dot.comp; `pair` is a multiple of COLUMNS
+//   NORM, PAIRED, STORE_PAIR  as in matmul_fused.glslh; `pair` is a multiple of COLUMNS
 // K and N are multiples of 16; with PAIRED half of N is one of COLUMNS. 4 neighbouring invocations are
 // in one subgroup.
 // Grid: (N / COLUMNS, ceil(M / ROWS)); with PAIRED N / 2 instead of N.
@@ -45,13 +45,7 @@
 #ifndef STEPS
 #define STEPS 4
 #endif
-#ifndef NORM
-#define NORM 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
+#include "attention/matmul_fused.glslh"
 
 PARAM(0, M)
 PARAM(1, N)
@@ -65,14 +59,13 @@ PARAM(6, offset_b)
 PARAM(7, offset_o)
 PARAM(8, offset_bias)
 #if NORM
-PARAM(9, offset_scale)
+PARAM(9, offset_norm)
 PARAM(10, eps_bits)
 #endif
 #if PAIRED
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 16
 PARAM(11, pair)
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
 #endif
 #include "matmul/matmul_io.glslh"
 #include "matmul/fragment_blocks.glslh"
@@ -85,10 +78,6 @@ layout(local_size_x = GROUP * SLICES, local_size_y = 1, local_size_z = 1) in;
 // word.
 shared vec2 parts[ROWS * BLOCKS][SLICES][GROUP / 4];
 #if NORM
-#ifndef T_SCALE
-#define T_SCALE float
-#endif
-READONLY_BUFFER(INPUTS + BIAS + 1, scale, QUAD_OF(T_SCALE))
 shared float all_squares[ROWS][SLICES];
 #endif
 
@@ -112,7 +101,7 @@ void main() {
     int n = int(gl_WorkGroupID.x) * COLUMNS;
 #if PAIRED
     int column = n;  // of the output
-    n = column / pair * (2 * pair) + column % pair;
+    n = PAIRED_COLUMN(column);
 #endif
     int starts[BLOCKS];
     UNROLL for (int c = 0; c < BLOCKS; c++) {
@@ -142,7 +131,7 @@ void main() {
             bool beyond = first + s >= steps;
             int at = min(first + s, steps - 1) * 4 + lane % 4;
 #if NORM
-            vec4 factors = FLOATS_OF(T_SCALE, buf_scale[(offset_scale >> 2) + at]);
+            vec4 factors = FLOATS_OF(T_NORM, buf_norm[(offset_norm >> 2) + at]);
 #endif
             UNROLL for (int r = 0; r < ROWS; r++) {
                 vec4 a = beyond ? vec4(0.0) : FLOATS_OF(T_A, buf_a[(offset_a + min(m0 + r, M - 1) * lda >> 2) + at]);
@@ -177,7 +166,7 @@ void main() {
 #if NORM
         float square = 0.0;
         for (int s = 0; s < SLICES; s++) square += all_squares[row][s];
-        float factor = 1.0 / sqrt(square / float(K) + intBitsToFloat(eps_bits));
+        float factor = NORM_FACTOR(square);
         sum *= factor;
 #endif
         n += 4 * quad;
@@ -188,13 +177,8 @@ void main() {
         second *= factor;
 #endif
         second += bias4(n + pair, N);
-#ifdef STORE_PAIR
-        STORE_PAIR(sum, second, m, n);
-#else
-        pv_second = second;
         column += 4 * quad;
-        store4(sum, at + column, 0, m, column, N / 2);
-#endif
+        store_pair4(sum, second, at + column, 0, m, n, column);
 #else
         store4(sum, at + n, 0, m, n, N);
 #endif

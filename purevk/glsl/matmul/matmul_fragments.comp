@@ -31,10 +31,7 @@
 //   DEPTH        steps of 16 terms that are loaded before they are needed (2)
 //   TURN         steps in a turn of the loop, a multiple of DEPTH (DEPTH)
 //   REST         steps behind the last turn: K / 16 % TURN (0)
-//   PAIRED       1: of each 2 * pair columns the second half belongs to the first, and EPILOGUE makes
-//                one column of two: of v and pv_second. FRAGMENTS_N is even, `pair` a multiple of 16
-//   STORE_PAIR   with PAIRED: STORE_PAIR(v, w, m, n) stores both vec4s of a pair, the first of which is
-//                of columns n .. n + 3 of B. Then nothing else is stored
+//   PAIRED, STORE_PAIR  as in matmul_fused.glslh. FRAGMENTS_N is even, `pair` a multiple of 16
 //   BFLOAT16     with COOPMAT, 1: A and B are bfloat16. Needs a compiler that knows GL_EXT_bfloat16
 //   COOPMAT      0: the same in scalar arithmetic, for tests on devices without matrix cores
 // K is a multiple of 16, N of 16, with PAIRED of 32.
@@ -67,10 +64,7 @@
 #ifndef REST
 #define REST 0
 #endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
+#include "attention/matmul_fused.glslh"
 #define FRAGMENT_N 16
 #ifndef VEC8_A
 #define VEC8_A 1
@@ -96,7 +90,6 @@ PARAM(7, offset_bias)
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 16
 PARAM(8, pair)
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
 #endif
 
 #include "matmul/matmul_io.glslh"

@@ -17,14 +17,8 @@
 //       of K
 //     B_TRANSPOSED 1: 4 columns per workgroup, SLICES (64) parts of K; LANES is 1
 //   ROW_GROUPS  as in matmul_groups.glslh: the rows of a workgroup choose B
-//   NORM  1: A is divided by the root mean square of each row, with eps_bits as a float added to the
-//     mean, and multiplied by the buffer `scale` (of T_SCALE). K is a multiple of 4, ROWS at most 8.
-//   PAIRED  1: a lane computes the columns n .. n+3 and those `pair` behind. In B, 2 * pair columns
-//     follow one another, of which the second half belongs to the first. pair is a multiple of 4, N
-//     one of 2 * pair. The output has N / 2 columns: EPILOGUE finds the second value in pv_second.
-//     B_TRANSPOSED is 0, ROWS at most 8, VEC4_OUT 1.
-//   STORE_PAIR(v, w, m, n)  with PAIRED: stores the two vec4s at column n of B, in place of
-//     EPILOGUE
+//   NORM, PAIRED, STORE_PAIR  as in matmul_fused.glslh: a lane computes the columns n .. n+3 and those
+//     `pair` behind. ROWS is at most 8, with PAIRED B_TRANSPOSED 0.
 // Local size: LANES * SLICES; SLICES is a power of two.
 // Grid: (ceil(N / (4 * LANES)), ceil(M / ROWS), batches); LANES is 1 with B_TRANSPOSED. With
 //   ROW_GROUPS (the same, tiles of rows, 1). With PAIRED N / 2 instead of N.
@@ -56,13 +50,7 @@
 #endif
 #endif
 
-#ifndef NORM
-#define NORM 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#pragma purevk macro STORE_PAIR
+#include "attention/matmul_fused.glslh"
 
 PARAM(0, M)
 PARAM(1, N)
@@ -85,14 +73,13 @@ PARAM(15, offset_o)
 PARAM(16, offset_bias)
 
 #if NORM
-PARAM(23, offset_scale)
+PARAM(23, offset_norm)
 PARAM(24, eps_bits)
 #endif
 #if PAIRED
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 4
 PARAM(25, pair)
-vec4 pv_second;  // the second value of a pair, while EPILOGUE runs for the first
 #endif
 #include "matmul/matmul_io.glslh"
 #include "matmul/matmul_groups.glslh"
@@ -181,20 +168,16 @@ vec4 load_bt(int n, int k) {
 }
 
 #if NORM
-#ifndef T_SCALE
-#define T_SCALE float
-#endif
-READONLY_BUFFER(INPUTS + BIAS + 1, scale, QUAD_OF(T_SCALE))
 float squares[ROWS];  // sums over what an invocation reads of a row
 shared float all_squares[SLICES * ROWS];
 
-vec4 load_scale(int k) { return FLOATS_OF(T_SCALE, buf_scale[(offset_scale + k) >> 2]); }
+vec4 load_norm(int k) { return FLOATS_OF(T_NORM, buf_norm[(offset_norm + k) >> 2]); }
 
 // What a row is divided by, as a factor.
 float row_factor(int r) {
     float sum = 0.0;
     UNROLL for (int s = 0; s < SLICES; s++) sum += all_squares[s * ROWS + r];
-    return 1.0 / sqrt(sum / float(K) + intBitsToFloat(eps_bits));
+    return NORM_FACTOR(sum);
 }
 #endif
 
@@ -247,7 +230,7 @@ void main() {
     int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS, m_end = M;
 #if PAIRED
     int column = n;  // of the output
-    n = column / pair * (2 * pair) + column % pair;
+    n = PAIRED_COLUMN(column);
 #endif
 #if ROW_GROUPS
     if (!find_rows(int(gl_WorkGroupID.y), ROWS, LOCAL)) return;
@@ -287,7 +270,7 @@ void main() {
     for (int k = slice * 4; k < depth; k += SLICES * 4) {
         vec4 b[4];
 #if NORM
-        vec4 factors = load_scale(k);
+        vec4 factors = load_norm(k);
 #endif
 #if B_TRANSPOSED
 #if ROWS > 8
@@ -360,12 +343,7 @@ void main() {
                     first[t] = sum;
                     continue;
                 }
-#ifdef STORE_PAIR
-                STORE_PAIR(first[t], sum, m, n);
-#else
-                pv_second = sum;
-                store4(first[t], base_o + m * ldo + column, z, m, column, N / 2);
-#endif
+                store_pair4(first[t], sum, base_o + m * ldo + column, z, m, n, column);
 #else
                 store4(sum + bias4(n, N), base_o + m * ldo + n, z, m, n, N);
 #endif

@@ -65,7 +65,7 @@ void main() {
     int n0 = int(gl_WorkGroupID.x) * 4, distance = 0;
 #if PAIRED
     int column = n0;  // of the output
-    n0 = column / pair * (2 * pair) + column % pair;
+    n0 = PAIRED_COLUMN(column);
     distance = pair;
 #endif
     int starts[4 * HALVES];
@@ -104,7 +104,7 @@ void main() {
 #endif
 #if NORM
                     squares[r] += dot(a, a);
-                    if (k + 4 * q < K) a *= vec4(buf_factors[((offset_factors + k) >> 2) + q]);
+                    if (k + 4 * q < K) a *= vec4(buf_norm[((offset_norm + k) >> 2) + q]);
 #endif
                     a *= UNSPREAD;
                     excess += dot(a, OFFSET * SPREAD);
@@ -145,7 +145,7 @@ void main() {
 #if NORM
         float square = 0.0;
         UNROLL for (int p = 0; p < SUBGROUPS; p++) square += all_squares[lane * SUBGROUPS + p];
-        sums[h] *= 1.0 / sqrt(square / float(K) + intBitsToFloat(eps_bits));
+        sums[h] *= NORM_FACTOR(square);
 #endif
 #if !GROUPED
         sums[h] *= scale4(min(n0 + h * distance, N - 1), 0);

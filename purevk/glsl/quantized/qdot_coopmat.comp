@@ -110,7 +110,7 @@ void find_factors(int m0) {
     UNROLL for (int r = 0; r < ROWS; r++) {
         float sum = 0.0;
         for (int p = 0; p < NORM_PARTS; p++) sum += squares[r * NORM_PARTS + p];
-        row_factor[r] = 1.0 / sqrt(sum / float(K) + intBitsToFloat(eps_bits));
+        row_factor[r] = NORM_FACTOR(sum);
     }
 }
 #endif
@@ -120,7 +120,7 @@ int column_of(int c, int t) {
     int column = int(gl_WorkGroupID.x) * 16 + c;
 #if PAIRED
     column = min(column, N / 2 - 1);
-    return column / pair * (2 * pair) + column % pair + t * pair;
+    return PAIRED_COLUMN(column) + t * pair;
 #else
     return min(column, N - 1);
 #endif
@@ -152,7 +152,7 @@ void fetch(int first, int lane) {
 uvec2 halves_of(int m0, int r, int k) {
     vec4 a = a_values(min(m0 + r, M - 1), k);
 #if NORM
-    if (k < K) a *= row_factor[r] * vec4(buf_factors[(offset_factors + k) >> 2]);
+    if (k < K) a *= row_factor[r] * vec4(buf_norm[(offset_norm + k) >> 2]);
 #endif
     return uvec2(packHalf2x16(a.xy), packHalf2x16(a.zw));
 }

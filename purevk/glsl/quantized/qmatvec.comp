@@ -264,7 +264,7 @@ void add_squares() {
 float row_factor(int r) {
     float sum = 0.0;
     UNROLL for (int p = 0; p < NORM_PARTS; p++) sum += all_squares[r * NORM_PARTS + p];
-    return 1.0 / sqrt(sum / float(K) + intBitsToFloat(eps_bits));
+    return NORM_FACTOR(sum);
 }
 #endif
 
@@ -274,7 +274,7 @@ vec4 unspread(int m0, int r, int k) {
 #if NORM
     float square = dot(a, a);
     UNROLL for (int i = 0; i < ROWS; i++) squares[i] += i == r ? square : 0.0;
-    if (k < K) a *= vec4(buf_factors[(offset_factors + k) >> 2]);
+    if (k < K) a *= vec4(buf_norm[(offset_norm + k) >> 2]);
 #endif
     return a * UNSPREAD;
 }
@@ -359,7 +359,7 @@ void main() {
     int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
 #if PAIRED
     int column = n0 / 2;  // of the output
-    n0 = column / pair * (2 * pair) + column % pair;
+    n0 = PAIRED_COLUMN(column);
 #endif
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int j = 0; j < COLS4; j++) total[r][j] = T_SUM(0);

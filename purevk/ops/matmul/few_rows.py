@@ -112,7 +112,7 @@ def _emit(
     m, (k, n) = a.dims[0], sizes
     lowering.dispatch(
         form.template,
-        {"a": a, "b": b, "bias": bias, "out": fusion.out, "scale": fusion.norm},
+        {"a": a, "b": b, "bias": bias, "out": fusion.out, "norm": fusion.norm},
         {"M": m, "N": n, "K": k, "lda": a.strides[0], **params, **fusion.params},
         {**macros, **fusion.macros},
         form=form,

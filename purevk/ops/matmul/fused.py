@@ -96,8 +96,7 @@ class Fusion(NamedTuple):
     @property
     def macros(self) -> dict[str, str | int]:
         """Those of the templates of few rows."""
-        paired, normed = int(self.pair > 0), int(self.norm is not None)
-        return {"VEC4_OUT": int(self.vector), "PAIRED": paired, "NORM": normed}
+        return {"VEC4_OUT": int(self.vector), "PAIRED": int(self.pair > 0)}
 
     @property
     def params(self) -> dict[str, Size]:

@@ -192,7 +192,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         macros |= fusion.macros
     if not fusion.vector:
         macros |= byte_features(fusion.out.dtype)
-    tensors |= {"a": x, "w": weight, "scale": scales, "out": fusion.out, "factors": fusion.norm}
+    tensors |= {"a": x, "w": weight, "scale": scales, "out": fusion.out, "norm": fusion.norm}
     params = {
         "x_scale": bits_of(node.float("x_scale")),
         "x_zero": node.int("x_zero"),

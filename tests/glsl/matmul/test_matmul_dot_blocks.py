@@ -94,7 +94,7 @@ def test_norm_and_pairs(rows, columns, slices, steps, size):
         (n // 2 // columns, ceil_div(m, rows), 1),
         {
             **macros_of(rows, columns, slices, steps),
-            **{"NORM": 1, "PAIRED": 1, "T_SCALE": "float16_t"},
+            **{"NORM": 1, "PAIRED": 1, "T_NORM": "float16_t"},
             "EPILOGUE4(v, b, m, n)": "(v * 0.5 + pv_second)",
         },
     )

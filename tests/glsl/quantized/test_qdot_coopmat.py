@@ -81,7 +81,7 @@ def test_agrees(rows, m, n, k, group, segments, subs, norm, pair, high_first, co
     buffers.append(Out((m, columns), np.float32))
     if norm:
         buffers.append(factors)
-        params |= {"eps_bits": bits(1e-5), "offset_factors": 0}
+        params |= {"eps_bits": bits(1e-5), "offset_norm": 0}
     grid = (ceil_div(columns, 16), ceil_div(m, rows), 1)
     (got,) = run(TEMPLATE, buffers, params, grid, macros, coopmat=coopmat)
     # A product of halves is exact. A norm may round to the neighbour.
