@@ -189,7 +189,7 @@ BUGS = (
     Bug(
         "fold-into-transposed-convolution",
         "pass without one of its conditions",
-        "passes/batch_norm.py",
+        "passes/matmul/batch_norm.py",
         'if convolution.op == _CONVOLUTION and convolution.bool("transposed"):',
         'if convolution.op != _CONVOLUTION and convolution.bool("transposed"):',
     ),

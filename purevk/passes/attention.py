@@ -7,13 +7,13 @@ import math
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Graph, Node, Size, TensorType, Value
+from purevk.ir import Graph, Node, Size, TensorType, Value
 from purevk.ops import registry
 from purevk.ops.attention.attention import NAME, head_width_fits
 from purevk.ops.facts import Moves
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, each_node, reader_counts
-from purevk.passes.simplify import static_value
+from purevk.passes.matching import Matcher, Pattern, Var, op
+from purevk.passes.rewrite import Rewriter, each_node
 from purevk.tuning import DeviceTraits
 
 _MATMULS = ("aten.bmm.default", "aten.matmul.default")
@@ -26,14 +26,18 @@ _VIEWS = (
     "aten.squeeze.dims",
     "aten.transpose.int",
 )
-# Operators that fill a tensor with a number, and the argument that is the number.
-_FILLS = {
-    "aten.full.default": "fill_value",
-    "aten.full_like.default": "fill_value",
-    "aten.scalar_tensor.default": "s",
-}
 _LARGEST = 3.4028234663852886e38  # float32
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+_WHERE, _ANY, _SOFTMAX = "aten.where.self", "aten.any.dim", "aten._softmax.default"
+
+
+def _not(pattern: Pattern) -> Pattern:
+    return op("aten.logical_not.default", x=pattern)
+
+
+_IS_BLOCKED = op("aten.eq.Tensor", x=Var("scores"), y=float("-inf"))
+_HAS_KEYS = op(_ANY, x=_not(_IS_BLOCKED), keepdim=True)
+_GUARDED = op(_WHERE, cond=_not(_HAS_KEYS), x=0, y=op(_SOFTMAX, x=Var("scores")))
 
 
 def guard_softmax(graph: Graph, traits: DeviceTraits) -> Graph:
@@ -42,32 +46,19 @@ def guard_softmax(graph: Graph, traits: DeviceTraits) -> Graph:
 
     This is how torch writes out the softmax of scaled_dot_product_attention.
     """
-    matcher = _Matcher(graph)
+    matcher = Matcher(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
-        if node.op != "aten.where.self":
+        match = matcher.match(_GUARDED, node.result, shared=True) if node.op == _WHERE else None
+        if match is None:
             return None
-        where = matcher.made[node.result]
-        softmax = matcher.producer(where.arg("y"))
-        if softmax is None or softmax.op != "aten._softmax.default":
-            return None
-        if matcher.number(where.arg("x")) != 0.0:
-            return None
+        softmax, reduced = (
+            next(node for node in match.nodes if node.op == name) for name in (_SOFTMAX, _ANY)
+        )
         scores, dim = softmax.tensor("x"), softmax.int("dim")
-        reduced = matcher.negated(where.tensor("cond"))
-        if reduced is None or reduced.op != "aten.any.dim" or not reduced.bool("keepdim"):
-            return None
-        rank = scores.type.rank
-        dims = reduced.optional_ints("dim") or ()
-        if len(dims) != 1 or wrap(dims[0], rank) != wrap(dim, rank):
-            return None
-        blocked = matcher.negated(reduced.tensor("x"))
-        if blocked is None or blocked.op != "aten.eq.Tensor" or blocked.arg("x") is not scores:
-            return None
-        if matcher.number(blocked.arg("y")) != float("-inf"):
-            return None
-        if node.result.type.dims != scores.type.dims:
-            return None  # the 0 has more dims
+        dims = [wrap(d, scores.type.rank) for d in reduced.optional_ints("dim") or ()]
+        if dims != [wrap(dim, scores.type.rank)] or node.result.type.dims != scores.type.dims:
+            return None  # it is of other rows, or the 0 has more dims
         return rewriter.purevk.softmax(
             rewriter.resolve(scores), dim, log=False, zero_rows=True, dtype=node.result.type.dtype
         )
@@ -78,7 +69,7 @@ def guard_softmax(graph: Graph, traits: DeviceTraits) -> Graph:
 def find_attention(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces softmax(...) v by one attention node, if the softmax is over scores that a matmul
     makes."""
-    matcher = _Matcher(graph)
+    matcher = _Attention(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
         return (
@@ -96,43 +87,8 @@ class _Scores(NamedTuple):
     mask: Value | None
 
 
-class _Matcher:
-    """Follows the values of a graph, as it was before the pass, back to the nodes that make them.
-
-    Attributes:
-        made: the node that makes each value.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.made = graph.producers()
-        self._readers = reader_counts(graph)
-
-    def producer(self, arg: Arg) -> Node | None:
-        """The node that makes an argument."""
-        return self.made.get(arg) if isinstance(arg, Value) else None
-
-    def negated(self, value: Value) -> Node | None:
-        """The node whose result `value` is the logical negation of."""
-        node = self.made.get(value)
-        if node is None or node.op != "aten.logical_not.default":
-            return None
-        return self.producer(node.arg("x"))
-
-    def number(self, arg: Arg) -> float | None:
-        """The number that all elements of an argument are, or None."""
-        if isinstance(arg, (int, float)) and not isinstance(arg, bool):
-            return float(arg)
-        if not isinstance(arg, Value):
-            return None
-        node = self.made.get(arg)
-        if node is not None and node.op in _FILLS:
-            number = node.scalar(_FILLS[node.op])
-            if not arg.type.dtype.is_float:
-                return None  # it holds another number
-            return float(number) if isinstance(number, (int, float)) else None
-        static = static_value(self.graph.constants, arg)
-        return None if static is None else float(static)
+class _Attention(Matcher):
+    """Finds attention by the matmul that makes its result."""
 
     def attention(self, rewriter: Rewriter, node: Node) -> Value | None:
         """The attention node that takes the place of a matmul with softmax weights, or None."""
@@ -189,7 +145,7 @@ class _Matcher:
     def _weights(self, value: Value) -> tuple[Value, Value | None] | None:
         """The scores whose softmax a tensor is, and the sinks of queries: scores of one key more,
         which the softmax knows and the result does not have."""
-        node = self._through_reshapes(value)
+        node, _ = self.through(value, _is_reshape)
         cut = node is not None and node.op == "aten.slice.Tensor"
         if node is not None and cut:
             *sizes, columns = node.tensor("x").type.dims
@@ -199,7 +155,7 @@ class _Matcher:
             )
             if not plain or node.result.type.dims != (*sizes, columns - 1):
                 return None
-            node = self._through_reshapes(node.tensor("x"))
+            node, _ = self.through(node.tensor("x"), _is_reshape)
         if node is None or node.op not in _SOFTMAXES:
             return None
         if node.op == "purevk.softmax" and node.bool("log"):
@@ -232,15 +188,7 @@ class _Matcher:
         return (others, sinks) if alike and sinks.type.dims[-1] == 1 else None
 
     def _is_read_once(self, value: Value) -> bool:
-        return self._readers.get(value, 0) == 1
-
-    def _through_reshapes(self, value: Value) -> Node | None:
-        """The node before reshapes and clones, each of which is read once."""
-        node = self.made.get(value)
-        while node is not None and self._is_read_once(value) and _is_reshape(node):
-            value = node.tensor("x")
-            node = self.made.get(value)
-        return node if self._is_read_once(value) else None
+        return self.readers.get(value, 0) == 1
 
     def _scores(self, value: Value) -> _Scores | None:
         """Takes scores apart into a matmul, a scale and one mask that is added."""

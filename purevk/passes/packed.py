@@ -15,7 +15,9 @@ from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Value
 from purevk.ops.attention.attention import NAME
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.passes.decoding.heads import swaps_heads
+from purevk.passes.matching import Matcher
+from purevk.passes.rewrite import Rewriter, changing, each_node
 from purevk.tuning import DeviceTraits
 
 _SPLITS = ("aten.split_with_sizes.default", "aten.split.Tensor")
@@ -34,23 +36,18 @@ class _Part(NamedTuple):
 def join_attention(graph: Graph, traits: DeviceTraits) -> Graph:
     """Replaces a concatenation of attention over all parts of queries, keys and values by attention
     over the whole, in which queries see the keys of their part."""
-    producers, readers, moving = graph.producers(), reader_counts(graph), changing(graph.nodes)
+    matcher, moving = Matcher(graph), changing(graph.nodes)
 
     def part_of(value: Value, number: int, turned: bool) -> _Part | None:
-        node = producers.get(value)
-        if turned:
-            if node is None or not _puts_heads_last(node) or readers.get(value) != 1:
-                return None
-            value = node.tensor("x")
-            node = producers.get(value)
-        if node is None or node.op != NAME or readers.get(value) != 1 or node.bool("causal"):
+        node, swaps = matcher.through(value, swaps_heads)
+        if node is None or node.op != NAME or len(swaps) != turned or node.bool("causal"):
             return None
         if any(node.arg(name) is not None for name in _OTHERS) or node.bool("blocks"):
             return None
         splits = []
         for name in "qkv":
-            split = producers.get(node.tensor(name))
-            if split is None or split.op not in _SPLITS or split.tensor("x") in moving:
+            split = matcher.producer(node.tensor(name), *_SPLITS)
+            if split is None or split.tensor("x") in moving:
                 return None
             if split.results[number] is not node.tensor(name) or wrap(split.int("dim"), 4) != 2:
                 return None
@@ -85,17 +82,6 @@ def join_attention(graph: Graph, traits: DeviceTraits) -> Graph:
         return rewriter.aten.permute(result, _HEADS_LAST) if dim == 1 else result
 
     return each_node(graph, visit)
-
-
-def _puts_heads_last(node: Node) -> bool:
-    """Whether a node makes [B, S, H, D] of [B, H, S, D]; of one row, or one head, a view does too."""
-    if node.op == "aten.permute.default":
-        return tuple(node.ints("dims")) == _HEADS_LAST
-    if node.op != "aten.view.default" or node.tensor("x").type.rank != 4:
-        return False
-    sizes = node.tensor("x").type.dims
-    turned = tuple(sizes[dim] for dim in _HEADS_LAST)
-    return node.result.type.dims == turned and 1 in (sizes[1], sizes[2])
 
 
 def _lengths(split: Node) -> list[int] | None:

@@ -13,7 +13,6 @@ from purevk.ir import Graph
 from purevk.ir.verify import verify
 from purevk.lower.expression import ROUND
 from purevk.passes.attention import find_attention, guard_softmax
-from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.bfloat16 import widen_bfloat16
 from purevk.passes.check_indices import check_first, check_indices
 from purevk.passes.complex import split_complex
@@ -31,6 +30,7 @@ from purevk.passes.float8 import float8_as_bytes
 from purevk.passes.fusion.pieces import join_pieces
 from purevk.passes.fusion.pointwise import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
+from purevk.passes.matmul.batch_norm import fold_batch_norm
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.hidden import pad_hidden

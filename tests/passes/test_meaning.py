@@ -15,8 +15,8 @@ from purevk.dtypes import DType
 from purevk.ir import Dim, Graph, GuardLog, Node, TensorType, Value
 from purevk.ir.host import HOST
 from purevk.ir.verify import verify
-from purevk.passes.batch_norm import fold_batch_norm
 from purevk.passes.fusion.pointwise import fuse_pointwise, to_programs
+from purevk.passes.matmul.batch_norm import fold_batch_norm
 from purevk.passes.pipeline import passes
 from purevk.passes.placement import assign_hosts
 from purevk.passes.simplify import drop_empty, drop_no_ops, drop_unused, merge_equal

@@ -14,9 +14,12 @@ from purevk.ops.quantized.matmul import NAME as QUANTIZED
 from purevk.ops.quantized.matmul import matmul_of
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.passes.decoding.pairs import FLOATS, PairFinder, PairReader
+from purevk.passes.matching import Matcher
 from purevk.passes.matmul.merge_matmuls import is_transpose
 from purevk.passes.rewrite import Rewriter, changing
 from purevk.tuning import DeviceTraits
+
+_CAT, _VIEW = "aten.cat.default", "aten.view.default"
 
 
 class _Fused(NamedTuple):
@@ -70,14 +73,12 @@ def _emit(rewriter: Rewriter, fused: _Fused) -> None:
     rewriter.replace(end or matmul, result)
 
 
-class _Finder:
+class _Finder(Matcher):
     """Looks at the neighbours of matmuls."""
 
     def __init__(self, graph: Graph, traits: DeviceTraits) -> None:
-        self._graph, self._traits = graph, traits
-        self._made, self._users = graph.producers(), graph.users()
-        self._outputs = graph.output_values()
-        self._outputs |= {s.value for s in graph.symbols.values() if s.value is not None}
+        super().__init__(graph)
+        self._traits = traits
         self._written = changing(graph.nodes)
         self._pairs = PairFinder(graph)
 
@@ -120,46 +121,32 @@ class _Finder:
             return False
         if not weight.type.is_static or weight.type.nbytes > self._traits.max_storage_range:
             return False
-        if weight.type.dims[1] % 4:
-            return False
-        return choose_quantized(self._traits, matmul_of(matmul), paired) is not None
+        return (
+            not weight.type.dims[1] % 4
+            and choose_quantized(self._traits, matmul_of(matmul), paired) is not None
+        )
 
     def _is_packed(self, weight: Value) -> bool:
         """Whether a matrix is dense along its rows: one that purevk has packed at load."""
-        node = self._made.get(weight)
-        return node is not None and node.op in ("purevk.copy", "aten.cat.default")
+        return self.producer(weight, "purevk.copy", _CAT) is not None
 
     def _is_transposed(self, weight: Value) -> bool:
         """Whether a matrix is dense along its columns: a constant, or several of them together."""
-        node = self._made.get(weight)
+        node = self.producer(weight)
         if node is None or not is_transpose(node):
             return False
         columns = node.tensor("x")
-        maker = self._made.get(columns)
-        return columns in self._graph.constants or (
-            maker is not None and maker.op == "aten.cat.default"
-        )
+        return columns in self.graph.constants or self.producer(columns, _CAT) is not None
 
     def _norm(self, a: Value) -> tuple[Node | None, tuple[Node, ...]]:
         """The norm of the rows of a matrix that nothing else reads, and the nodes that go with it."""
-        gone: list[Node] = []
-        value, width = a, a.type.dims[1]
-        while True:
-            node = self._made.get(value)
-            if node is None or value in self._outputs or len(self._users[value]) != 1:
-                return None, ()
-            gone.append(node)
-            if node.op != "aten.view.default":
-                break
-            value = node.tensor("x")
-        if node.op != NORM or not node.bool("rms") or node.int("count") != 1:
+        width, (node, views) = a.type.dims[1], self.through(a, lambda node: node.op == _VIEW)
+        if node is None or node.op != NORM or not node.bool("rms") or node.int("count") != 1:
             return None, ()
         x, scale = node.tensor("x"), node.optional_tensor("weight")
-        if scale is None or node.optional_tensor("bias") is not None:
+        if any(node.arg(name) is not None for name in ("bias", "epilogue", "cos")):
             return None, ()
-        plain = all(node.arg(name) is None for name in ("epilogue", "cos"))
-        plain = plain and x.type.dims[-1] == width
-        fits = x.type.dtype is a.type.dtype and scale.type.dtype in FLOATS
-        if not plain or not fits or scale.type.dims != (width,) or self._written & {x, scale}:
+        if scale is None or scale.type.dims != (width,) or scale.type.dtype not in FLOATS:
             return None, ()
-        return node, tuple(gone)
+        plain = x.type.dims[-1] == width and x.type.dtype is a.type.dtype
+        return (node, (*views, node)) if plain and not self._written & {x, scale} else (None, ())

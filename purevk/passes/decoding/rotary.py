@@ -4,21 +4,25 @@ a cache that follow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Graph, Node, Value, values_in
+from purevk.ir import Graph, Node, Value, values_in
 from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.attention.rotary import HALVES
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.shapes import wrap
+from purevk.passes.decoding.heads import swaps_heads
+from purevk.passes.matching import Matcher, Pattern, Var, Via, op
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
 from purevk.tuning import DeviceTraits
 
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 _SPLIT, _SLICE = "aten.split_with_sizes.default", "aten.slice.Tensor"
-_TIMES, _CONVERT, _VIEW = "aten.mul.Tensor", "aten._to_copy.default", "aten.view.default"
+_CONVERT, _VIEW = "aten._to_copy.default", "aten.view.default"
+_LAST = ("aten.add.Tensor", "aten.cat.default", _CONVERT)
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D] and back
 
 
@@ -40,10 +44,10 @@ def find_rotary(graph: Graph, traits: DeviceTraits) -> Graph:
     What is rotated in float32 between conversions from a dtype and back to it is read and written in
     this dtype.
     """
-    matcher = _Matcher(graph)
+    matcher = Matcher(graph)
 
     def visit(rewriter: Rewriter, node: Node) -> Value | None:
-        match = matcher.rotary(node)
+        match = _rotation(matcher, node.result) if node.op in _LAST else None
         if match is None:
             return None
         x, cos, sin = map(rewriter.resolve, (match.x, match.cos, match.sin))
@@ -73,142 +77,84 @@ def _doubled(rewriter: Rewriter, table: Value) -> Value:
     return rewriter.aten.reshape(table, (rows, 2 * columns))
 
 
-class _Matcher:
-    def __init__(self, graph: Graph) -> None:
-        self._made = graph.producers()
-        self._readers = reader_counts(graph)
+def _half(number: int) -> Callable[[Matcher, Value], Value | None]:
+    """What gives x for its first or second half along the last dim."""
 
-    def rotary(self, node: Node) -> _Rotation | None:
-        """The rotation whose result a node makes."""
-        if len(node.results) != 1:
+    def whole_of(matcher: Matcher, value: Value) -> Value | None:
+        node = matcher.producer(value, _SPLIT, _SLICE)
+        if node is None:
             return None
-        node = self._made[node.result]  # its arguments may have been replaced
-        if node.op != _CONVERT:
-            return self._rotation(node)
-        dtype, value = node.result.type.dtype, node.tensor("x")
-        last = self._made.get(value)
-        if dtype not in _FLOATS or last is None or self._readers[value] != 1:
-            return None
-        match = self._rotation(last)
-        widened = None if match is None else self._made.get(match.x)
-        if match is None or widened is None or widened.op != _CONVERT:
-            return None
-        x = widened.tensor("x")
-        if x.type.dtype is not dtype or match.x.type.dtype is not DType.float32:
-            return None
-        return match._replace(x=x)
-
-    def _rotation(self, node: Node) -> _Rotation | None:
-        """The same of a node that is no conversion."""
-        if node.op == "aten.cat.default":
-            return self._joined(node)
-        if node.op != "aten.add.Tensor" or node.scalar("alpha") != 1:
-            return None
-        first, second = (self._only_reader(node.arg(name), _TIMES) for name in "xy")
-        if first is None or second is None:
-            return None
-        for straight, crossed in ((first, second), (second, first)):
-            for a, b in (("x", "y"), ("y", "x")):
-                x, sin = self._turned(crossed.arg(a)), crossed.arg(b)
-                if x is None or not isinstance(sin, Value):
-                    continue
-                for c, d in (("x", "y"), ("y", "x")):
-                    cos = straight.arg(d)
-                    if straight.arg(c) is x and isinstance(cos, Value):
-                        return self._fitting(node, x, cos, sin)
-        return None
-
-    def _joined(self, cat: Node) -> _Rotation | None:
-        """The rotation that a concatenation of two halves is, each with angles of half the width."""
-        parts, last = cat.tensors("tensors"), cat.result.type.rank - 1
-        if len(parts) != 2 or wrap(cat.int("dim"), last + 1) != last:
-            return None
-        less = self._only_reader(parts[0], "aten.sub.Tensor")
-        more = self._only_reader(parts[1], "aten.add.Tensor")
-        if less is None or more is None or (less.scalar("alpha"), more.scalar("alpha")) != (1, 1):
-            return None
-        for x, cos in self._of_half(less.arg("x")):
-            for y, sin in self._of_half(less.arg("y")):
-                first, second = (x[0], 0), (x[0], 1)
-                if (x, y) != (first, second):
-                    continue
-                left, right = (self._of_half(more.arg(name)) for name in "xy")
-                expected = (second, cos), (first, sin)
-                for a, b in (expected, expected[::-1]):
-                    if a in left and b in right:
-                        return self._fitting(cat, x[0], cos, sin, 2)
-        return None
-
-    def _of_half(self, arg: Arg) -> list[tuple[tuple[Value, int], Value]]:
-        """The halves of a tensor that a product may multiply, and what with."""
-        product = self._only_reader(arg, _TIMES)
-        half_inputs: list[tuple[tuple[Value, int], Value]] = []
-        if product is None:
-            return half_inputs
-        for a, b in (("x", "y"), ("y", "x")):
-            value, angle = product.arg(a), product.arg(b)
-            half = self._half(value) if isinstance(value, Value) else None
-            if half is not None and isinstance(angle, Value):
-                half_inputs.append((half, angle))
-        return half_inputs
-
-    def _only_reader(self, arg: Arg, op: str) -> Node | None:
-        """The node of an operator that makes an argument, if nobody else reads this."""
-        node = self._made.get(arg) if isinstance(arg, Value) else None
-        if node is None or node.op != op or self._readers[node.result] != 1:
-            return None
-        return node
-
-    def _turned(self, arg: Arg) -> Value | None:
-        """x, if the argument is cat(-x2, x1) of its halves x1 and x2."""
-        cat = self._only_reader(arg, "aten.cat.default")
-        if cat is None or wrap(cat.int("dim"), cat.result.type.rank) != cat.result.type.rank - 1:
-            return None
-        parts = cat.tensors("tensors")
-        negated = self._only_reader(parts[0], "aten.neg.default") if len(parts) == 2 else None
-        if negated is None:
-            return None
-        second, first = self._half(negated.tensor("x")), self._half(parts[1])
-        if first is None or second is None or first[0] is not second[0]:
-            return None
-        return first[0] if (first[1], second[1]) == (0, 1) else None
-
-    def _half(self, value: Value) -> tuple[Value, int] | None:
-        """x, and which half of it along the last dim a value is."""
-        node = self._made.get(value)
-        if node is None or node.op not in (_SPLIT, _SLICE):
-            return None
-        x, dim = node.tensor("x"), node.int("dim")
-        width, half = x.type.dims[-1], value.type.dims[-1]
+        x, width, half = node.tensor("x"), node.inputs[0].type.dims[-1], value.type.dims[-1]
         if not isinstance(width, int) or not isinstance(half, int) or width != 2 * half:
             return None
-        if wrap(dim, x.type.rank) != x.type.rank - 1:
+        if wrap(node.int("dim"), x.type.rank) != x.type.rank - 1:
             return None
         if node.op == _SPLIT:
-            return (x, node.results.index(value)) if len(node.results) == 2 else None
+            return x if len(node.results) == 2 and node.results[number] is value else None
         start = node.optional_size("start") or 0
         if node.int("step") != 1 or not isinstance(start, int):
             return None
-        start = start + width if start < 0 else start
-        return (x, start // half) if start in (0, half) else None
+        return x if start in (number * half, number * half - width) else None
 
-    def _fitting(
-        self, node: Node, x: Value, cos: Value, sin: Value, parts: int = 1
-    ) -> _Rotation | None:
-        """The match, if the kernel takes these types and sizes; the angles have a width of D / `parts`."""
-        rank = x.type.rank
-        if rank not in (3, 4) or cos.type.dims != sin.type.dims or cos.type.rank > rank:
-            return None
-        if node.result.type != x.type or any(v.type.dtype not in _FLOATS for v in (x, cos, sin)):
-            return None
-        dims = (*([1] * (rank - cos.type.rank)), *cos.type.dims)
-        if dims[-1] * parts != x.type.dims[-1]:
-            return None
-        for rows in (rank - 2, rank - 3):
-            others = (d for d in range(rank - 1) if d != rows)
-            if dims[rows] == x.type.dims[rows] and all(dims[d] == 1 for d in others):
-                return _Rotation(x, cos, sin, rows)
+    return whole_of
+
+
+def _joins_last(cat: Node) -> bool:
+    rank = cat.result.type.rank
+    return wrap(cat.int("dim"), rank) == rank - 1
+
+
+def _times(x: Pattern, y: Pattern) -> Pattern:
+    return op("aten.mul.Tensor", x=x, y=y, swap=True)
+
+
+_X, _COS, _SIN = Var("x"), Var("cos"), Var("sin")
+_FIRST, _SECOND = Via(_half(0), _X), Via(_half(1), _X)
+_NEGATED = op("aten.neg.default", x=_SECOND)
+_CROSSED = op("aten.cat.default", tensors=(_NEGATED, _FIRST), when=_joins_last)
+_ADD, _SUB = "aten.add.Tensor", "aten.sub.Tensor"
+_WHOLE = op(_ADD, x=_times(_X, _COS), y=_times(_CROSSED, _SIN), alpha=1, swap=True)
+_LEFT = op(_SUB, x=_times(_FIRST, _COS), y=_times(_SECOND, _SIN), alpha=1)
+_RIGHT = op(_ADD, x=_times(_SECOND, _COS), y=_times(_FIRST, _SIN), alpha=1, swap=True)
+_JOINED = op("aten.cat.default", tensors=(_LEFT, _RIGHT), when=_joins_last)
+
+
+def _rotation(matcher: Matcher, result: Value) -> _Rotation | None:
+    """The rotation that a value is the result of."""
+    cast = matcher.producer(result, _CONVERT)
+    if cast is None:
+        return _plain_rotation(matcher, result)
+    value, dtype = cast.tensor("x"), result.type.dtype
+    if dtype not in _FLOATS or matcher.readers[value] != 1:
         return None
+    match = _plain_rotation(matcher, value)
+    widened = None if match is None else matcher.producer(match.x, _CONVERT)
+    if match is None or widened is None or match.x.type.dtype is not DType.float32:
+        return None
+    x = widened.tensor("x")
+    return match._replace(x=x) if x.type.dtype is dtype else None
+
+
+def _plain_rotation(matcher: Matcher, result: Value) -> _Rotation | None:
+    """The same without conversions, if the kernel takes these types and sizes."""
+    parts = 1 if matcher.producer(result, _ADD) else 2  # of the width, which the angles have
+    match = matcher.match(_WHOLE if parts == 1 else _JOINED, result)
+    if match is None:
+        return None
+    x, cos, sin = (match.value(name) for name in ("x", "cos", "sin"))
+    rank = x.type.rank
+    if rank not in (3, 4) or cos.type.dims != sin.type.dims or cos.type.rank > rank:
+        return None
+    if result.type != x.type or any(v.type.dtype not in _FLOATS for v in (x, cos, sin)):
+        return None
+    dims = (*([1] * (rank - cos.type.rank)), *cos.type.dims)
+    if dims[-1] * parts != x.type.dims[-1]:
+        return None
+    for rows in (rank - 2, rank - 3):
+        others = (d for d in range(rank - 1) if d != rows)
+        if dims[rows] == x.type.dims[rows] and all(dims[d] == 1 for d in others):
+            return _Rotation(x, cos, sin, rows)
+    return None
 
 
 # -- with a cache --------------------------------------------------------------------------------
@@ -333,24 +279,13 @@ def _rotated(producers: dict[Value, Node], readers: dict[Value, int], write: Nod
         return None
     node = producers.get(value)
     if dim == 2:
-        if node is None or readers.get(node.inputs[0]) != 1 or not _swaps(node):
+        if node is None or readers.get(node.inputs[0]) != 1 or not swaps_heads(node):
             return None
         node = producers.get(node.inputs[0])
     if node is None or node.op != HALVES:
         return None
     full = node.tensor("cos").type.dims[1] == node.tensor("x").type.dims[3]
     return node if full else None
-
-
-def _swaps(node: Node) -> bool:
-    """Whether a node is the view of [B, S, H, D] as [B, H, S, D]."""
-    if node.op == "aten.permute.default":
-        return tuple(wrap(d, 4) for d in node.ints("dims")) == _SWAP
-    if node.op != "aten.view.default" or node.tensor("x").type.rank != 4:
-        return False
-    dims = node.tensor("x").type.dims
-    swapped = tuple(dims[d] for d in _SWAP)
-    return node.result.type.dims == swapped and 1 in (dims[1], dims[2])
 
 
 def _turn_alike(queries: Node, keys: Node) -> bool:

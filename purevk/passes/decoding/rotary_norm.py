@@ -10,7 +10,8 @@ from purevk.ops.attention.rotary import HALVES
 from purevk.ops.attention.rotary_cache import NAME as ROTATE_TO_CACHE
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.shapes import wrap
-from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
+from purevk.passes.matching import Matcher
+from purevk.passes.rewrite import Rewriter, changing, each_node
 from purevk.tuning import DeviceTraits
 
 _SWAP = (0, 2, 1, 3)  # [B, S, H, D] to [B, H, S, D]
@@ -74,35 +75,30 @@ class _Norm(NamedTuple):
         return any(view.op == _PERMUTE for view in self.views)
 
 
-class _Finder:
+class _Finder(Matcher):
     def __init__(self, graph: Graph) -> None:
-        self._made, self._readers = graph.producers(), reader_counts(graph)
+        super().__init__(graph)
         self._written = changing(graph.nodes)
 
     def norm(self, rotation: Node, x: Value) -> _Norm | None:
         """The norm that can run where the rotation of its result x does, in one kernel with it. x may be
         a view of the result in which the rows are in another order, or have other dims."""
-        width, views, node = x.type.dims[-1], list[Node](), self._made.get(x)
-        while node is not None and node.op in _VIEWS and self._readers[node.result] == 1:
-            if not _keeps_last(node):
-                return None
-            views.append(node)
-            node = self._made.get(node.tensor("x"))
-        if node is None or node.op != NORM or self._readers[node.result] != 1:
+        width, (node, views) = x.type.dims[-1], self.through(x, _keeps_last)
+        if node is None or node.op != NORM or node.int("count") != 1:
             return None
-        if node.int("count") != 1 or any(
-            node.arg(name) is not None for name in ("epilogue", "cos")
-        ):
+        if any(node.arg(name) is not None for name in ("epilogue", "cos")):
             return None
         if self._written & set(node.inputs):
             return None  # they may have changed after the norm
         cos, sin = (rotation.tensor(name).type for name in ("cos", "sin"))
         fits = isinstance(width, int) and cos.dims[1] == width and cos == sin
-        return _Norm(node, (*reversed(views),)) if fits else None
+        return _Norm(node, views[::-1]) if fits else None
 
 
 def _keeps_last(view: Node) -> bool:
-    """Whether the rows along the last dim stay as they are in a view."""
+    """Whether a node is a view in which the rows along the last dim stay as they are."""
+    if view.op not in _VIEWS:
+        return False
     dims, rank = view.tensor("x").type.dims, view.result.type.rank
     if not dims or view.result.type.dims[-1:] != dims[-1:]:
         return False
