@@ -98,14 +98,10 @@ def load(
         from purevk.llm.saved import load_saved
 
         return Model(*load_saved(str(place), chosen, context, dtype, cache))
-    file = open_model(place)
-    try:
-        narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
-        computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
-        return _model(file, chosen, context, computed, CACHES.get(cache, computed.name))
-    except BaseException:
-        file.close()
-        raise
+    narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
+    computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
+    reload = functools.partial(_load, place, chosen, computed, CACHES.get(cache, computed.name))
+    return Model(*reload(context), reload)
 
 
 def open_model(place: Path) -> ModelFile:
@@ -145,8 +141,14 @@ def _check_names(dtype: str, cache: str) -> None:
             )
 
 
-def _architecture(file: ModelFile, context: int | None) -> tuple[Transformer, int]:
-    """The architecture of a file, and the tokens that the cache is to hold."""
+def _architecture(
+    file: ModelFile, context: int | None, *, clamps: bool = False
+) -> tuple[Transformer, int]:
+    """The architecture of a file, and the tokens that the cache is to hold.
+
+    Args:
+        clamps: a context above what the model was trained with is taken for that number.
+    """
     name = file.value("general.architecture", str)
     found = ARCHITECTURES.get(name)
     if found is None:
@@ -158,6 +160,8 @@ def _architecture(file: ModelFile, context: int | None) -> tuple[Transformer, in
         )
     model = found(file)
     rows = context if context is not None else min(model.trained, DEFAULT_CONTEXT)
+    if clamps and isinstance(rows, int):
+        rows = min(rows, model.trained)
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 < rows <= model.trained:
         raise InputError(
             f"context={rows!r} is not accepted",
@@ -205,15 +209,50 @@ def _step_graph(
     return graph
 
 
-def _model(
-    file: ModelFile, device: Context, context: int | None, dtype: DType, cache: str
-) -> Model:
-    """Builds the methods, and puts them onto a device."""
-    architecture, rows = _architecture(file, context)
+def _load(
+    place: Path,
+    device: Context,
+    dtype: DType,
+    cache: str,
+    context: int | None,
+    replaced: Model | None = None,
+) -> tuple[Decoder, ModelFile, Plan]:
+    """Builds the methods, and puts them onto a device: the arguments of a `Model`.
+
+    Args:
+        context: for a model that replaces another, what it was trained with is the most.
+        replaced: a model that is closed first, if the other one fits in its place.
+    """
+    file = open_model(place)
+    try:
+        return _loaded(file, device, dtype, cache, context, replaced)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _loaded(
+    file: ModelFile,
+    device: Context,
+    dtype: DType,
+    cache: str,
+    context: int | None,
+    replaced: Model | None,
+) -> tuple[Decoder, ModelFile, Plan]:
+    architecture, rows = _architecture(file, context, clamps=replaced is not None)
+    if replaced is not None and rows <= replaced.context:
+        raise InputError(
+            f"the cache cannot grow to {rows} tokens",
+            where=file.name,
+            why=f"it holds {replaced.context} tokens, and the model was trained with "
+            f"{architecture.trained}",
+        )
     build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
     decode = source_of(build)
     plan = plan_of(decode.graph, rows)
-    check_fits(plan, device, file.name)
+    check_fits(plan, device, file.name, replaced.plan.total if replaced is not None else 0)
+    if replaced is not None:
+        replaced.close()
     is_gpu = device.traits.profile.has_fast_shared_memory
     most = min(GPU_ROWS if is_gpu else MOST_ROWS, rows)
     prompts = prompt_lengths(most, is_gpu)
@@ -228,4 +267,4 @@ def _model(
         ChunkSize(most, is_gpu),
     )
     decoder.is_recurrent = architecture.is_recurrent
-    return Model(decoder, file, plan)
+    return decoder, file, plan

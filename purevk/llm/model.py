@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,17 @@ class Model:
         file: what it was loaded from.
     """
 
-    def __init__(self, decoder: Decoder, file: ModelFile, plan: Plan) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        file: ModelFile,
+        plan: Plan,
+        reload: Callable[[int, Model], tuple[Decoder, ModelFile, Plan]] | None = None,
+    ) -> None:
+        self._reload = reload
+        self._take(decoder, file, plan)
+
+    def _take(self, decoder: Decoder, file: ModelFile, plan: Plan) -> None:
         self.decoder, self.plan, self.file = decoder, plan, file
         self.program, self.context, self.vocab = decoder.program, decoder.context, decoder.vocab
 
@@ -60,6 +70,28 @@ class Model:
                 next="set a smaller number, or generate from the tokens that are wanted",
             )
         self.decoder.cut(position)
+
+    def grow(self, context: int) -> None:
+        """Has the cache hold more tokens. The model is loaded again from its file, and the next
+        prompt computes again what the cache held. A generation that runs is ended.
+
+        Args:
+            context: tokens, more than now; above what the model was trained with, that number.
+
+        Raises:
+            InputError: the number is not accepted, or the model does not fit then; or the file has
+                a context of its own, as .pvk and .pte files do. The model is as it was.
+            OSError: the file is gone.
+        """
+        self.program.check_open()
+        if self._reload is None:
+            raise InputError(
+                f"the cache cannot grow from {self.context} to {context!r} tokens",
+                where=self.file.name,
+                why="the context is part of the file",
+                next="save or export the model with a larger context",
+            )
+        self._take(*self._reload(context, self))
 
     @property
     def logits(self) -> np.ndarray:
@@ -231,7 +263,8 @@ class Model:
         Args:
             system: the message that stands before all others.
             overflow: what happens if the conversation does not fit into the cache. "error": `send`
-                raises InputError. "slide": the oldest turns are forgotten.
+                raises InputError. "slide": the oldest turns are forgotten. "grow": the cache becomes
+                twice as large, see `grow`; where it cannot, `send` raises InputError.
             options: of `chat`, for all messages.
         """
         return Session(self, system, overflow, options)

@@ -43,11 +43,15 @@ def plan_of(graph: Graph, context: int) -> Plan:
     return Plan(context, weights, cache)
 
 
-def check_fits(plan: Plan, device: Context, where: str) -> None:
-    """Raises InputError if the model does not fit, with the largest context that does."""
+def check_fits(plan: Plan, device: Context, where: str, released: int = 0) -> None:
+    """Raises InputError if the model does not fit, with the largest context that does.
+
+    Args:
+        released: bytes that are free before it is loaded, besides those that are now.
+    """
     from purevk.program.devices.memory import free_bytes
 
-    available = free_bytes(device)
+    available = free_bytes(device) + released
     if plan.total <= available:
         return
     largest = min(plan.largest_context(available), plan.context - 1)

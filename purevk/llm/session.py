@@ -14,6 +14,7 @@ from purevk.paths import read_file
 from purevk.whole_file import replace_file
 
 _MOST_BYTES = 1 << 26
+OVERFLOWS = ("error", "slide", "grow")
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -34,6 +35,8 @@ class ChatModel(Protocol):
 
     def cut_text(self, text: str, tokens: int) -> str: ...
 
+    def grow(self, context: int) -> None: ...
+
 
 class Session:
     """A conversation. `Model.session` makes it. What it has in common with what the model computed
@@ -41,15 +44,15 @@ class Session:
 
     Attributes:
         messages: the conversation so far, each with "role" and "content".
-        overflow: "error" or "slide", see `Model.session`.
+        overflow: one of OVERFLOWS, see `Model.session`.
     """
 
     def __init__(
         self, model: ChatModel, system: str | None, overflow: str, options: dict[str, Any]
     ) -> None:
-        if overflow not in ("error", "slide"):
+        if overflow not in OVERFLOWS:
             raise InputError(
-                f"overflow={overflow!r} is not known", why='"error" or "slide" is accepted'
+                f"overflow={overflow!r} is not known", why=f"{', '.join(OVERFLOWS)} are accepted"
             )
         self._model, self._options = model, options
         self.overflow = overflow
@@ -76,6 +79,8 @@ class Session:
         options = {**self._options, **options}
         if self.overflow == "slide":
             messages = self._latest(messages, options)
+        elif self.overflow == "grow":
+            self._make_room(messages, options)
         made = self._model.chat(messages, **options)
         return Pieces(self._collected(made, messages), made.stats)
 
@@ -94,19 +99,28 @@ class Session:
                 answer["tool_calls"] = calls
             self.messages = [*messages, answer]
 
+    def _tokens(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> int:
+        """How many there are with an answer: of `max_tokens`, at most a quarter of the cache."""
+        context, most = self._model.context, options.get("max_tokens")
+        room = min(most if isinstance(most, int) else context, context // 4)
+        counted = {key: options.get(key) for key in ("tools", "template_args")}
+        return self._model.count_tokens(messages, **counted) + room
+
+    def _make_room(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
+        """Has the cache grow until the messages and an answer fit."""
+        needed, context = self._tokens(messages, options), self._model.context
+        if needed > context:
+            self._model.grow(max(needed, 2 * context))
+
     def _latest(
         self, messages: list[dict[str, Any]], options: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """The messages without the oldest turns, so that an answer fits: of `max_tokens`, at most a
-        quarter of the cache."""
-        context, most = self._model.context, options.get("max_tokens")
-        room = min(most if isinstance(most, int) else context, context // 4)
+        """The messages without the oldest turns, so that an answer fits."""
         first = 1 if messages[0]["role"] == "system" else 0
         turns = [at for at, each in enumerate(messages) if each["role"] == "user"]
         latest = messages
-        counted = {key: options.get(key) for key in ("tools", "template_args")}
         for start in turns[1:]:
-            if self._model.count_tokens(latest, **counted) + room <= context:
+            if self._tokens(latest, options) <= self._model.context:
                 break
             latest = [*messages[:first], *messages[start:]]
         return latest

@@ -84,7 +84,42 @@ def test_overflow(model: purevk.llm.Model) -> None:
     assert [each["role"] for each in kept[:2]] == ["system", "user"] and len(kept) < 7
     assert answer == fresh(model, kept[:-1])
     with pytest.raises(InputError, match="overflow"):
-        model.session(overflow="grow")
+        model.session(overflow="shrink")
+
+
+def test_the_cache_grows(model: purevk.llm.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        purevk.llm.load(model.file.name, context=48, dtype="float32") as growing,
+        purevk.llm.load(model.file.name, context=192, dtype="float32") as large,
+    ):
+        session = growing.session(system="s", overflow="grow")
+        for text in ("abc", "def", "0123456789"):
+            answer = session.send(text, **OPTIONS).text()
+            assert answer == fresh(large, session.messages[:-1])
+        assert growing.context == growing.plan.context == 192 and len(session.messages) == 7
+        messages, position = list(session.messages), growing.position
+        with monkeypatch.context() as patch:  # it does not fit, so the model stays as it is
+            patch.setattr("purevk.program.devices.memory.free_bytes", lambda device: 0)
+            with pytest.raises(InputError, match="0 MB are free|MB on the device"):
+                session.send("0123456789" * 9, **OPTIONS)
+        assert (session.messages, growing.context, growing.position) == (messages, 192, position)
+        session.send("0123456789" * 9, **OPTIONS).text()
+        assert growing.context == 384 and session.messages[1:7] == messages[1:]
+        growing.grow(10**9)
+        assert growing.context == 4096
+        for context in (4096, 8192, "8192", True):
+            with pytest.raises(InputError, match="4096"):
+                growing.grow(context)
+
+
+def test_files_with_a_context_of_their_own_do_not_grow(
+    model: purevk.llm.Model, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "tiny.pvk")
+    with purevk.llm.load(tmp_path / "tiny.pvk") as saved:
+        with pytest.raises(InputError, match="cannot grow"):
+            saved.grow(192)
+        assert saved.generate("a", max_tokens=2).tokens()
 
 
 def test_sessions_are_saved(model: purevk.llm.Model, tmp_path: Path) -> None:
