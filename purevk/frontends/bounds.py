@@ -62,6 +62,7 @@ class SizeBounds:
         upper: the bounds that the file states.
         derived: symbols whose bounds follow from the sizes of the inputs.
         misstated: bounds that exporters state although they do not hold.
+        hints: what symbols were when the graph was traced, where the trace tells.
     """
 
     def __init__(self) -> None:
@@ -69,6 +70,7 @@ class SizeBounds:
         self.upper: dict[Symbol, int] = {}
         self.derived: set[Symbol] = set()
         self.misstated: dict[Symbol, int] = {}
+        self.hints: dict[Symbol, int] = {}
 
     def check(self, left: Size, op: str, right: Size, message: str, specialized: bool) -> None:
         """Has every call check a relation of sizes. Memory is planned for a bound that follows
@@ -122,7 +124,8 @@ class SizeBounds:
             elif symbol.upper == _dims.UNBOUNDED or _outgrow(
                 own, symbol, symbol.open, symbol.lower
             ):
-                expected_sizes[symbol.name] = Expected(_GUESS, _GUESS, open=True)
+                guess = max(self.hints.get(symbol, _GUESS), 1)
+                expected_sizes[symbol.name] = Expected(guess, guess, open=True)
             elif _outgrow(own, symbol, symbol.open_below, symbol.upper):
                 expected_sizes[symbol.name] = Expected.below(
                     symbol.upper, symbol.upper, symbol.open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -216,13 +216,19 @@ class Importer:
         return value
 
     def element(
-        self, tensor: Value, index: int, lower: int | None = None, upper: int | None = None
+        self,
+        tensor: Value,
+        index: int,
+        lower: int | None = None,
+        upper: int | None = None,
+        hint: int | None = None,
     ) -> Dim | int:
         """The integer at an index of a tensor: a symbol, or the integer itself if the tensor is a
         constant.
 
         Args:
             lower, upper: its bounds, if the file states some.
+            hint: what it was when the graph was traced, if the trace tells.
         """
         if tensor in self.constants:
             return int(self.constants[tensor].array(tensor.type).reshape(-1)[index])
@@ -251,6 +257,8 @@ class Importer:
                 )[0]
             self.symbols[symbol] = SymbolSource(source, None, index)
             self._elements[tensor, index] = Dim.of(symbol)
+            if hint is not None:
+                self.bounds.hints[symbol] = hint
         return self._elements[tensor, index]
 
     def check(self, left: Size, op: str, right: Size, message: str) -> None:
@@ -333,10 +341,16 @@ class Importer:
         source: str,
     ) -> list[TensorType]:
         """The types of results. If they are not those that are recorded, the error says who can be
-        wrong: in a trusted graph, it is no file."""
+        wrong: in a trusted graph, it is no file.
+
+        Raises:
+            UnsettledBounds: they may be so if sizes have other bounds.
+        """
         try:
             return self.types.infer(definition, full, recorded, source)
         except FileFormatError as error:
+            # A size without a bound is taken for the largest number, for which this may be wrong.
+            self.bounds.settle((*_sizes(self.nodes), *_dims_in(full)))
             if definition.of_user:
                 raise InputError(
                     error.what,
@@ -458,14 +472,22 @@ class Importer:
             signature=self.signature,
             trusted=self.trusted,
         )
-        self.bounds.settle(
-            size
-            for inner in graph.nested()
-            for node in inner.nodes
-            for value in node.results
-            for size in value.type.dims
-        )
+        self.bounds.settle(_sizes(node for inner in graph.nested() for node in inner.nodes))
         return graph
+
+
+def _sizes(nodes: Iterable[Node]) -> Iterator[Size]:
+    """The sizes of all results."""
+    return (size for node in nodes for value in node.results for size in value.type.dims)
+
+
+def _dims_in(args: Sequence[Arg]) -> Iterator[Size]:
+    """The sizes among arguments and in lists of them."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _dims_in(arg)
+        elif isinstance(arg, Dim):
+            yield arg
 
 
 def _without_relations(outputs: Sequence[Any]) -> tuple[Arg, ...]:

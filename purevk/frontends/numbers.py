@@ -158,10 +158,23 @@ def as_tensor(importer: Importer, number: Any, source: str) -> Value:
     return importer.number(as_size(number), NUMBERS[kind], source)
 
 
-def whole(importer: Importer, op: str, number: Value, source: str) -> Dim | int:
-    """A float, rounded to an integer by an operator such as "aten.trunc.default"."""
+def whole(
+    importer: Importer,
+    op: str,
+    number: Value,
+    source: str,
+    lower: int | None = None,
+    hint: int | None = None,
+) -> Dim | int:
+    """A float, rounded to an integer by an operator such as "aten.trunc.default".
+
+    Args:
+        lower: its least value, if it has one. hint: what it was in the trace.
+    """
     rounded = importer.emit(op, (number,), [], [], source)[0]
-    return importer.element(importer.cast(rounded, DType.int64, source), 0, -_dims.UNBOUNDED)
+    integer = importer.cast(rounded, DType.int64, source)
+    lower = -_dims.UNBOUNDED if lower is None else lower
+    return importer.element(integer, 0, lower, hint=hint)
 
 
 def function(importer: Importer, op: str, number: Arg, source: str) -> Value:

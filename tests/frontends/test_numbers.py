@@ -321,3 +321,30 @@ def test_products_of_sizes_may_have_64_bits() -> None:
         for size in (3, 400, 5000):
             x = torch.ones(size, dtype=torch.float32)
             assert torch.equal(program(x), Scaled()(x))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_sizes_that_follow_from_ratios_are_planned_as_traced(seed: int) -> None:
+    """An image is resized by a ratio of its sizes, and halved until a level has one row: torch decides
+    that by the traced number, which the device computes."""
+    chosen = random.Random(seed)
+    low, high = chosen.randint(40, 64), chosen.randint(65, 96)
+    halvings = max(low, high).bit_length()
+
+    def grids(x: Any) -> Any:
+        ratio = min(low / min(x.shape[-2:]), high / max(x.shape[-2:]))
+        x = nn.functional.interpolate(x, scale_factor=ratio, recompute_scale_factor=True)
+        height, width = x.shape[-2:]
+        made = []
+        for level in range(halvings):
+            height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+            if level > 3:
+                made += torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        return x * 2, [torch.stack(pair) for pair in zip(made[::2], made[1::2])]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(grids, backend="purevk", options={"fallback": False})
+    for height, width in ((64, 96), (96, 64), (80, 81), (40, 30)):
+        x = torch.randn(1, 1, height, width)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), grids(x))

@@ -281,7 +281,13 @@ class NodeReader:
                 return self.sizes.size(expression)
             except UnsupportedProgramError:
                 pass  # the device computes it
-        number = numbers.whole(self.importer, op, size, node.name)
+        hint = lower = None
+        if expression is not None:
+            traced = node.meta["val"].node
+            hint = int(traced.hint) if traced.has_hint() else None
+            least = traced.shape_env.bound_sympy(expression).lower
+            lower = int(least) if least.is_Integer else None
+        number = numbers.whole(self.importer, op, size, node.name, lower, hint)
         if expression is not None:
             self.sizes.symbols[str(expression)] = number
         return number
