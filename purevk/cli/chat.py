@@ -28,9 +28,15 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     device = int(args.device) if args.device and args.device.isdecimal() else args.device
     turns: list[dict[str, Any]] = []
     with purevk.llm.load(
-        args.model, context=args.context, dtype=args.dtype, device=device
+        args.model,
+        context=args.context,
+        dtype=args.dtype,
+        cache=args.cache,
+        device=device,
+        tokenizer=args.tokenizer,
+        data_files=args.data,
     ) as model:
-        session = model.session(system=args.system, overflow="slide", **options)
+        session = model.session(system=args.system, overflow=args.overflow, **options)
         if args.prompt is not None:
             turns.append(_answer(session, args.prompt, args.json))
         else:

@@ -68,7 +68,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a language model: a GGUF file")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a language model: a GGUF file, a folder of transformers, a .pvk or a .pte file",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="of a .pte file: tokenizer.json or tokenizer.model, with the chat template beside it",
+    )
+    add_data(parser)
     parser.add_argument(
         "--prompt",
         metavar="TEXT",
@@ -86,6 +96,18 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="what is computed in (default: float16 on GPUs that have it, else float32)",
+    )
+    parser.add_argument(
+        "--cache",
+        choices=("auto", "float32", "float16", "bfloat16", "int8", "float8"),
+        default="auto",
+        help="what the cache holds (default: as --dtype)",
+    )
+    parser.add_argument(
+        "--overflow",
+        choices=("slide", "grow", "error"),
+        default="slide",
+        help="when the cache is full: forget the oldest turns, enlarge it, or end (default: slide)",
     )
     parser.add_argument(
         "--max-tokens", metavar="N", type=int, help="of an answer (default: no limit)"
@@ -369,10 +391,11 @@ COMMANDS = (
         "chat",
         "talks with a language model",
         _add_chat,
-        description="Loads a language model from a GGUF file, and answers messages while they are computed.\n"
+        description="Loads a language model, and answers messages while they are computed.\n"
         "Ctrl-C stops an answer, Ctrl-D ends the conversation. Needs purevk[llm].",
         epilog="examples:\n  purevk chat model.gguf\n"
-        '  purevk chat model.gguf --prompt "Why is the sky blue?" --max-tokens 60',
+        '  purevk chat model.gguf --prompt "Why is the sky blue?" --max-tokens 60\n'
+        "  purevk chat model.gguf --context 1024 --overflow grow",
     ),
     Command(
         "bench",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ pytest.importorskip("tokenizers")
 torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
+from purevk.cli import main  # noqa: E402
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError  # noqa: E402
 from purevk.runtime import llm as ours  # noqa: E402
 from tests.llm import executorch_models as models  # noqa: E402
@@ -47,6 +49,21 @@ def test_tokens_are_those_of_eager(model: purevk.llm.Model) -> None:
     for prompt in PROMPTS:
         assert model.generate(prompt, max_tokens=20).tokens() == models.greedy(prompt, 20)
     assert (model.context, model.vocab) == (models.CONTEXT, models.VOCAB)
+
+
+def test_a_conversation_in_a_terminal(
+    cached: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.write_tokenizer(tmp_path)
+    template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    words = ["chat", str(cached), "--prompt", "hi", "--max-tokens", "4", "--json"]
+    assert main([*words, "--tokenizer", str(tmp_path / "tokenizer.json")]) == 0
+    (turn,) = json.loads(capsys.readouterr().out)["turns"]
+    with purevk.llm.load(cached, tokenizer=tmp_path / "tokenizer.json") as model:
+        assert turn["answer"] == model.chat("hi", max_tokens=4).text()
+    assert main(words) == 1
+    assert "tokenizer" in json.loads(capsys.readouterr().out)["error"]["next"]
 
 
 @pytest.mark.slow
