@@ -31,6 +31,12 @@ WORDS = (
         "compute_selected_rows,\n                merge_equal,",
         "compute_selected_rows,\n                drop_double_negation,\n                merge_equal,",
     ),
+    (
+        "pipeline",
+        "rotary_norm import rotate_norms\n",
+        "rotary_norm import rotate_norms\nfrom purevk.passes.decoding.silu import find_silu\n",
+    ),
+    ("pipeline", "find_rotary, keep_weights", "find_rotary, find_silu, keep_weights"),
     ("test_reductions", "harness import kernels_of", "harness import kernels_of, run"),
     ("test_meaning", "import drop_empty,", "import drop_double_negation, drop_empty,"),
     (
@@ -47,9 +53,10 @@ TESTS = (
     *("tests/ops/elementwise/test_pointwise.py", "tests/ops/elementwise/test_alternate.py"),
     *("tests/ops/reduce/test_reductions.py", "tests/ops/quantized/test_linear.py"),
     *("tests/passes/test_meaning.py", "tests/frontends/test_lines.py"),
+    "tests/passes/test_silu.py",
     *("tests/tuning/test_profiles.py", "tests/ops/matmul/test_choice.py"),
 )
-NAMES = "entr or square_sum or linear_int8 or alternate or double_negation or lines or ali"
+NAMES = "entr or square_sum or linear_int8 or alternate or double_negation or lines or ali or silu"
 
 
 def _steps() -> Iterator[tuple[str, list[str]]]:
