@@ -21,7 +21,7 @@ from purevk.frontends.torch.aot import AotGraph
 from purevk.frontends.torch.watch.samples import Samples
 from purevk.graph.context import Context, context_of
 from purevk.ir import Bound, Graph, GuardLog
-from purevk.ir.dims import note
+from purevk.ir.guards import note
 from purevk.passes.placement import outgrows
 from purevk.program import Program
 from purevk.tuning import DeviceTraits

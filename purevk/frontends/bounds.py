@@ -10,6 +10,7 @@ from typing import NamedTuple
 from purevk.errors import FileFormatError
 from purevk.ir import Arg, Dim, Graph, Guard, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ir import guards as _guards
 from purevk.ir.expected import Expected, expected, expecting
 from purevk.ops.registry import Operator, find
 
@@ -40,7 +41,7 @@ def settled(read: Callable[[], Graph]) -> Graph:
             with expecting(expected_sizes), GuardLog() as log:
                 graph = read()
             for guard in log.guards:  # without those of attempts with other bounds
-                _dims.note(guard)
+                _guards.note(guard)
             return graph
         except UnsettledBounds as unsettled:
             for name in unsettled.bounds:

@@ -29,6 +29,7 @@ from purevk.ir import (
     map_values,
 )
 from purevk.ir import dims as _dims
+from purevk.ir import guards as _guards
 from purevk.ir.expected import expected, planned_sizes
 from purevk.ops import registry
 
@@ -71,11 +72,11 @@ class ReadGraph:
                 except (FileFormatError, GraphError, SizeConstraintError):
                     continue  # what was decided for the bounds in the file does not hold for these
             for guard in log.guards:  # without those of other attempts
-                _dims.note(guard)
+                _guards.note(guard)
             return graph
         if sizes is None and not any(expected(symbol.name) for symbol in self.graph.symbols):
             for guard in self.guards:
-                _dims.ask(guard)
+                _guards.ask(guard)
             return self.graph
         return respecialize(self.graph, sizes, self._where, self.kept)
 
@@ -264,7 +265,7 @@ class _Respecializer:
 
     def _keep(self, guard: Guard) -> None:
         now = self._guard(guard)
-        if not _dims.ask(now):
+        if not _guards.ask(now):
             raise FileFormatError(
                 "the graph does not hold for these sizes",
                 where=f"{self.importer.where}, method {self.graph.name}",

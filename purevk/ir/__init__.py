@@ -2,7 +2,7 @@
 Vulkan, no torch."""
 
 from purevk.ir.arguments import Arg, Attribute, Scalar
-from purevk.ir.dims import Bound, Dim, Guard, GuardLog, Size, Symbol
+from purevk.ir.dims import Dim, Size
 from purevk.ir.graph import (
     BorrowedConstant,
     Constant,
@@ -18,8 +18,10 @@ from purevk.ir.graph import (
     map_values,
     values_in,
 )
+from purevk.ir.guards import Guard, GuardLog
 from purevk.ir.relations import Relation
 from purevk.ir.signature import Parameter, Signature, StructureError, Tree
+from purevk.ir.symbols import Bound, Symbol
 from purevk.ir.types import Layout, TensorType, Value, contiguous_strides
 
 __all__ = [

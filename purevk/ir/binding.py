@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from purevk.ir.dims import Symbol
 from purevk.ir.graph import Graph, SymbolSource
+from purevk.ir.symbols import Symbol
 from purevk.ir.types import Value
 
 InputSymbols = tuple[tuple[Symbol, int, SymbolSource], ...]

@@ -18,65 +18,18 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from purevk.ir import intervals as _intervals
+from purevk.ir import polynomials
 from purevk.ir.expected import expected
 from purevk.ir.intervals import Range
-from purevk.plain_text import printable
+from purevk.ir.symbols import UNBOUNDED as UNBOUNDED
+from purevk.ir.symbols import Symbol
 
-UNBOUNDED = 2**31 - 1
-_INT64 = 2**63 - 1
-
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
+COMPARE: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A size that stays dynamic, with an upper bound of its own (None: there is none)."""
-
-    upper: int | None
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A name for an integer that a call brings, within [lower, upper].
-
-    Attributes:
-        is_size: False for values such as a position.
-        unbacked: its value is known only during a call, such as how many elements of a mask are true.
-        open: `upper` is a guess that a call may exceed; the method is then lowered again for more.
-        open_below: `lower` is such a guess.
-    """
-
-    name: str
-    upper: int = UNBOUNDED
-    lower: int = 0
-    is_size: bool = True
-    unbacked: bool = False
-    open: bool = False
-    open_below: bool = False
-
-    @property
-    def hint(self) -> int:
-        """The value that open comparisons are answered for."""
-        return (self.lower + self.upper) // 2 if self.open_below else self.upper
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """The smallest and largest value. A number without a bound may have 64 bits."""
-        if self.is_size:
-            return self.lower, self.upper
-        lower = -_INT64 if self.lower == -UNBOUNDED else self.lower
-        return lower, _INT64 if self.upper == UNBOUNDED else self.upper
-
-    def __hash__(self) -> int:
-        return hash(self.name)  # a call looks values up by symbols
-
-    def __repr__(self) -> str:
-        return printable(self.name)
 
 
 @dataclass(frozen=True)
@@ -99,56 +52,6 @@ class _Function:
 _Atom = Symbol | _Function
 
 
-@dataclass(frozen=True)
-class Guard:
-    """The answer given to a comparison that sizes at a call must repeat."""
-
-    left: Size
-    op: str
-    right: Size
-    answer: bool
-
-    @property
-    def symbols(self) -> set[Symbol]:
-        """The symbols that the answer depends on."""
-        return symbols(self.left) | symbols(self.right)
-
-    def holds(self, env: Mapping[Symbol, int]) -> bool:
-        return _COMPARE[self.op](evaluate(self.left, env), evaluate(self.right, env)) == self.answer
-
-    def explain(self, env: Mapping[Symbol, int]) -> str:
-        """What sizes have to fulfil, and what they are, as text."""
-        values = ", ".join(f"{symbol} = {env[symbol]}" for symbol in sorted(self.symbols, key=str))
-        sides = f"{evaluate(self.left, env)} and {evaluate(self.right, env)}"
-        return f"{self} is expected; in this call the sides are {sides}" + (
-            f", with {values}" if values else ""
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"{self.left} {self.op} {self.right}"
-            if self.answer
-            else f"not ({self.left} {self.op} {self.right})"
-        )
-
-
-_log: contextvars.ContextVar[GuardLog | None] = contextvars.ContextVar("guards", default=None)
-
-
-class GuardLog:
-    """Collects, while entered, the guards of every comparison answered from hints."""
-
-    def __init__(self) -> None:
-        self.guards: dict[Guard, None] = {}
-
-    def __enter__(self) -> GuardLog:
-        self._token = _log.set(self)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _log.reset(self._token)
-
-
 class Dim:
     """An integer expression over at least one symbol. Made by arithmetic on
     `Dim.of(Symbol(...))`."""
@@ -169,10 +72,7 @@ class Dim:
 
     # -- arithmetic -------------------------------------------------------------------------------
     def __add__(self, other: Size) -> Size:
-        terms = dict(self._terms)
-        for atoms, factor in _terms(other):
-            terms[atoms] = terms.get(atoms, 0) + factor
-        return _build(terms)
+        return _build(polynomials.add(self._terms, _terms(other)))
 
     __radd__ = __add__
 
@@ -186,12 +86,7 @@ class Dim:
         return -self + other
 
     def __mul__(self, other: Size) -> Size:
-        terms: dict[tuple[_Atom, ...], int] = {}
-        for left, a in self._terms:
-            for right, b in _terms(other):
-                key = tuple(sorted(left + right, key=repr))
-                terms[key] = terms.get(key, 0) + a * b
-        return _build(terms)
+        return _build(polynomials.multiply(self._terms, _terms(other)))
 
     __rmul__ = __mul__
 
@@ -216,26 +111,26 @@ class Dim:
             return True
         if not isinstance(other, (int, Dim)):
             return NotImplemented
-        return _decide(self, "==", other)
+        return decide(self, "==", other)
 
     def __ne__(self, other: object) -> bool:
         answer = self.__eq__(other)
         return answer if answer is NotImplemented else not answer
 
     def __lt__(self, other: Size) -> bool:
-        return _decide(self, "<", other)
+        return decide(self, "<", other)
 
     def __le__(self, other: Size) -> bool:
-        return _decide(self, "<=", other)
+        return decide(self, "<=", other)
 
     def __gt__(self, other: Size) -> bool:
-        return _decide(self, ">", other)
+        return decide(self, ">", other)
 
     def __ge__(self, other: Size) -> bool:
-        return _decide(self, ">=", other)
+        return decide(self, ">=", other)
 
     def __bool__(self) -> bool:
-        return not _decide(self, "==", 0)
+        return not decide(self, "==", 0)
 
     def __index__(self) -> int:
         raise TypeError(f"size {self} is known only at a call; use dims.upper() or dims.evaluate()")
@@ -313,35 +208,10 @@ def _floordiv(left: Size, right: Size) -> Size:
     if isinstance(left, Dim) and isinstance(right, Dim):
         if left._terms == right._terms:
             return 1
-        quotient = _divide_exactly(left, right)
+        quotient = polynomials.divide(left._terms, right._terms)
         if quotient is not None:
-            return quotient
+            return _build(quotient)
     return _atom("//", left, right)
-
-
-def _divide_exactly(left: Dim, right: Dim) -> Size | None:
-    """left / right where right, taken as a polynomial in its atoms, divides left."""
-    leading = max(right._terms, key=_degree)
-    result: dict[tuple[_Atom, ...], int] = {}
-    remainder: Size = left
-    while isinstance(remainder, Dim) or remainder:
-        atoms, factor = max(_terms(remainder), key=_degree)
-        remaining = list(atoms)
-        if factor % leading[1]:
-            return None
-        for atom in leading[0]:
-            if atom not in remaining:
-                return None
-            remaining.remove(atom)
-        part = tuple(remaining), factor // leading[1]
-        result[part[0]] = part[1]
-        remainder = remainder - right * Dim((part,)) if part[0] else remainder - right * part[1]
-    return _build(result)
-
-
-def _degree(term: tuple[tuple[_Atom, ...], int]) -> tuple[int, list[str]]:
-    """The order of a polynomial's terms: by degree, then by names. Products keep it."""
-    return len(term[0]), [repr(atom) for atom in term[0]]
 
 
 def _mod(left: Size, right: Size) -> Size:
@@ -365,7 +235,7 @@ def _range_of_atom(atom: _Atom, ranges: Ranges) -> tuple[int, int]:
     if isinstance(atom, Symbol):
         return ranges.get(atom) or atom.range
     sides = range_within(atom.left, ranges), range_within(atom.right, ranges)
-    return _FUNCTIONS[atom.kind].range_of(*sides)
+    return _intervals.FUNCTIONS[atom.kind].range_of(*sides)
 
 
 def range_of(size: Size) -> tuple[int, int]:
@@ -409,7 +279,7 @@ def specialize(size: Size) -> int:
     an expression, such as how many results a node has."""
     number = hint(size)
     if isinstance(size, Dim):
-        _decide(size, "==", number)
+        decide(size, "==", number)
     return number
 
 
@@ -432,7 +302,9 @@ def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
 
 
 def _evaluate_function(atom: _Function, env: Mapping[Symbol, int]) -> int:
-    return _FUNCTIONS[atom.kind].of_integers(evaluate(atom.left, env), evaluate(atom.right, env))
+    return _intervals.FUNCTIONS[atom.kind].of_integers(
+        evaluate(atom.left, env), evaluate(atom.right, env)
+    )
 
 
 def symbols(size: Size) -> set[Symbol]:
@@ -449,12 +321,28 @@ def symbols(size: Size) -> set[Symbol]:
     return symbols_
 
 
-def _decide(left: Size, op: str, right: Size) -> bool:
+class Notes(Protocol):
+    """What takes notes of comparisons; see `purevk.ir.guards.GuardLog`."""
+
+    def note(self, left: Size, op: str, right: Size, answer: bool) -> None: ...
+
+
+notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes", default=None)
+
+
+def _note(left: Size, op: str, right: Size, answer: bool) -> None:
+    log = notes.get()
+    if log is not None:
+        log.note(left, op, right, answer)
+
+
+def decide(left: Size, op: str, right: Size) -> bool:
+    """The answer to a comparison; one for the hint is noted."""
     known = settled(left, op, right)
     if known is not None:
         return known
-    answer = _COMPARE[op](hint(left - right), 0)
-    note(Guard(left, op, right, answer))
+    answer = COMPARE[op](hint(left - right), 0)
+    _note(left, op, right, answer)
     return answer
 
 
@@ -462,7 +350,7 @@ def settled(left: Size, op: str, right: Size) -> bool | None:
     """The answer to a comparison, where the bounds settle it."""
     difference = left - right if isinstance(left, Dim) else -(right - left)
     low, high = range_of(difference)
-    at_low, at_high = _COMPARE[op](low, 0), _COMPARE[op](high, 0)
+    at_low, at_high = COMPARE[op](low, 0), COMPARE[op](high, 0)
     if op in ("<", "<=", ">", ">="):
         return at_low if at_low == at_high else None
     if low == high:
@@ -471,31 +359,12 @@ def settled(left: Size, op: str, right: Size) -> bool | None:
     return op == "!=" if low > 0 or high < 0 or apart else None
 
 
-def decided_symbols() -> set[Symbol]:
-    """The symbols of the guards that the innermost `GuardLog` has collected."""
-    log = _log.get()
-    return set() if log is None else set().union(*(guard.symbols for guard in log.guards))
-
-
-def note(guard: Guard) -> None:
-    """Has the innermost `GuardLog` collect a guard."""
-    log = _log.get()
-    if log is not None:
-        log.guards[guard] = None
-
-
 def assume(left: Size, op: str, right: Size) -> bool:
     """Whether a comparison holds. If the bounds leave it open, it is taken to hold, with a guard."""
     answer = settled(left, op, right)
     if answer is None:
-        note(Guard(left, op, right, True))
+        _note(left, op, right, True)
     return answer is not False
-
-
-def ask(guard: Guard) -> bool:
-    """Makes a guard's comparison again, so that it is noted, and says whether the answer is still
-    the same."""
-    return _decide(guard.left, guard.op, guard.right) == guard.answer
 
 
 def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
@@ -516,7 +385,7 @@ def substitute(size: Size, mapping: Mapping[Symbol, Size]) -> Size:
 
 def apply(kind: str, left: Size, right: Size) -> Size:
     """`//`, `%`, `min`, `max`, `**`, `&` or `|` of two sizes."""
-    return _FUNCTIONS[kind].of_sizes(left, right)
+    return _OF_SIZES[kind](left, right)
 
 
 def _differs_unless_special(difference: Dim) -> bool:
@@ -595,47 +464,24 @@ def power(base: Size, exponent: Size) -> Size:
 
 def bitwise_and(left: Size, right: Size) -> Size:
     """`left & right`."""
-    return (
-        left & right
-        if isinstance(left, int) and isinstance(right, int)
-        else _bits("&", left, right)
-    )
+    return _bits("&", left, right)
 
 
 def bitwise_or(left: Size, right: Size) -> Size:
     """`left | right`."""
-    return (
-        left | right
-        if isinstance(left, int) and isinstance(right, int)
-        else _bits("|", left, right)
-    )
+    return _bits("|", left, right)
 
 
 def _bits(kind: str, left: Size, right: Size) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return _intervals.FUNCTIONS[kind].of_integers(left, right)
     return _atom(kind, *sorted((left, right), key=repr))
 
 
-class _Kind(NamedTuple):
-    """A function of two sizes: on integers, on sizes, and its range from those of its operands."""
-
-    of_integers: Callable[[int, int], int]
-    of_sizes: Callable[[Size, Size], Size]
-    range_of: Callable[[Range, Range], Range]
-
-
-_FUNCTIONS = {
-    "//": _Kind(operator.floordiv, operator.floordiv, _intervals.of_quotient),
-    "%": _Kind(operator.mod, operator.mod, _intervals.of_remainder),
-    "min": _Kind(
-        min, minimum, lambda left, right: (min(left[0], right[0]), min(left[1], right[1]))
-    ),
-    "max": _Kind(
-        max, maximum, lambda left, right: (max(left[0], right[0]), max(left[1], right[1]))
-    ),
-    "**": _Kind(_intervals.power, power, _intervals.of_power),
-    "&": _Kind(operator.and_, bitwise_and, _intervals.of_bits),
-    "|": _Kind(operator.or_, bitwise_or, _intervals.of_bits),
-}
+_OF_SIZES: dict[str, Callable[[Size, Size], Size]] = {
+    "//": operator.floordiv, "%": operator.mod, "min": minimum, "max": maximum, "**": power,
+    "&": bitwise_and, "|": bitwise_or,
+}  # fmt: skip
 
 
 def gcd_of(size: Size) -> int:

@@ -17,8 +17,10 @@ import numpy as np
 
 from purevk.errors import UnsupportedProgramError
 from purevk.ir.arguments import Arg, Arguments
-from purevk.ir.dims import Dim, Guard, Symbol
+from purevk.ir.dims import Dim
+from purevk.ir.guards import Guard
 from purevk.ir.signature import Signature
+from purevk.ir.symbols import Symbol
 from purevk.ir.types import TensorType, Value
 from purevk.mapped import address_of, own
 

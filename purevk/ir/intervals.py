@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
 from purevk.errors import InputError
 
 Range = tuple[int, int]  # both included
@@ -38,3 +42,21 @@ def power(base: int, exponent: int) -> int:
             f"{base} ** {exponent} is no integer", next="keep exponents and shifts above -1"
         )
     return int(base ** min(exponent, 64))
+
+
+class Function(NamedTuple):
+    """A function of two integers, and its range from those of its operands."""
+
+    of_integers: Callable[[int, int], int]
+    range_of: Callable[[Range, Range], Range]
+
+
+FUNCTIONS = {
+    "//": Function(operator.floordiv, of_quotient),
+    "%": Function(operator.mod, of_remainder),
+    "min": Function(min, lambda left, right: (min(left[0], right[0]), min(left[1], right[1]))),
+    "max": Function(max, lambda left, right: (max(left[0], right[0]), max(left[1], right[1]))),
+    "**": Function(power, of_power),
+    "&": Function(operator.and_, of_bits),
+    "|": Function(operator.or_, of_bits),
+}

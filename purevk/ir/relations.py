@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from purevk.ir.dims import Dim, Size, Symbol, maximum, minimum, substitute
+from purevk.ir.dims import Dim, Size, maximum, minimum, substitute
+from purevk.ir.symbols import Symbol
 
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 

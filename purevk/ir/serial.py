@@ -17,9 +17,11 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import dims as _dims
-from purevk.ir.dims import Dim, Guard, Size, Symbol
+from purevk.ir.dims import Dim, Size
 from purevk.ir.graph import Constant, FixedInput, Graph, Label, Node, SymbolSource
+from purevk.ir.guards import Guard
 from purevk.ir.signature import KINDS, LEAF, LEAF_TREE, Parameter, Signature, Tree
+from purevk.ir.symbols import Symbol
 from purevk.ir.types import TensorType, Value
 
 _SYMBOL = [each.name for each in fields(Symbol)]

@@ -9,6 +9,7 @@ from typing import cast
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Dim, Graph, Guard, Node, Symbol, SymbolSource, Value
 from purevk.ir import dims as _dims
+from purevk.ir import guards as _guards
 from purevk.ops import registry
 from purevk.ops.shapes import wrap
 from purevk.passes.rewrite import Rewriter, changing, each_node, reader_counts
@@ -233,7 +234,7 @@ def drop_unused(graph: Graph, traits: DeviceTraits) -> Graph:
 
     mention(*graph.outputs, *(value.type.dims for value in needed))
     if unbacked:
-        checked = _dims.decided_symbols().union(
+        checked = _guards.decided_symbols().union(
             *(guard.symbols for guard, _ in graph.checks if not _is_of_sizes(guard, unbacked))
         )
         mention(*(Dim.of(symbol) for symbol in checked if symbol in unbacked))

@@ -16,7 +16,7 @@ from purevk.graph.limits import DeviceLimits
 from purevk.graph.report import call_buffers, memory_data, resident_weights
 from purevk.ir import Graph, Guard, Node, Value
 from purevk.ir import dims as _dims
-from purevk.ir.dims import Symbol
+from purevk.ir.symbols import Symbol
 from purevk.lower.lowering import Dispatch, KernelSpec
 from purevk.program.specs import input_specs, output_specs
 from purevk.report.lowered import describe, size_symbols, type_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from purevk.ir import Dim, Guard, Size
-from purevk.ir.dims import Symbol
+from purevk.ir.symbols import Symbol
 from purevk.report.contents import module_path
 from purevk.report.words import guard_in_words, size_text
 

@@ -20,6 +20,7 @@ from purevk.graph.context import Context
 from purevk.ir import Dim, Graph, Guard, GuardLog, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import bind_symbols, input_symbols
+from purevk.ir.symbols import Symbol
 from purevk.plain_text import printable
 from purevk.program.arguments import (
     InputReader,
@@ -323,7 +324,7 @@ class StagedMethod:
 
     def _read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[MethodCall, dict[_dims.Symbol, int]]:
+    ) -> tuple[MethodCall, dict[Symbol, int]]:
         """The inputs of a call, on the host, and the values of the symbols."""
         call = self._reader.read_call(args, kwargs)
         if isinstance(call, InputError):
@@ -354,7 +355,7 @@ class StagedMethod:
                 )
         return call, env
 
-    def _run(self, call: MethodCall, env: Mapping[_dims.Symbol, int], ticket: int) -> Any:
+    def _run(self, call: MethodCall, env: Mapping[Symbol, int], ticket: int) -> Any:
         """All stages of a call, each when it is its turn."""
         turns = self._program.turns
         values: dict[Value, Any] = {value: call.arrays[at] for at, value in self._tensors}
@@ -387,7 +388,7 @@ class StagedMethod:
         ]
         return returned(self._graph, call.update(outputs))
 
-    def _targets(self, number: int, env: Mapping[_dims.Symbol, int]) -> list[np.ndarray | None]:
+    def _targets(self, number: int, env: Mapping[Symbol, int]) -> list[np.ndarray | None]:
         """Memory for what a stage passes on."""
         memory = self._program.host_memory
         return [

@@ -28,7 +28,8 @@ import numpy as np
 from purevk.dtypes import DType, dtype_named
 from purevk.errors import FileFormatError
 from purevk.ir import Arg, Dim, Node, Sealed, Size, Value
-from purevk.ir.dims import Symbol, _Function
+from purevk.ir.dims import _Function
+from purevk.ir.symbols import Symbol
 from purevk.mapped import address_of
 from purevk.program.plan_cache.schema import Check, Unreadable, check_of, field_checks
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
-from purevk.ir.dims import Bound
+from purevk.ir.symbols import Bound
 
 if TYPE_CHECKING:
     from purevk.frontends.importer import InputSizes

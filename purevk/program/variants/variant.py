@@ -22,6 +22,7 @@ from purevk.graph.executable import Executable
 from purevk.graph.unbacked import Replan
 from purevk.ir import Bound, Dim, Graph, GuardLog, Size, Symbol, Value
 from purevk.ir import dims as _dims
+from purevk.ir import guards as _guards
 from purevk.ir.expected import ROUNDED, Expected, rounding
 from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
@@ -174,7 +175,7 @@ class Variant:
         else:
             graph, log = attempts[0]
         for guard in log.guards:  # without those of attempts with other bounds
-            _dims.note(guard)
+            _guards.note(guard)
         return graph
 
     def _refuse_guesses(self, graph: Graph) -> None:

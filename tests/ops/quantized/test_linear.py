@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import GraphError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
-from purevk.ir.dims import Dim, Symbol  # noqa: E402
+from purevk.ir.dims import Dim  # noqa: E402
+from purevk.ir.symbols import Symbol  # noqa: E402
 from purevk.ops.quantized import choice as quantized_choice  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
 from purevk.ops.quantized.choice import (  # noqa: E402
