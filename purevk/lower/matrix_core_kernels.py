@@ -105,12 +105,14 @@ class Coopmat(TileChoice):
 @dataclass(frozen=True)
 class _FragmentTile(GpuChoice):
     """What kernels have in common whose invocations load elements of fragments directly: `subs_m` x
-    `subs_n` subgroups make `fragments_m` x `fragments_n` fragments of 16 x 16 results each."""
+    `subs_n` subgroups make `fragments_m` x `fragments_n` fragments of 16 x 16 results each, and
+    `slices` times as many share the terms."""
 
     subs_m: int
     subs_n: int
     fragments_m: int
     fragments_n: int
+    slices: int
     subgroup = 32
 
     @property
@@ -125,7 +127,13 @@ class _FragmentTile(GpuChoice):
     @property
     def threads(self) -> int:
         """Invocations of a workgroup."""
-        return self.subgroup * self.subs_m * self.subs_n
+        return self.subgroup * self.subs_m * self.subs_n * self.slices
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        results = self.subs_m * self.subs_n * self.fragments_m * self.fragments_n
+        return (self.slices - 1) * results * 1024
 
     def macros(self) -> dict[str, int]:
         return {
@@ -134,6 +142,7 @@ class _FragmentTile(GpuChoice):
             "SUBGROUPS_N": self.subs_n,
             "FRAGMENTS_M": self.fragments_m,
             "FRAGMENTS_N": self.fragments_n,
+            "SLICES": self.slices,
         }
 
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
@@ -149,24 +158,13 @@ class Fragments(_FragmentTile):
     """`matmul_fragments.comp`: operands in the order of fragments, which invocations load directly.
     The numbers are those of `FragmentSizes`."""
 
-    slices: int
     depth: int
     steps: int
     together: int = 1
     template = "matmul/matmul_fragments.comp"
 
-    @property
-    def threads(self) -> int:
-        return super().threads * self.slices
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory."""
-        results = self.subs_m * self.subs_n * self.fragments_m * self.fragments_n
-        return (self.slices - 1) * results * 1024
-
     def macros(self) -> dict[str, int]:
-        return {**super().macros(), "SLICES": self.slices, "DEPTH": self.depth}
+        return {**super().macros(), "DEPTH": self.depth}
 
     def turn(self, terms: int) -> tuple[int, int]:
         """The macros TURN and REST for so many terms: each slice has a whole turn, if it can."""
@@ -215,22 +213,8 @@ class FragmentConvolution(_FragmentTile):
     """`conv2d_fragments.comp`: a weight in the order of fragments, and channels of pixels, which
     invocations load directly. The numbers are those of `ConvolutionSizes`."""
 
-    slices: int
     together: int = 1
     template = "conv/conv2d_fragments.comp"
-
-    @property
-    def threads(self) -> int:
-        return super().threads * self.slices
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory."""
-        results = self.subs_m * self.subs_n * self.fragments_m * self.fragments_n
-        return (self.slices - 1) * results * 1024
-
-    def macros(self) -> dict[str, int]:
-        return {**super().macros(), "SLICES": self.slices}
 
     def turn(self, terms: int) -> int:
         """The macro TURN for so many terms: steps that the code of a loop has. More overlap better;

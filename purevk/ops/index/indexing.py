@@ -4,6 +4,7 @@ slice_scatter."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -68,23 +69,10 @@ def scatter_along(
     source: Value | Scalar,
     mode: str,
     include_self: bool = True,
+    shared: bool = False,
 ) -> Value:
-    """Emits a scatter whose index has the rank of x and gives the coordinate along a dim."""
-    return _scattered_dim(builder, x, dim, index, source, mode, include_self, shared=False)
-
-
-def _scattered_dim(
-    builder: Builder,
-    x: Value,
-    dim: int,
-    index: Value,
-    source: Value | Scalar,
-    mode: str,
-    include_self: bool,
-    shared: bool,
-) -> Value:
-    """Emits a scatter along a dim; `shared`: the index has rank 1 and is the same for all other
-    dims."""
+    """Emits a scatter whose index has the rank of x and gives the coordinate along a dim; `shared`: it
+    has rank 1 and is the same for all other dims."""
     sizes, at = x.type.dims, wrap(dim, x.type.rank)
     x, index = _at_least_1d(builder, x), _at_least_1d(builder, index)
     if isinstance(source, Value):
@@ -271,17 +259,7 @@ rewrite(
 
 
 # -- one index along a dim -----------------------------------------------------------------------
-def _one_index(
-    builder: Builder,
-    x: Value,
-    dim: int,
-    index: Value,
-    source: Value | Scalar,
-    mode: str,
-    include_self: bool = True,
-) -> Value:
-    """Emits a scatter whose index, of rank 1, is the same for all other dims."""
-    return _scattered_dim(builder, x, dim, index, source, mode, include_self, shared=True)
+_one_index = partial(scatter_along, shared=True)
 
 
 def _index_add(
