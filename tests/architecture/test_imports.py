@@ -126,6 +126,7 @@ CIRCLES_OF_TYPES = [
     {"purevk.ops.builder", "purevk.ops.registry"},
 ]
 MOST_FILES = 20  # of one folder
+MOST_LINES = 500  # of one module
 
 
 def name_of(path: Path) -> str:
@@ -277,6 +278,11 @@ def test_no_folder_is_crowded(kind: str) -> None:
     for folder in folders - {PACKAGE}:
         files = [path for path in folder.iterdir() if path.is_file() and path.name != "__init__.py"]
         assert len(files) <= MOST_FILES, folder
+
+
+def test_no_module_is_long() -> None:
+    long = [path for path in FILES.values() if path.read_text().count("\n") > MOST_LINES]
+    assert not long
 
 
 @pytest.mark.parametrize("package", FOREIGN)

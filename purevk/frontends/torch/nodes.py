@@ -126,12 +126,10 @@ class NodeReader:
         tensor = tensor.detach()
         if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
             if self.planned_only:
+                if label is not None:
+                    return self.importer.state(None, type, label)
                 memory = (tensor.untyped_storage()._cdata, tensor.storage_offset(), type)
-                return (
-                    self.importer.missing(memory, type, name)
-                    if label is None
-                    else self.importer.state(None, type, label)
-                )
+                return self.importer.missing(memory, type, name)
             raise UnsupportedProgramError(
                 "a weight has no data",
                 where=self.importer.where,
@@ -184,11 +182,8 @@ class NodeReader:
         import torch
 
         target = functools.reduce(getattr, node.target.split("."), self.module)
-        self.env[node] = (
-            self.leaf(target, name=node.target)
-            if isinstance(target, torch.Tensor)
-            else self.arg(target)
-        )
+        is_tensor = isinstance(target, torch.Tensor)
+        self.env[node] = self.leaf(target, name=node.target) if is_tensor else self.arg(target)
 
     # -- nodes ------------------------------------------------------------------------------------
     def arg(self, arg: Any) -> Any:
@@ -457,9 +452,8 @@ class NodeReader:
             elif argument.name in named:
                 full.append(self.arg(named[argument.name]))
             else:
-                full.append(
-                    self.arg(argument.default_value) if argument.has_default_value() else None
-                )
+                default = argument.default_value if argument.has_default_value() else None
+                full.append(self.arg(default))
         return tuple(full)
 
 
