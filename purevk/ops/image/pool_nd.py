@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -13,7 +14,7 @@ from purevk.lower.elements import acc_of, extreme
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
-from purevk.ops.image.pooling import pooled_size
+from purevk.ops.image.pooling import pooled_size, with_indices
 from purevk.ops.index.indexing import scatter_along
 from purevk.ops.map import mapped, mapped_all, others
 from purevk.ops.registry import ShapeError, rewrite
@@ -227,29 +228,11 @@ def _pools(count: int) -> None:
     ) -> TensorType:
         return _Windows.fixed(x, count, kernel_size, stride, padding, dilation, ceil_mode).type(x)
 
-    def both_shape(
-        x: TensorType,
-        kernel_size: Ints,
-        stride: Ints = (),
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[TensorType, TensorType]:
-        values = maximum_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
-        return values, values.with_dtype(DType.int64)
-
-    def maximum(
-        builder: Builder,
-        node: Node,
-        x: Value,
-        kernel: Ints,
-        stride: Ints,
-        padding: Ints,
-        dilation: Ints,
-        ceil_mode: bool,
-    ) -> tuple[Value, ...]:
-        windows = _Windows.fixed(x.type, count, kernel, stride, padding, dilation, ceil_mode)
+    def maximum(builder: Builder, node: Node, x: Value, *window: Any) -> tuple[Value, ...]:
+        windows = _Windows.fixed(x.type, count, *window)
         return _maximum(builder, x, windows, len(node.results) == 2)
+
+    both_shape = with_indices(maximum_shape)
 
     rewrite(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
     rewrite(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
@@ -279,9 +262,7 @@ def _adaptive(count: int) -> None:
             return builder.aten.mean.dim(x, tuple(windows.dims), keepdim=True)
         return _average(builder, x, windows)
 
-    def maximum_shape(x: TensorType, output_size: OutputSizes) -> tuple[TensorType, TensorType]:
-        values = average_shape(x, output_size)
-        return values, values.with_dtype(DType.int64)
+    maximum_shape = with_indices(average_shape)
 
     def maximum(builder: Builder, node: Node, x: Value, sizes: OutputSizes) -> tuple[Value, ...]:
         return _maximum(builder, x, _Windows.even(x.type, count, sizes), True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -295,16 +297,18 @@ def _max_shape(
     return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))
 
 
-def _max_indices_shape(
-    x: TensorType,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-) -> tuple[TensorType, TensorType]:
-    values = _max_shape(x, kernel_size, stride, padding, dilation, ceil_mode)
-    return values, values.with_dtype(DType.int64)
+def with_indices(shape: Callable[..., TensorType]) -> Callable[..., tuple[TensorType, ...]]:
+    """The shape function of maxima and their indices, with the parameters of that of maxima."""
+
+    @wraps(shape)
+    def both(*args: Any, **keywords: Any) -> tuple[TensorType, ...]:
+        values = shape(*args, **keywords)
+        return values, values.with_dtype(DType.int64)
+
+    return both
+
+
+_max_indices_shape = with_indices(_max_shape)
 
 
 def _as_images(builder: Builder, x: Value) -> Value:
