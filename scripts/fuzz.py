@@ -7,10 +7,10 @@
 A case is a sound file and a few changes of it (`tests/fuzz`). Sound files are the committed .pte
 and .ptn files, the same as .pvk files, external tensors, .pt2 files, an ETRecord, a bundle and an
 entry of the cache, states, arrays, a module for --import, folders of kernels for PUREVK_OVERRIDE
-and PUREVK_DUMP, GGUF files with tokenizers and chat templates, a saved conversation, a request to
-a server, and the .pte and .pvk files of a corpus folder; --kind takes those of one kind. Most cases
-are read, checked and planned without a device; a share of them is loaded and called on the device
-of PUREVK_DEVICE.
+and PUREVK_DUMP, GGUF files with tokenizers and chat templates, a folder of transformers, files of
+tokenizers, a saved conversation, a request to a server, and the .pte and .pvk files of a corpus
+folder; --kind takes those of one kind. Most cases are read, checked and planned without a device; a
+share of them is loaded and called on the device of PUREVK_DEVICE.
 
 Processes do the work, and this one watches them. A case fails if
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.reading import reading
 from purevk.llm import files
 from purevk.llm.safetensors import (
     MOST_TEXT,
@@ -109,16 +110,25 @@ class Folder(files.ModelFile):
         super().__init__(str(path))
         self.adds_one = True
         self._sources: list[Source] = []
-        config = read_json(path / "config.json")
-        text = config.get("text_config")
-        self._config = {**config, **text} if isinstance(text, dict) else config
+        if not (path / "config.json").is_file():
+            raise FileFormatError(
+                "the folder has no config.json",
+                where=self.name,
+                next="give the folder that save_pretrained of transformers has written",
+            )
         try:
-            self._read_metadata(config, path)
-            stored = self._read_tensors(path)
-            self.tensors = self._named(stored)
+            with reading(self.name):
+                self._read(path)
         except BaseException:
             self.close()
             raise
+
+    def _read(self, path: Path) -> None:
+        config = read_json(path / "config.json")
+        text = config.get("text_config")
+        self._config = {**config, **text} if isinstance(text, dict) else config
+        self._read_metadata(config, path)
+        self.tensors = self._named(self._read_tensors(path))
 
     # -- config -----------------------------------------------------------------------------------
     def _read_metadata(self, config: Mapping[str, Any], path: Path) -> None:
@@ -187,8 +197,9 @@ class Folder(files.ModelFile):
                 raise damaged(str(index), "it has no weight_map")
             names = sorted(set(parts.values()))
         stored: dict[str, Stored] = {}
+        there = {each.name for each in path.iterdir() if each.is_file()}
         for name in names:
-            if Path(name).name != name or not (path / name).is_file():
+            if name not in there:
                 raise FileFormatError(
                     f"the file {name!r} is missing",
                     where=self.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, UnsupportedProgramError
-from purevk.frontends.reading import check_limits
+from purevk.frontends.reading import check_limits, reading
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
@@ -158,7 +158,8 @@ def _architecture(
             why=f"known architectures: {', '.join(ARCHITECTURES)}",
             next="load the model with transformers, and compile it with purevk.compile",
         )
-    model = found(file)
+    with reading(file.name):
+        model = found(file)
     rows = context if context is not None else min(model.trained, DEFAULT_CONTEXT)
     if clamps and isinstance(rows, int):
         rows = min(rows, model.trained)
@@ -199,7 +200,8 @@ def _step_graph(
     net.positions = net.op("add.Tensor", position, steps, 1)
     if length is None:  # it is in range: no kernel has to check it, and steps overlap
         net.positions = net.op("clamp.default", net.positions, 0, rows - 1)
-    logits = model.logits(net)
+    with reading(file.name):
+        logits = model.logits(net)
     chosen = net.op("argmax.default", logits, -1, True)
     stored = net.state(TensorType(dtype, (1, model.vocab)), name="logits")
     net.store(stored, logits)

@@ -1,12 +1,15 @@
-"""GGUF files, with their tokenizers and chat templates, and saved conversations: sound ones, and what is
-done with changed ones. Beside whole files there is one as JSON, whose changes reach each value."""
+"""GGUF files, with their tokenizers and chat templates, folders of transformers, files of tokenizers, and
+saved conversations: sound ones, and what is done with changed ones. Beside whole GGUF files there is one
+as JSON, whose changes reach each value; a folder is a JSON of its files."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import struct
 import tempfile
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,135 @@ _MODEL = {
     "messages": [{"role": "system", "content": "b"}, {"role": "user", "content": "ab 1\n"}],
 }  # fmt: skip
 MODEL = json.dumps(_MODEL).encode()
+# -- folders of transformers, and files of tokenizers ------------------------------------------
+_LAYER = "model.layers.0."
+_SHAPES = {
+    "model.embed_tokens.weight": [9, _WIDTH], "model.norm.weight": [_WIDTH],
+    f"{_LAYER}input_layernorm.weight": [_WIDTH], f"{_LAYER}post_attention_layernorm.weight": [_WIDTH],
+    **{f"{_LAYER}self_attn.{name}_proj.weight": [_WIDTH, _WIDTH] for name in "qkvo"},
+    f"{_LAYER}mlp.gate_proj.weight": [_INNER, _WIDTH], f"{_LAYER}mlp.up_proj.weight": [_INNER, _WIDTH],
+    f"{_LAYER}mlp.down_proj.weight": [_WIDTH, _INNER],
+}  # fmt: skip
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1}
+
+
+def _header() -> dict[str, Any]:
+    header, at = dict[str, Any](), 0
+    for number, (name, shape) in enumerate(_SHAPES.items()):
+        kind = ("F32", "F16", "BF16")[number % 3]
+        end = at + int(np.prod(shape)) * _BYTES[kind]
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    return {"__metadata__": {"format": "pt"}, **header}
+
+
+_VOCAB = {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4, "c": 5, "ab": 6, "\u0120": 7, "1": 8}
+_SPECIAL = [
+    {"id": at, "content": text, "special": True, "single_word": False, "lstrip": False,
+     "rstrip": False, "normalized": False}
+    for text, at in [*_VOCAB.items()][:3]
+]  # fmt: skip
+_SPLIT = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True, "trim_offsets": True}
+_FOLDER = {
+    "config.json": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 9,
+        "hidden_size": _WIDTH, "intermediate_size": _INNER, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+        "eos_token_id": [2, 1], "quantization_config": None,
+    },
+    "generation_config.json": {"eos_token_id": [2]},
+    "tokenizer_config.json": {"chat_template": "{{ messages[0].content }}", "bos_token": "<s>",
+                              "eos_token": {"content": "</s>"}},
+    "tokenizer.json": {
+        "version": "1.0", "added_tokens": _SPECIAL, "pre_tokenizer": _SPLIT, "decoder": _SPLIT,
+        "normalizer": None, "post_processor": None, "truncation": None, "padding": None,
+        "model": {"type": "BPE", "vocab": _VOCAB, "merges": [["a", "b"]], "byte_fallback": False},
+    },
+    "model.safetensors": _header(),
+    "model.safetensors.index.json": {"weight_map": dict.fromkeys(_SHAPES, "model.safetensors")},
+    "messages": [{"role": "user", "content": "ab 1"}],
+}  # fmt: skip
+FOLDER = json.dumps(_FOLDER).encode()
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field of protobuf, below 128 each."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def _sentencepiece() -> bytes:
+    pieces = [*((text, 3) for text in ("<s>", "</s>")), *((text, 1) for text in ("a", "b", "ab"))]
+    pieces += [(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    stored = [
+        _field(1, _field(1, text.encode()) + b"\x15" + struct.pack("<f", -at) + _field(3, kind))
+        for at, (text, kind) in enumerate([("<unk>", 2), *pieces])
+    ]
+    return b"".join(stored) + _field(2, _field(3, 2)) + _field(3, _field(3, 1) + _field(4, 0))
+
+
+def _tiktoken() -> bytes:
+    tokens = [*(bytes([byte]) for byte in range(256)), b"ab", b"abc", b"ab1"]
+    return b"".join(b64encode(token) + f" {at}\n".encode() for at, token in enumerate(tokens))
+
+
+TOKENIZERS = {"sentencepiece": _sentencepiece(), "tiktoken": _tiktoken()}
+
+
+def _write_folder(data: bytes, folder: Path) -> Any:
+    """Writes the files that JSON describes; gives what it has as messages."""
+    content = json.loads(data)
+    content = content if isinstance(content, dict) else {}
+    for name, file in content.items():
+        if name not in (*_FOLDER, "chat_template.jinja"):
+            continue
+        text = file if isinstance(file, str) else json.dumps(file)
+        written = text.encode("utf-8", "surrogatepass")
+        if name == "model.safetensors":
+            written = struct.pack("<Q", len(written)) + written + bytes(1 << 15)
+        (folder / name).write_bytes(written)
+    return content.get("messages")
+
+
+def read_folder(data: bytes) -> None:
+    """Does with the files of a folder what needs no device."""
+    import purevk.llm
+    from purevk.llm.checkpoint import Folder
+
+    with tempfile.TemporaryDirectory() as name:
+        messages = _write_folder(data, Path(name))
+        with contextlib.closing(Folder(Path(name))) as model:
+            _use_tokenizer(model, messages)
+        purevk.llm.plan(name, context=8)
+
+
+def read_tokenizer(data: bytes) -> None:
+    """Uses the file of a tokenizer."""
+    from purevk.llm.saved import SavedFile
+    from purevk.llm.tokenizer import files
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "tokenizer.model"
+        path.write_bytes(data)
+        _use_tokenizer(SavedFile("tokenizer", files.read_tokenizer(path)), None)
+
+
+def _use_tokenizer(model: Any, messages: Any) -> None:
+    from purevk.llm.session import check_messages
+    from purevk.llm.templates import Template
+    from purevk.llm.tokenizer import tokenizer_of
+
+    tokenizer = tokenizer_of(model, 1 << 20)
+    text = "<s>ab 1\u00e9\n"
+    if isinstance(tokenizer.template, str):
+        tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+        text = Template(tokenizer.template, "here", tokens).render(check_messages(messages))
+    tokenizer.decode(tokenizer.encode(text[:9999]))
+
+
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 _ANSWERS = [
     {"role": "assistant", "content": None, "tool_calls": [_CALL]}, {"role": "tool", "content": "1"},
@@ -131,9 +263,6 @@ def read_gguf(data: bytes) -> None:
     """Does with a file, or with its description in JSON, what needs no device."""
     import purevk.llm
     from purevk.llm.gguf import GgufFile
-    from purevk.llm.session import check_messages
-    from purevk.llm.templates import Template
-    from purevk.llm.tokenizer import tokenizer_of
 
     content, messages = {}, _MODEL["messages"]
     if data.startswith(b"{"):
@@ -143,12 +272,8 @@ def read_gguf(data: bytes) -> None:
         file.write(data)
         file.flush()
         with GgufFile(file.name) as model:
-            tokenizer = tokenizer_of(model, 1 << 20)
-            template = model.value("tokenizer.chat_template", str)
-            tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
-            text = Template(template, "here", tokens).render(check_messages(messages))
-            ids = tokenizer.encode(text[:9999])
-            tokenizer.decode(ids)
+            model.value("tokenizer.chat_template", str)
+            _use_tokenizer(model, messages)
         purevk.llm.plan(Path(file.name), context=8)
 
 

@@ -26,7 +26,7 @@ from purevk.shaders import cache_entry
 Change = list[Any]
 MARK = "ran-by-purevk-fuzz"
 """A folder that the pieces of code in changes would make."""
-_JSON = ("request", "import", "session", "gguf")
+_JSON = ("request", "import", "session", "gguf", "transformers")
 NODE = b"\0node "
 """How the content of a member begins that stands for a link, a pipe, a device or a folder."""
 
@@ -65,7 +65,7 @@ def draw_changes(draw: random.Random, kind: str, data: bytes) -> list[Change]:
             archives and entries of the cache are known by how they begin.
     """
     count = draw.choice([1, 1, 1, 1, 1, 2, 2, 3, 6])
-    if draw.random() < 0.7 or kind in ("import", "gguf"):
+    if draw.random() < 0.7 or kind in ("import", "gguf", "transformers"):
         if kind in ("pvk", *_JSON) and data.startswith((b"{", saved.MAGIC)):
             places = list(_places(description(data)))
             return [_draw_item(draw, places) for _ in range(count)]

@@ -62,7 +62,7 @@ class Seed(NamedTuple):
         kind: "pte", "ptn", "ptd" (the external tensors of `beside`), "pvk", "bundle", "entry", "state",
             "request" (see `requests.py`), or one of `archives.py`: "pt2", "etrecord", "array",
             "import" (a module), "override" or "dump" (a folder of kernels), or of `language.py`:
-            "gguf" (also its description in JSON), "session".
+            "gguf" (also its description in JSON), "transformers" (a folder), "tokenizer", "session".
         beside: for a "ptd", the program that the tensors belong to; for a "request", any .pvk file.
     """
 
@@ -120,6 +120,8 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
     if language.has_packages():
         model = language.MODEL
         found += [Seed("gguf", "gguf", language.gguf(model)), Seed("gguf as JSON", "gguf", model)]
+        found.append(Seed("folder", "transformers", language.FOLDER))
+        found += [Seed(name, "tokenizer", data) for name, data in language.TOKENIZERS.items()]
     return (*found, Seed("import", "import", archives.IMPORT))
 
 
@@ -177,6 +179,8 @@ _READERS: dict[str, Callable[[bytes], None]] = {
     "override": archives.read_override,
     "dump": archives.write_dump,
     "gguf": language.read_gguf,
+    "transformers": language.read_folder,
+    "tokenizer": language.read_tokenizer,
     "session": language.read_session,
 }
 

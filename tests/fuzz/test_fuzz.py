@@ -29,7 +29,8 @@ def test_seeds_are_sound() -> None:
     kinds = Counter(seed.kind for seed in seeds())
     assert set(kinds) == {
         *("pte", "ptn", "ptd", "pvk", "bundle", "entry", "state", "request"),
-        *("array", "import", "override", "dump", "session", "gguf"),
+        *("array", "import", "override", "dump"),
+        *("session", "gguf", "transformers", "tokenizer"),
     }
     for seed in seeds():
         assert check(parse, seed, seed.data) == "read", seed.name
@@ -38,6 +39,22 @@ def test_seeds_are_sound() -> None:
 def test_changed_files() -> None:
     found = outcomes(0, 150, runs=False)
     assert found["read"] > 10 and found["FileFormatError"] > 50
+
+
+@pytest.mark.parametrize("kind", ["transformers", "tokenizer"])
+def test_changed_models_of_transformers(kind: str) -> None:
+    """A value of another type in config.json raised a TypeError or a KeyError."""
+    among = [seed for seed in seeds() if seed.kind == kind]
+    found: Counter[str] = Counter()
+    for number in range(150):
+        draw = random.Random(f"{kind} {number}")
+        seed = draw.choice(among)
+        changes = draw_changes(draw, kind, seed.data)
+        try:
+            found[check(parse, seed, apply(seed.data, changes))] += 1
+        except Exception as error:
+            pytest.fail(f"{changes}: {error!r}")
+    assert found["read"] > 5 and found["FileFormatError"] > 50, found
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         names = ("tokenizer.json", "tokenizer.model")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     data = read_file(path, MOST_TEXT)
-    metadata = read_about(path.parent)
     try:
+        metadata = read_about(path.parent)
         if data.lstrip()[:1] == b"{":
             metadata["tokenizer.json"] = data.decode()
         elif _TIKTOKEN_LINE.fullmatch(data[:400].split(b"\n")[0]):
