@@ -149,9 +149,10 @@ def _as_node(
     gates = x.type.with_dims((*x.type.dims[:2], sum(each.outer.type.dims[0] for each in weights)))
     types = [each.type for each in (*state, x, *outer)]
     if weights[0].projection is not None:
-        if not can_run(builder.traits, kind, gates, [state[1].type, *types]):
+        types = [state[1].type, *types]
+        if not can_run(builder.traits, kind, gates, types, lengths is not None):
             return None
-        return _projected(builder, kind, x, state, weights)
+        return _projected(builder, kind, x, state, weights, lengths)
     if not can_run(builder.traits, kind, gates, types, lengths is not None):
         return None
     made = _linear(builder, x, *_joint(builder, weights, "inner", "inner_bias"))
@@ -162,7 +163,12 @@ def _as_node(
 
 
 def _projected(
-    builder: Builder, kind: str, x: Value, state: tuple[Value, ...], weights: Sequence[_Weights]
+    builder: Builder,
+    kind: str,
+    x: Value,
+    state: tuple[Value, ...],
+    weights: Sequence[_Weights],
+    lengths: Value | None,
 ) -> tuple[Value, tuple[Value, ...]]:
     """The same for an LSTM with projections. The steps have the weight of the state times that of the
     projection, so that all steps are projected at once. What the first state adds to the gates
@@ -173,14 +179,19 @@ def _projected(
         made = _linear(builder, x, each.inner, each.inner_bias)
         first = builder.aten.select.int(state[0], dim=0, index=direction)
         first = builder.aten.unsqueeze(_linear(builder, first, each.outer, None), dim=0)
-        count = made.type.dims[0]
-        cut = count - 1 if direction else 1
-        head = builder.aten.slice.Tensor(made, dim=0, start=0, end=cut)
-        tail = builder.aten.slice.Tensor(made, dim=0, start=cut, end=count)
-        pieces = (
-            (head, _add(builder, tail, first)) if direction else (_add(builder, head, first), tail)
-        )
-        gates.append(builder.aten.cat(pieces))
+        if direction and lengths is not None:
+            gates.append(_add(builder, made, _at_ends(builder, made, first, lengths)))
+        else:
+            count = made.type.dims[0]
+            cut = count - 1 if direction else 1
+            head = builder.aten.slice.Tensor(made, dim=0, start=0, end=cut)
+            tail = builder.aten.slice.Tensor(made, dim=0, start=cut, end=count)
+            pieces = (
+                (head, _add(builder, tail, first))
+                if direction
+                else (_add(builder, head, first), tail)
+            )
+            gates.append(builder.aten.cat(pieces))
         outer.append(builder.aten.mm(each.outer, each.projection))
     cell = state[1]
     zeros = builder.aten.full_like(cell, fill_value=0)
@@ -194,7 +205,7 @@ def _projected(
             cell,
             _joined(builder, outer, 0),
             bias,
-            None,
+            lengths,
         )
     )
     hidden = _dims.specialize(cell.type.dims[-1])
@@ -207,7 +218,19 @@ def _projected(
         assert each.projection is not None
         projected.append(_linear(builder, part, each.projection, None))
     outputs = _joined(builder, projected, -1)
-    return outputs, (last_steps(builder, outputs, len(weights)), *last)
+    return outputs, (last_steps(builder, outputs, len(weights), lengths), *last)
+
+
+def _at_ends(builder: Builder, gates: Value, first: Value, lengths: Value) -> Value:
+    """`first`, [1, batch, features], at the last step of each row of gates [steps, batch, features],
+    and 0 elsewhere."""
+    steps, batch, _ = gates.type.dims
+    numbers = builder.aten.arange(steps, dtype=DType.int32)
+    ends = builder.aten.add.Scalar(lengths, y=-1)
+    is_end = builder.aten.eq.Tensor(
+        builder.aten.view(numbers, (steps, 1, 1)), builder.aten.view(ends, (1, batch, 1))
+    )
+    return builder.aten.where.ScalarOther(is_end, first, 0)
 
 
 def _joint(
@@ -285,10 +308,7 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _refuse_lengths(node: Node, traits: DeviceTraits) -> str | None:
-    hx: Any = node.args[2]
     dtype = node.tensor("x").type.dtype
-    if isinstance(hx, tuple) and hx[0].type.dims[-1] != hx[-1].type.dims[-1]:
-        return "no kernel for packed sequences of an LSTM with projections"
     if dtype not in FLOATS:
         return f"no kernel for packed sequences of {dtype.name}"
     if node.float("dropout") and node.bool("train"):

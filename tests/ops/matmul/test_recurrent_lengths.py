@@ -93,11 +93,14 @@ def test_any_length(seed, monkeypatch):
 class Packed(torch.nn.Module):
     """A random layer on packed sequences."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, projected: bool) -> None:
         super().__init__()
-        kind = draw.choice(["LSTM", "GRU", "RNN"])
+        kind = "LSTM" if projected else draw.choice(["LSTM", "GRU", "RNN"])
+        hidden = draw.choice([3, 8, 20])
+        options = {"proj_size": draw.randint(1, hidden - 1)} if projected else {}
         self.layer = getattr(torch.nn, kind)(
-            *(4, draw.choice([3, 8, 20])),
+            *(4, hidden),
+            **options,
             num_layers=draw.choice([1, 2]),
             bidirectional=draw.random() < 0.7,
             bias=draw.random() < 0.7,
@@ -111,14 +114,15 @@ class Packed(torch.nn.Module):
         packed = pack_padded_sequence(given, lengths, self.first, enforce_sorted=self.sorted)
         if self.scaled:
             packed = PackedSequence(packed.data * 0.5, *packed[1:])
-        hx = (state, state * 2) if isinstance(self.layer, torch.nn.LSTM) else state
+        first = state[..., : self.layer.proj_size or self.layer.hidden_size]
+        hx = (first, state * 2) if isinstance(self.layer, torch.nn.LSTM) else first
         made, last = self.layer(packed, hx)
         total = x.shape[0] if self.whole else None
         padded, counts = pad_packed_sequence(made, self.first, self.padding, total)
         return [padded, counts, *(last if isinstance(last, tuple) else [last])]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(7))
 def test_packed_sequences(seed, monkeypatch):
     """The sequences of a batch have different lengths, all of them known only at a call."""
     draw = random.Random(seed)
@@ -127,7 +131,7 @@ def test_packed_sequences(seed, monkeypatch):
         shared = default_context()
         profile = dataclasses.replace(DEFAULT, max_iterations=60)
         monkeypatch.setattr(shared, "traits", dataclasses.replace(shared.traits, profile=profile))
-    module = Packed(draw).eval()
+    module = Packed(draw, projected=seed > 3).eval()
     layer, steps = module.layer, Dim("steps", min=2, max=100)
 
     def inputs(count: int) -> tuple[torch.Tensor, ...]:
