@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.models.gallery import (
     decoders,
+    detectors,
     encoders,
     generators,
     graphs,
@@ -26,7 +27,7 @@ from tests.models.gallery.model import Model
 
 _ROOMS = (
     plain, generators, graphs, vision, images, language, encoders, decoders, media, speech, pairs, scenes, times,
-    packages,
+    packages, detectors,
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for room in _ROOMS for model in room.MODELS}
 

@@ -14,11 +14,12 @@ from typing import Any
 from tests.models.gallery.model import Model, lively, seeded
 from tests.models.zoo import Built
 
+_SIZES = ((64, 96), (96, 64), (128, 96))
 _TASKS = {"detect": "", "segment": "-seg", "pose": "-pose", "obb": "-obb"}
 
 
 def _yolo(family: str, task: str) -> Callable[[], Built]:
-    """A whole YOLO with its head, as `torch.export` takes it: it has noted the size of its input."""
+    """A whole YOLO with its head, as `torch.export` takes it: the head keeps no anchors."""
 
     def build() -> Built:
         import torch
@@ -32,10 +33,12 @@ def _yolo(family: str, task: str) -> Callable[[], Built]:
             "obb": tasks.OBBModel,
         }
         module = kinds[task](f"{family}{_TASKS[task]}.yaml", verbose=False)
-        inputs = (torch.randn(1, 3, 64, 96, generator=generator),)
+        samples = tuple((torch.randn(1, 3, *size, generator=generator),) for size in _SIZES)
         module = lively(module).requires_grad_(False)
-        module(*inputs)
-        return Built(module, inputs, (inputs,))
+        module.model[-1].dynamic = True
+        height, width = (torch.export.Dim(name, min=2, max=20) for name in ("height", "width"))
+        shapes = ({2: 32 * height, 3: 32 * width},)
+        return Built(module, samples[0], samples, dynamic_shapes=shapes)
 
     return build
 
@@ -173,7 +176,12 @@ def _equivariant() -> Built:
 
 MODELS = (
     *(
-        Model(f"{family}_{task}", "ultralytics", f"{task}, 64 x 96 pixels", _yolo(family, task))
+        Model(
+            f"{family}_{task}",
+            "ultralytics",
+            f"{task}, 64 x 96, 96 x 64 and 128 x 96 pixels",
+            _yolo(family, task),
+        )
         for family in ("yolov8n", "yolo11n", "yolo26n")
         for task in _TASKS
     ),
