@@ -25,7 +25,8 @@ def expected(reference: Any, tokens: list[int]) -> np.ndarray:
 
 
 def check(model: purevk.llm.Model, reference: Any) -> None:
-    """Logits after a prompt, after it in chunks, and after single tokens."""
+    """Logits after a prompt, after it in chunks, after a prompt of one token, and after single
+    tokens."""
     pieces = model.generate(PROMPT, max_tokens=3)
     tokens = pieces.tokens()
     for rows in (len(PROMPT), 4):
@@ -38,6 +39,10 @@ def check(model: purevk.llm.Model, reference: Any) -> None:
         model.generate(PROMPT, max_tokens=2).tokens()
         want = expected(reference, [*PROMPT, tokens[0]])
         assert np.abs(model.logits - want).max() <= 1e-4 * np.abs(want).max()
+    model.position = 0
+    model.generate(PROMPT[:1], max_tokens=1).tokens()
+    want = expected(reference, PROMPT[:1])
+    assert np.abs(model.logits - want).max() <= 1e-4 * np.abs(want).max()
     for count, token in enumerate(tokens):
         assert token == int(expected(reference, [*PROMPT, *tokens[:count]]).argmax())
 

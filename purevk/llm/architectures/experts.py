@@ -25,7 +25,8 @@ class Experts:
         self._net, self._count = net, count
         _, self._length, width = x.type.dims
         self._used = int(chosen.type.dims[-1])
-        self._is_one = self._length == 1
+        # What sorts several is right for one too, if their number is not known yet.
+        self._is_one = isinstance(self._length, int) and self._length == 1
         rows = net.op("view.default", x, (self._length, int(width)))
         self._chosen = net.op("view.default", chosen, (self._length * self._used,))
         if self._is_one:
