@@ -85,7 +85,7 @@ def _divided(
     if local > traits.max_invocations or local % traits.subgroup_size:
         return None
     together, lanes = 1, 1
-    vector = aligned and (channels % 4 == 0 if nhwc else gcd4(area))
+    vector = aligned and gcd4(channels if nhwc else area)
     each = 4 if vector else 1
     if nhwc:
         fitting = [

@@ -124,7 +124,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     # There are too few rows for the device: reduce parts of them first.
     partial = _PARTIAL_TYPES[acc]
     outputs, length = _dims.product(walk.outer), walk.inner[1]
-    step = 4 if length % 4 == 0 else 1
+    step = 4 if gcd4(length) else 1
     part = _dims.ceil_div(_dims.ceil_div(length, step), parts) * step
     columns = walk.columns
     some = lowering.temporary(

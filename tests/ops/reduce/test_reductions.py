@@ -12,6 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from purevk.dtypes import DType
+from purevk.graph.context import typical_traits
+from purevk.ir import GuardLog
+from purevk.llm.graphs import GraphBuilder
+from purevk.passes.pipeline import optimize
+from purevk.schedule.planning import make_plan
 from tests.ops.harness import Case, aten, check, context, dispatches, program_of, tensor, works
 from tests.ops.quantized.harness import kernels_of
 
@@ -512,3 +518,28 @@ def test_spreads_of_numbers_whose_squares_are_no_floats(device):
                 cases.append(Case(torch.std, (x[3:].t().contiguous(), dim), **near))
     with contextlib.nullcontext() if device == "cpu" else kernels_of(device):
         check(cases)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4000])
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("sum.dim_IntList", ((-1,), False)),
+        ("mean.dim", ((-1,), False)),
+        ("amax.default", ((-1,), False)),
+        ("argmax.default", (-1, False)),
+        ("var.correction", ((-1,),)),
+        ("_softmax.default", (-1, False)),
+        ("cumsum.default", (-1,)),
+    ],
+)
+def test_rows_of_any_length_have_one_lowering(name: str, arguments: tuple, rows: int) -> None:
+    """Where a few rows are cut into parts, a length that was a multiple of 4 had to remain one: each
+    other length was lowered by itself."""
+    traits = typical_traits()
+    builder = GraphBuilder("rows")
+    x = builder.input(DType.float32, (rows, 1), most=100_000)
+    graph = builder.finish(builder.op(name, x, *arguments))
+    with GuardLog() as log:
+        make_plan(optimize(graph, traits), traits)
+    assert all(guard.right == 1 for guard in log.guards)  # a length of 1 may have its own
