@@ -110,7 +110,7 @@ class GgufFile(files.ModelFile):
             raise
         self.nbytes = sum(source.size for source in self._sources)
         name = self.metadata.get("general.architecture")
-        self.rotates_neighbours = name in ROTATED_NEIGHBOURS
+        self.rotates_neighbours = isinstance(name, str) and name in ROTATED_NEIGHBOURS
 
     def _read_parts(self, path: Path) -> None:
         self.metadata = self._read(path)

@@ -124,9 +124,7 @@ def read_etrecord(path: Path, method: str) -> EtRecord:
             for handle in _handles(handles):
                 mine += [each for each in origins.get(handle, ()) if each not in mine]
         return EtRecord(found, {} if program is None else _parameters(program))
-    except OSError:
-        raise
-    except Exception as error:  # torch raises errors of many classes
+    except Exception as error:  # torch raises errors of many classes, and zipfile OSErrors
         raise FileFormatError(
             "this is no ETRecord",
             where=str(path),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 
 import pytest
 
-from tests.fuzz import archives
+from tests.fuzz import archives, language
 from tests.fuzz.mutations import apply, draw_changes
 from tests.fuzz.targets import Seed, check, parse, pick, run, seeds, with_archives
 
@@ -70,6 +71,18 @@ def test_changed_archives() -> None:
         changes = draw_changes(draw, seed.kind, seed.data)
         found[check(parse, seed, apply(seed.data, changes))] += 1
     assert found["read"] > 10 and found["FileFormatError"] > 10, found
+    (record,) = (seed for seed in among if seed.kind == "etrecord")
+    moved = apply(record.data, [["splice", 0, 8, "\0"]])  # so that a member begins before the file
+    assert check(parse, record, moved) == "FileFormatError"
+
+
+@pytest.mark.parametrize("architecture", [[1, 2], 3])
+def test_an_architecture_that_is_no_text(architecture: object) -> None:
+    pytest.importorskip("tokenizers")
+    model = json.loads(language.MODEL)
+    model["metadata"]["general.architecture"] = architecture
+    data = json.dumps(model).encode()
+    assert check(parse, Seed("", "gguf", data), data) == "FileFormatError"
 
 
 def folder_with(name: str, node: str, kind: str) -> str:
