@@ -7,13 +7,13 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
-from purevk.ir import Graph, GuardLog
+from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir.expected import FAR, rounding
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
@@ -218,6 +218,7 @@ class SavedProgram:
                 data = self._data[method]
                 graph, guards, kept_guards = GraphReader(self._tensor).method(data)
                 verify(graph, "reading it")
+                _check_symbols(graph, guards)
                 examples = {str(k): int(size) for k, size in data.get("examples", {}).items()}
                 self._methods[method] = ReadGraph(graph, guards, self.name, kept_guards, examples)
             del self._data[method]
@@ -313,3 +314,11 @@ def _damaged(source: Source, why: str) -> FileFormatError:
         why=why,
         next="copy it again, or save the program again",
     )
+
+
+def _check_symbols(graph: Graph, guards: Iterable[Guard]) -> None:
+    """Raises ValueError if a guard names a size that no input has."""
+    sizes = {symbol for inner in graph.nested() for symbol in inner.symbols}
+    for symbol in {symbol for guard in guards for symbol in guard.symbols} - sizes:
+        if symbol.is_size and not symbol.unbacked:
+            raise ValueError(f"a guard names {symbol.name}, which no input has as a size")
