@@ -107,10 +107,13 @@ class Session:
         return self._model.count_tokens(messages, **counted) + room
 
     def _make_room(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
-        """Has the cache grow until the messages and an answer fit."""
+        """Has the cache grow until the messages and an answer fit: to twice its size, if that fits."""
         needed, context = self._tokens(messages, options), self._model.context
         if needed > context:
-            self._model.grow(max(needed, 2 * context))
+            try:
+                self._model.grow(max(needed, 2 * context))
+            except InputError:  # twice as many do not fit
+                self._model.grow(needed)
 
     def _latest(
         self, messages: list[dict[str, Any]], options: Mapping[str, Any]
