@@ -14,8 +14,10 @@
 more, or 2 seconds if it has no line and is not marked `slow`. A test over its budget runs once or twice
 more, and only what it takes then counts: not what it imports, compiles or fills a cache with. CPU
 seconds are those of the process and of the processes that it waited for, divided by how much slower
-than the reference a loop is beside the tests: a busy machine fails nothing. The landing tier as a whole
-may take 38 CPU-minutes. Nothing fails while tests/budget.txt is not from a run of the whole landing
+than the reference a loop is beside the tests: a busy machine fails nothing. Machines differ by more than
+a loop shows, so a test's seconds are also divided by how many times their figures the tests before it
+took (the median). Code that slows all tests down shows in their sum: the landing tier as a whole may
+take 38 CPU-minutes. Nothing fails while tests/budget.txt is not from a run of the whole landing
 tier.
 
 `scripts/budget.py` writes tests/budget.txt from such a file, and compares what tiers cover.
@@ -26,8 +28,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,10 +42,12 @@ from tests import tiers
 REFERENCE = 0.05  # CPU seconds of `slowness`'s loop on the machine of tests/budget.txt
 NEW = 2.0  # CPU seconds of a test without a line
 FACTOR, SLACK = 1.5, 1.0
+NOTABLE = 0.5  # CPU seconds of a test that says how slow the machine is for tests
 RECENT = 20.0  # seconds that a measurement of the loop holds
 LANDING = 38 * 60.0  # CPU seconds of the landing tier
 RERUNS = 2  # of a test over its budget
 PAUSE = 1.0  # seconds before each: drivers write their caches in threads of the lowest priority
+BEFORE = 8, 40  # so many tests before one, at least and at most, say how slow the machine is for tests
 DRIVER = 3.0  # times what shaderc takes for a kernel, the driver may take for it
 
 # CPU seconds of each file, where the reports of all processes come together.
@@ -134,6 +139,7 @@ class _Meter:
         self._outcome = ""
         self._shared = [0.0]  # of fixtures, for each that is under way
         self._seen: set[Any] = set()
+        self._ratios: deque[float] = deque(maxlen=BEFORE[1])  # of what tests took to their figures
         self._uses: set[str] = set()
         self._hooked = False
         self._slowness, self._measured_at = slowness(), time.monotonic()
@@ -268,6 +274,11 @@ class _Meter:
     def _judge(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         limit = allowed(item)
         cold = self._compiled * (1 + DRIVER) / max(self._slowness, 1.0)
+        if len(self._ratios) >= BEFORE[0]:
+            limit *= max(statistics.median(self._ratios), 1.0)
+        figure = tiers.budget().get(tiers.names(item)[0], (0.0, ""))[0]
+        if figure >= NOTABLE:
+            self._ratios.append((self._scaled() - cold) / figure)
         if self._scaled() - cold <= limit:
             return
         for _ in range(RERUNS):

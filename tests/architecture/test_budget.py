@@ -65,6 +65,26 @@ def test_a_test_over_its_budget_fails(
     assert costs["test_it.py::test_cheap"].seconds < 0.2
 
 
+def test_a_machine_that_is_slow_for_tests_fails_none(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tests before took beyond their figures, a test may take beyond its own."""
+    spent = {**dict.fromkeys("abcdef", 1.5), "same": 1.9, "slower": 2.4}
+    lines = {f"test_it.py::test_{name}": (1.0, "landing") for name in spent}
+    monkeypatch.setattr(tiers, "budget", lambda: lines)
+    monkeypatch.setattr(tiers, "is_whole", lambda: True)
+    for name, value in (("BEFORE", (4, 40)), ("SLACK", 0.5), ("FACTOR", 1.5), ("PAUSE", 0.0)):
+        monkeypatch.setattr(budget, name, value)
+    monkeypatch.setattr(budget, "slowness", lambda: 1.0)
+    monkeypatch.setattr(budget._Meter, "_scaled", lambda meter: spent[meter._test.split("_")[-1]])
+    pytester.makepyfile(test_it="\n".join(f"def test_{name}(): pass" for name in spent))
+    plugins = ("-p", "no:xdist", "-W", "ignore::pytest.PytestWarning")
+    plugins += ("-p", "tests.tiers", "-p", "tests.budget")
+    made = pytester.runpytest_inprocess(*plugins, "--budget")
+    made.assert_outcomes(passed=8, errors=1)
+    made.stdout.fnmatch_lines(["*test_it.py::test_slower took 2.4 CPU seconds*allows 2.2*"])
+
+
 def test_a_run_is_whole_if_it_has_all_tests_of_the_tier(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
