@@ -176,6 +176,35 @@ def read_tokenizer(data: bytes) -> None:
         _use_tokenizer(SavedFile("tokenizer", files.read_tokenizer(path)), None)
 
 
+def is_model(file: Any) -> bool:
+    """Whether the methods of a .pte file say how it is called as a language model."""
+    return "get_max_seq_len" in file.methods
+
+
+def read_pte(file: Any) -> None:
+    """Finds the methods that a loop over tokens calls, and plans them."""
+    from purevk.frontends.reading import reading
+    from purevk.graph.context import typical_traits
+    from purevk.llm.executorch.loading import PteFile, step_sources
+    from purevk.passes.pipeline import optimize
+    from purevk.schedule.planning import make_plan
+
+    for name, source in step_sources(file, PteFile(file, None)).items():
+        with reading(name):
+            make_plan(optimize(source.graph, typical_traits()), typical_traits())
+
+
+def answer_by_pte(data: bytes) -> None:
+    """Continues two tokens on the device."""
+    import purevk.llm
+
+    with tempfile.NamedTemporaryFile(suffix=".pte") as file:
+        file.write(data)
+        file.flush()
+        with purevk.llm.load(file.name) as model:
+            model.generate([3, 5], max_tokens=3).tokens()
+
+
 def _use_tokenizer(model: Any, messages: Any) -> None:
     from purevk.llm.session import check_messages
     from purevk.llm.templates import Template

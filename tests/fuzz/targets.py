@@ -171,6 +171,8 @@ def parse(seed: Seed, data: bytes) -> None:
     else:
         with open_file(data) as file:
             _plan(file)
+            if language.is_model(file):
+                language.read_pte(file)
 
 
 _READERS: dict[str, Callable[[bytes], None]] = {
@@ -244,6 +246,10 @@ def run(seed: Seed, data: bytes) -> None:
             inputs = [_input(spec, draw) for spec in method.inputs]
             if sum(getattr(each, "size", 1) for each in inputs) <= ROOM:
                 program.method(name).run_flat(inputs)
+    with open_file(data) as file:
+        is_model = seed.kind == "pte" and language.is_model(file)
+    if is_model:
+        language.answer_by_pte(data)
 
 
 def _show(kind: str, data: bytes, *more: str) -> None:

@@ -111,7 +111,15 @@ def inputs_of(form: str, rows: int) -> tuple[torch.Tensor, ...]:
 def export(
     form: str, dynamic: bool, delegated: bool = True, last: bool = True, **numbers: Any
 ) -> bytes:
-    """A model as a .pte file.
+    """A model as a .pte file, see `program`."""
+    buffer: bytes = program(form, dynamic, delegated, last, **numbers).buffer
+    return buffer
+
+
+def program(
+    form: str, dynamic: bool, delegated: bool = True, last: bool = True, **numbers: Any
+) -> Any:
+    """A model as ExecuTorch's program.
 
     Args:
         dynamic: it takes up to 16 tokens at once, or, without a cache, `CONTEXT`; else one.
@@ -153,8 +161,7 @@ def export(
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
             constant_methods=numbers,
         )
-        buffer: bytes = edge.to_executorch().buffer
-        return buffer
+        return edge.to_executorch()
 
 
 class Seeing(Model):
