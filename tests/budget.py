@@ -47,7 +47,10 @@ RECENT = 20.0  # seconds that a measurement of the loop holds
 LANDING = 38 * 60.0  # CPU seconds of the landing tier
 RERUNS = 2  # of a test over its budget
 PAUSE = 1.0  # seconds before each: drivers write their caches in threads of the lowest priority
-BEFORE = 8, 40  # so many tests before one, at least and at most, say how slow the machine is for tests
+BEFORE = (
+    8,
+    40,
+)  # so many tests before one, at least and at most, say how slow the machine is for tests
 DRIVER = 3.0  # times what shaderc takes for a kernel, the driver may take for it
 
 # CPU seconds of each file, where the reports of all processes come together.

@@ -149,7 +149,7 @@ class Decoder:
             if self._running is not mine:
                 raise InputError(
                     "this generation was ended",
-                    why="another one has begun, or the position was set",
+                    why="another one has begun, the position was set, or the cache has grown",
                     next="finish one generation before the next one",
                 )
             if constraint is not None:

@@ -91,7 +91,9 @@ class Model:
                 why="the context is part of the file",
                 next="save or export the model with a larger context",
             )
+        smaller = self.decoder
         self._take(*self._reload(context, self))
+        smaller.cut(0)
 
     @property
     def logits(self) -> np.ndarray:

@@ -105,11 +105,33 @@ def test_the_cache_grows(model: purevk.llm.Model, monkeypatch: pytest.MonkeyPatc
         assert (session.messages, growing.context, growing.position) == (messages, 192, position)
         session.send("0123456789" * 9, **OPTIONS).text()
         assert growing.context == 384 and session.messages[1:7] == messages[1:]
+        running = growing.generate("abc", max_tokens=4)
+        next(running)
         growing.grow(10**9)
         assert growing.context == 4096
+        with pytest.raises(InputError, match=r"(?s)this generation was ended.*the cache has grown"):
+            next(running)
         for context in (4096, 8192, "8192", True):
             with pytest.raises(InputError, match="4096"):
                 growing.grow(context)
+
+
+def test_the_cache_grows_by_what_is_needed_if_twice_its_size_does_not_fit(
+    model: purevk.llm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def grow(context: int) -> None:
+        asked.append(context)
+        if len(asked) == 1:
+            raise InputError("the device has no room")
+        monkeypatch.setattr(model, "context", context)
+
+    monkeypatch.setattr(model, "grow", grow)
+    monkeypatch.setattr(model, "context", 48)
+    session = model.session(overflow="grow")
+    session.send("0123456789" * 4, **OPTIONS).text()
+    assert len(asked) == 2 and asked[0] == 96 and 48 < asked[1] < 96
 
 
 def test_files_with_a_context_of_their_own_do_not_grow(
