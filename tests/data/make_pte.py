@@ -22,7 +22,7 @@ from torch import nn
 from torch.export import Dim, export
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.llm import executorch_models  # noqa: E402
+from tests.llm import executorch_models
 
 BUILDERS: dict[str, Callable[[], Any]] = {}
 
