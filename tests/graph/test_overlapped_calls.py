@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from pathlib import Path
@@ -26,6 +27,35 @@ class _Sums(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total.add_(x)
         return torch.sin(self.total) + x
+
+
+# What calls give: states, parts and other views of them, what they were, inputs, constants.
+_RESULTS = {
+    "state": lambda m, x: m.a.add_(x),
+    "views of a state": lambda m, x: (m.a.add_(x).view(-1), m.a.t(), m.a[1:3]),
+    "before and after": lambda m, x: (m.a.clone(), m.a.add_(x)),
+    "part of a state": lambda m, x: (m.a[2:4].add_(x[:2]), m.a[2:4], m.b),
+    "states that change places": lambda m, x: (
+        m.b.clone(),
+        m.b.copy_(m.a + x),
+        m.a.copy_(m.b.flip(0)),
+    ),
+    "inputs": lambda m, x: (x, x.t(), x[1], m.a.add_(x)),
+    "a state and its new elements": lambda m, x: (y := x * 2 + m.a, m.a.copy_(y), y.view(8, 4)),
+    "a state that nothing writes": lambda m, x: (m.b, m.b.view(-1), m.a.add_(x) + m.b),
+}
+
+
+class _States(torch.nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.register_buffer("a", torch.zeros(4, 8))
+        self.register_buffer("b", torch.arange(32.0).view(4, 8))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = _RESULTS[self.name](self, x)
+        return results if isinstance(results, tuple) else (results,)
 
 
 class _Lookup(torch.nn.Module):
@@ -62,6 +92,30 @@ def test_results_are_those_of_calls_one_by_one(seed: int, tmp_path: Path) -> Non
                 result, want = unfinished.pop(choices.randrange(len(unfinished)))
                 np.testing.assert_allclose(result(), want, rtol=1e-5, atol=1e-5)
                 np.testing.assert_allclose(result(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_results_are_of_their_call(name: str, tmp_path: Path) -> None:
+    """Later calls change the states before the results of earlier ones are read."""
+    choices, module = random.Random(name), _States(name)
+    torch.manual_seed(len(name))
+    with _saved(tmp_path / "states.pvk", copy.deepcopy(module), torch.zeros(4, 8)) as program:
+        method, unfinished = program.method("forward"), []
+        for _ in range(24):
+            x = torch.randn(4, 8)
+            want = [result.numpy().copy() for result in module(x.clone())]
+            start = (
+                method.start
+                if choices.random() < 0.8
+                else lambda x: functools.partial(tuple, method(x))
+            )
+            unfinished.append((start(x.numpy()), want))
+            x.fill_(9)
+            while unfinished and choices.random() < 0.3:
+                result, want = unfinished.pop(choices.randrange(len(unfinished)))
+                np.testing.assert_equal(result(), tuple(want))
+        for result, want in unfinished:
+            np.testing.assert_equal(result(), tuple(want))
 
 
 def test_two_calls_are_unfinished(tmp_path: Path) -> None:
