@@ -20,7 +20,13 @@ from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
 from purevk.ops.map import mapped, mapped_over
-from purevk.ops.registry import DataDependentSize, DataDependentType, UnknownSizes, rewrite
+from purevk.ops.registry import (
+    DataDependentSize,
+    DataDependentType,
+    ShapeError,
+    UnknownSizes,
+    rewrite,
+)
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.ops.sort.sort import sort
 from purevk.tuning import DeviceTraits
@@ -416,3 +422,44 @@ def _repeat(
 
 
 rewrite("aten.repeat_interleave.Tensor", _repeat_shape, _repeat)
+
+
+# -- counts of values ----------------------------------------------------------------------------
+def _bincount_shape(
+    x: TensorType, weights: TensorType | None = None, minlength: Size = 0
+) -> TensorType:
+    if x.rank != 1 or (weights is not None and weights.dims != x.dims):
+        raise ShapeError(f"cannot count the values of {x}, with weights {weights}")
+    dtype = DType.int64
+    if weights is not None and not is_empty(x):
+        dtype = DType.float32 if weights.dtype is DType.float32 else DType.float64
+    guess = max(64, 2 * _dims.upper(minlength))
+    raise UnknownSizes(
+        "the largest value is known only at a call",
+        (DataDependentType(dtype, (DataDependentSize(None, guess=guess),)),),
+    )
+
+
+def _bincount(
+    builder: Builder, node: Node, x: Value, weights: Value | None, minlength: Size
+) -> Value | tuple[Value, ...]:
+    size, dtype = node.result.type.dims[0], node.result.type.dtype
+    if is_empty(x.type):
+        count = builder.aten.full((1,), fill_value=minlength, dtype=DType.int32)
+        builder.bind_symbol(size, count)
+        return builder.aten.full((size,), fill_value=0, dtype=dtype)
+    given, x = x, builder.aten._to_copy(x, DType.int32)
+    indices = given if given.type.dtype is DType.int64 else x
+    check(builder, node, indices, 0, _dims.UNBOUNDED, "a value to count is negative", node.op)
+    least = builder.aten.full((1,), fill_value=minlength - 1, dtype=DType.int32)
+    last = builder.aten.amax(builder.aten.cat((x, least)), (0,), True)
+    builder.bind_symbol(size, builder.aten.add.Scalar(last, y=1))
+    if weights is None:
+        dtype = DType.int32
+        weights = builder.aten.full(x.type.dims, fill_value=1, dtype=dtype)
+    zeros = builder.aten.full((size,), fill_value=0, dtype=dtype)
+    weights = builder.aten._to_copy(weights, dtype)
+    return builder.aten.index_put(zeros, (x,), weights, accumulate=True)
+
+
+rewrite("aten.bincount.default", _bincount_shape, _bincount)

@@ -4,6 +4,7 @@ from purevk.ops.quantized import (  # noqa: F401
     choice,
     convolution,
     embedding,
+    fake_quantize,
     linear,
     matmul,
     parameters,
