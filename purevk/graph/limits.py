@@ -16,31 +16,9 @@ from purevk.shaders.source import CompileJob
 if TYPE_CHECKING:
     from purevk.graph.context import Context
 
+# Of elementwise/measure_copy.comp and elementwise/measure_fma.comp.
 _GROUP = 128
-_COPY = f"""#version 450
-layout(local_size_x = {_GROUP}) in;
-layout(binding = 0) readonly buffer A {{ vec4 a[]; }};
-layout(binding = 1) writeonly buffer B {{ vec4 b[]; }};
-layout(push_constant) uniform P {{ uint count; }};
-void main() {{
-    uint i = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * {_GROUP}u + gl_LocalInvocationID.x;
-    if (i < count) b[i] = a[i] + vec4(1.0);
-}}
-"""
-_CHAINS = 4  # vec4 each, so that one multiply-add need not wait for the one before
-_FMA = f"""#version 450
-layout(local_size_x = {_GROUP}) in;
-layout(binding = 0) buffer A {{ vec4 a[]; }};
-layout(push_constant) uniform P {{ uint count; }};
-void main() {{
-    vec4 k = a[0], x = vec4(float(gl_GlobalInvocationID.x) * 1e-6);
-    vec4 r0 = x, r1 = x + 1.0, r2 = x + 2.0, r3 = x + 3.0;
-    for (uint i = 0u; i < count; i++) {{
-        r0 = r0 * k + x; r1 = r1 * k + x; r2 = r2 * k + x; r3 = r3 * k + x;
-    }}
-    a[1u + gl_GlobalInvocationID.x] = r0 + r1 + r2 + r3;
-}}
-"""
+_CHAINS = 4  # of vec4
 _NAME = "device limits 1"
 _ROUNDS = 10
 
@@ -102,27 +80,26 @@ def _copy_rate(context: Context) -> float:
     size = min(size, device.limits.max_storage_buffer_range, max(own // 8, 1 << 20)) // 16 * 16
     groups = -(-size // 16 // _GROUP)
     rows = -(-groups // 32768)
-    seconds = _best(context, "copy", _COPY, [size, size], size // 16, (-(-groups // rows), rows))
+    seconds = _best(context, "copy", [size, size], size // 16, (-(-groups // rows), rows))
     return 2.0 * size / seconds
 
 
 def _fma_rate(context: Context) -> float:
     cpu = context.device.kind == "cpu"
     groups, count = (256, 1024) if cpu else (4096, 4096)
-    seconds = _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1))
+    seconds = _best(context, "fma", [16 * (1 + groups * _GROUP)], count, (groups, 1))
     return 2.0 * 4 * _CHAINS * count * groups * _GROUP / seconds
 
 
 def warm_up(context: Context, seconds: float) -> None:
     """Multiplies for some time. A GPU takes about a second of work to leave its idle clocks."""
     groups, count = (256, 1024) if context.device.kind == "cpu" else (4096, 4096)
-    _best(context, "multiply-add", _FMA, [16 * (1 + groups * _GROUP)], count, (groups, 1), seconds)
+    _best(context, "fma", [16 * (1 + groups * _GROUP)], count, (groups, 1), seconds)
 
 
 def _best(
     context: Context,
-    label: str,
-    source: str,
+    kernel: str,
     sizes: list[int],
     count: int,
     grid: tuple[int, int],
@@ -131,12 +108,14 @@ def _best(
     """Seconds of the fastest of several runs: `_ROUNDS`, or as many as fill `seconds`. By the
     device's clock if it has one."""
     device = context.device
-    (spirv,) = compile_cached([CompileJob(source, name=f"{label}.comp")], context.cache)
+    (spirv,) = compile_cached(
+        [CompileJob.from_template(f"elementwise/measure_{kernel}.comp")], context.cache
+    )
     made: list[api.DeviceObject] = []
     try:
-        pipeline = api.ComputePipeline(device, spirv, len(sizes), push_bytes=4, label=label)
+        pipeline = api.ComputePipeline(device, spirv, len(sizes), push_bytes=4, label=kernel)
         made.append(pipeline)
-        buffers = [api.Buffer(device, nbytes, label=label) for nbytes in sizes]
+        buffers = [api.Buffer(device, nbytes, label=kernel) for nbytes in sizes]
         made += buffers
         arena, pool = api.DescriptorArena(device), api.CommandPool(device)
         made += [arena, pool]
@@ -144,7 +123,7 @@ def _best(
         queries = api.TimestampPool(device, 2) if device.features.timestamp else None
         if queries is not None:
             made.append(queries)
-        commands = pool.buffer(label)
+        commands = pool.buffer(kernel)
         commands.begin()
         for buffer in buffers:
             commands.fill_buffer(buffer, 0, buffer.nbytes // 4 * 4)

@@ -22,6 +22,9 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map_access import VECTOR, MapAccess
 from purevk.lower.operands import bound_parts
 from purevk.lower.rows import in_one_row, next_coordinates
+from purevk.shaders.source import find_include
+
+_COMMENT = re.compile("//.*")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class MapSpec:
     precision.
 
     Attributes:
-        body: statements; "" if the template has its own, which compute in REAL.
+        body: statements; "" if the template has its own, between MAP_BEGIN and MAP_END
+            (`map.glslh`). They compute in NUMBER, float or double.
         inputs: names of the inputs, in capitals.
         numbers: names of further integers.
         order: the input whose order of dims in memory the results have; None: row-major.
@@ -82,6 +86,14 @@ class MapSpec:
     local: int | None = None
     fours: bool = False
 
+    def statements(self) -> str:
+        """The statements, which a template may have."""
+        return self.body or _COMMENT.sub("", find_include(None)(self.template)[1])
+
+    def is_repeatable(self) -> bool:
+        """Whether the template has macros for a loop around the statements."""
+        return self.template == MapSpec.template or "MAP_BEGIN" in self.statements()
+
 
 def emit_map(
     lowering: Lowering,
@@ -119,9 +131,8 @@ def emit_map(
 def takes_windows(spec: MapSpec) -> bool:
     """Whether the statements can run for a part of the indices at a time, and read inputs from several
     windows."""
-    return (
-        spec.stores and not spec.atomic and spec.template in (MapSpec.template, "random/map.comp")
-    )
+    by_element = spec.is_repeatable() or spec.template == "random/map.comp"
+    return spec.stores and not spec.atomic and by_element
 
 
 def _emit_parts(
@@ -160,13 +171,8 @@ class _Writer:
         first: tuple[int, ...] = (),
     ) -> None:
         self.first = first
-        self.lowering, self.spec, self.inputs, self.outputs, self.sizes = (
-            lowering,
-            spec,
-            inputs,
-            outputs,
-            sizes,
-        )
+        self.lowering, self.spec, self.sizes = lowering, spec, sizes
+        self.inputs, self.outputs = inputs, outputs
         self.operands = (*inputs, *outputs)
         self.windows = {
             number: lowering.windows_of(operand)
@@ -201,7 +207,7 @@ class _Writer:
         # A device with atomic float addition needs no loop of exchanges.
         self.adds_floats = (
             spec.atomic
-            and "R_ADD(" in spec.body
+            and "R_ADD(" in spec.statements()
             and outputs[0].dtype is DType.float32
             and lowering.traits.profile.has_fast_float_atomics
             and lowering.traits.has("atomic_float_add")
@@ -261,25 +267,11 @@ class _Writer:
         if inner not in lanes:
             return None
         dims = (*lanes[inner], *([inner] * len(self.outputs)))
-        if self.windows:
-            return None
-        for operand, d in zip(self.operands, dims):
-            if d is None:
-                continue
-            step, rest = (
-                operand.strides[d],
-                [stride for k, stride in enumerate(operand.strides) if k != d],
-            )
-            fits = (
-                operand.dtype in VECTOR
-                and operand.dtype is not DType.bool
-                and isinstance(step, int)
-                and step == 1
-            )
-            numbers = (operand.dims[d], operand.offset, *rest)
-            if not fits or any(_dims.gcd_of(number) % 4 for number in numbers):
-                return None
-        return dims
+        fits = not self.windows and all(
+            d is None or (operand.dtype is not DType.bool and _is_in_fours(operand, d))
+            for operand, d in zip(self.operands, dims)
+        )
+        return dims if fits else None
 
     def _unrolls(self) -> bool:
         """Whether an invocation may run the statements for several indices, and store the results
@@ -288,26 +280,13 @@ class _Writer:
         return (
             spec.stores
             and not spec.atomic
-            and " for (" not in f" {spec.body}"
-            and spec.template == "elementwise/map.comp"
+            and "LOOPS(" not in spec.statements()
+            and spec.is_repeatable()
         )
 
     def _stores_four(self) -> bool:
-        if not self._unrolls():
-            return False
         inner = self.walked[-1]
-        for operand in self.outputs:
-            step, rest = (
-                operand.strides[inner],
-                [stride for d, stride in enumerate(operand.strides) if d != inner],
-            )
-            if operand.dtype not in VECTOR or not (isinstance(step, int) and step == 1):
-                return False
-            if any(
-                _dims.gcd_of(number) % 4 for number in (operand.dims[inner], operand.offset, *rest)
-            ):
-                return False
-        return True
+        return self._unrolls() and all(_is_in_fours(each, inner) for each in self.outputs)
 
     def _goes_on(self) -> bool:
         """Whether an invocation of a GPU makes 4 elements that follow one another in memory, in one
@@ -328,15 +307,17 @@ class _Writer:
         macros["COORDINATES"] = self._coordinates()
         macros["STORE"] = self._store() if spec.stores else ""
         wide = any(operand.dtype is DType.float64 for operand in self.operands)
+        before, after = self._loop()
         if spec.body:
-            macros["BODY"] = in_double(self._body()) if wide else self._body()
-        else:
-            macros["NUMBER"] = "double" if wide else "float"
+            body = " ".join((before, spec.body, after)).strip()
+            macros["BODY"] = in_double(body) if wide else body
+        elif before:
+            macros |= {"EACH": before, "END_EACH": after}
         macros["T_R"] = self.access.type(len(self.inputs))
         declared: list[str] = []
         words: dict[str, Size] = {}
         constants: dict[str, int] = {}
-        text = " ".join((*helpers.values(), *macros.values(), spec.body))
+        text = " ".join((*helpers.values(), *macros.values(), spec.statements()))
         mentioned = set(re.findall(r"[A-Za-z_]\w*", text)) | set(spec.numbers)
         for number, (name, size) in enumerate(
             (name, size) for name, size in self.values.items() if name in mentioned
@@ -434,9 +415,10 @@ class _Writer:
             for n in range(len(self.outputs))
         ]
 
-    def _body(self) -> str:
+    def _loop(self) -> tuple[str, str]:
+        """What is before and after the statements, to run them for several indices."""
         if not self.four and self.apart == 1:
-            return self.spec.body
+            return "", ""
         kept = " ".join(f"q{n}[lane] = r{n or ''};" for n in range(len(self.outputs)))
         if self.apart > 1:
             kept += " ".join(
@@ -444,16 +426,20 @@ class _Writer:
             )
             # Elements beyond the end repeat the last one.
             split = self._split("min(first + lane * int(gl_WorkGroupSize.x), count_all - 1)")
-            each = " ".join((*split, *self._results(), self.spec.body, kept))
-            return f"UNROLL for (int lane = 0; lane < {self.apart}; lane++) {{ {each} }}"
-        if self.goes_on:
-            following = next_coordinates(
+            start, following = " ".join(split), ""
+        elif self.goes_on:
+            start = "{"
+            following = "} " + next_coordinates(
                 [f"i{d}" for d in self.walked], [f"size_{d}" for d in self.walked]
             )
-            each = f"{{ {' '.join(self._results())} {self.spec.body} {kept} }} {following}"
         else:
-            each = f"int i{self.walked[-1]} = first + lane; {' '.join(self._results())} {self.spec.body} {kept}"
-        return f"UNROLL for (int lane = 0; lane < 4; lane++) {{ {each} }}"
+            start, following = f"int i{self.walked[-1]} = first + lane;", ""
+        before = " ".join((start, *self._results()))
+        count = self.apart if self.apart > 1 else 4
+        return (
+            f"UNROLL for (int lane = 0; lane < {count}; lane++) {{ {before}",
+            f"{kept} {following} }}",
+        )
 
     def _index_here(self, n: int) -> str:
         """The index in its buffer of result n's element at i0, i1, ...."""
@@ -484,6 +470,18 @@ class _Writer:
         for n, operand in enumerate(self.outputs):
             out.append(f"R{n or ''}_PUT({coordinates(len(operand.dims))}, r{n or ''});")
         return " ".join(out)
+
+
+def _is_in_fours(operand: Operand, dim: int) -> bool:
+    """Whether the elements along a dim of any index are vectors of 4 in memory."""
+    step, others = operand.strides[dim], (*operand.strides[:dim], *operand.strides[dim + 1 :])
+    numbers = (operand.dims[dim], operand.offset, *others)
+    return (
+        operand.dtype in VECTOR
+        and isinstance(step, int)
+        and step == 1
+        and not any(_dims.gcd_of(number) % 4 for number in numbers)
+    )
 
 
 def coordinates(rank: int, **changed: str) -> str:

@@ -169,21 +169,12 @@ def _atomics(
     number, bits = ("uintBitsToFloat", "floatBitsToUint") if dtype.is_float else ("int", "uint")
 
     def exchange(made: str) -> str:
-        return (
-            f"{{ LOOPS(loop(subgroup_size)) int at = {index}; uint old = {buffer}[at]; for (;;) {{ uint was ="
-            f" atomicCompSwap({buffer}[at], old, {bits}({made}));"
-            " if (was == old) break; old = was; } }"
-        )
+        return f"LOOPS(loop(subgroup_size)) EXCHANGE({buffer}, {index}, {bits}({made}))"
 
     if dtype is DType.float32:
         add = exchange("uintBitsToFloat(old) + (v)")
     elif dtype is DType.int64:
-        # The words one after the other: what the lower one carries is added to the upper one.
-        add = (
-            f"{{ int at = 2 * ({index}); uvec2 more = uvec2(unpack32(int64_t(v))); uint old ="
-            f" atomicAdd({buffer}[at], more.x);"
-            f" atomicAdd({buffer}[at + 1], more.y + (old + more.x < old ? 1u : 0u)); }}"
-        )
+        add = f"ADD_PAIR({buffer}, {index}, v)"
     else:
         add = f"atomicAdd({buffer}[{index}], uint(v))"
     return {

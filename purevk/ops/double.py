@@ -127,9 +127,8 @@ def _scan(builder: Builder, node: Node) -> Value:
     over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
     at = coordinates(x.type.rank, **{f"d{dim}": "j"})
     walk = (
-        f" LOOPS(loop(x_size_{dim})) for (int j = 0; j < x_size_{dim}; j++) {{ double v = X({at});"
-        " if (v > top) { sum = sum == 0.0 ? 1.0 : sum * pv_exp(top - v) + 1.0; top = v; }"
-        f" else sum += v == top ? 1.0 : pv_exp(v - top); R_PUT({at}, top + pv_log(sum)); }}"
+        f" LOOPS(loop(x_size_{dim})) for (int j = 0; j < x_size_{dim}; j++) {{"
+        f" ADD_EXPONENTIAL(X({at})) R_PUT({at}, top + pv_log(sum)); }}"
     )
     parts: list[Value] = []
     for first in range(0, max(_dims.upper(length), 1), most):
@@ -189,8 +188,7 @@ def _pool(builder: Builder, node: Node) -> tuple[Value, ...]:
 
 
 def _convolution(builder: Builder, node: Node) -> Value:
-    """One invocation per element of the result. With `spread`, the channel says which pixel of a
-    block the element is."""
+    """One invocation per element of the result."""
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     stride, padding = node.ints("stride"), node.ints("padding")
     dilation, spread = node.ints("dilation"), node.ints("spread")
@@ -207,24 +205,20 @@ def _convolution(builder: Builder, node: Node) -> Value:
     }
     inputs = {"X": x, "W": weight} | ({} if bias is None else {"B": bias})
     height, width, depth, _ = weight.type.dims
-    # The weight is [y, x, in, out]; a bias has a number for each channel after spreading, or
-    # before.
-    channel = "int o = (i2 % spread_y * spread_x + i3 % spread_x) * r_size_1 + i1, g = o / (w_size_3 / groups);"
-    body = (
-        " LOOPS(loop(w_size_0, loop(w_size_1, loop(last - first))))"
-        " for (int y = 0; y < w_size_0; y++) {"
-        " int h = i2 / spread_y * stride_y - pad_y + y * dilation_y; if (h < 0 || h >= x_size_2) continue;"
-        " for (int x = 0; x < w_size_1; x++) { int v = i3 / spread_x * stride_x - pad_x + x * dilation_x;"
-        " if (v < 0 || v >= x_size_3) continue;"
-        " for (int c = first; c < last; c++) r += X(i0, g * w_size_2 + c, h, v) * W(y, x, c, o); } }"
-    )
+    # A bias has a number for each channel after spreading, or before.
     # Of the channels, as many as the loops of one invocation may walk.
     most = max((builder.traits.max_iterations - 1 - 2 * height) // (height * width) - 2, 1)
     start = "0.0" if bias is None else "B(o)"
     for first in range(0, max(depth, 1), most):
         given = {**numbers, "first": first, "last": min(first + most, depth)}
         made = mapped(
-            builder, f"{channel} r = {start};{body}", inputs, node.result.type, numbers=given
+            builder,
+            "",
+            inputs,
+            node.result.type,
+            numbers=given,
+            template="conv/conv2d_elements.comp",
+            macros={"START": start},
         )
         inputs = {"X": x, "W": weight, "BEFORE": made}
         start = "BEFORE(i0, i1, i2, i3)"

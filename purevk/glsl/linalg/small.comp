@@ -12,7 +12,6 @@
 //   4  SOLVE: R = the solution of A R = B for one triangle of A [rows, rows]
 // FORWARD  REFLECT: from the first reflection on; SOLVE: from the first row on, for a lower triangle
 // UNIT     SOLVE: 1: the diagonal of A has ones
-// NUMBER   the type that is computed in
 // X_AT(i, j), X_SET(i, j, v)  an element of the matrix X of this invocation; X_AT(i) of a vector
 // COLUMN   the column of this invocation
 // Otherwise as elementwise/map.comp.
@@ -25,9 +24,6 @@
 #endif
 #ifndef UNIT
 #define UNIT 0
-#endif
-#ifndef NUMBER
-#define NUMBER float
 #endif
 #ifndef COLUMN
 #define COLUMN 0

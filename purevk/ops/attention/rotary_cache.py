@@ -33,28 +33,6 @@ def _shape(
     return q
 
 
-# Invocations go over pairs of elements half a head apart, for the heads of q, k and v in turn.
-_BODY = """
-int position = pv_index(INDEX(i1), r1_size_1), head = i2, low = i3, high = i3 + half_width;
-if (head < q_size_2 + k_size_2) {
-    bool is_query = head < q_size_2;
-    if (!is_query) head -= q_size_2;
-    float a, b;
-    if (is_query) { a = Q(i0, i1, head, low); b = Q(i0, i1, head, high); }
-    else { a = K(i0, i1, head, low); b = K(i0, i1, head, high); }
-    int row = i1 + start;
-    float first = a * COS(row, low) - b * SIN(row, low);
-    float second = b * COS(row, high) + a * SIN(row, high);
-    if (is_query) { R_PUT(i0, i1, head, low, first); R_PUT(i0, i1, head, high, second); }
-    else { R1_PUT(i0, position, head, low, first); R1_PUT(i0, position, head, high, second); }
-} else {
-    head -= q_size_2 + k_size_2;
-    R2_PUT(i0, position, head, low, V(i0, i1, head, low));
-    R2_PUT(i0, position, head, high, V(i0, i1, head, high));
-}
-"""
-
-
 def _lower(lowering: Lowering, node: Node) -> None:
     q, k, v, cos, sin, index = (
         lowering.operand(node.tensor(name)) for name in ("q", "k", "v", "cos", "sin", "index")
@@ -64,9 +42,10 @@ def _lower(lowering: Lowering, node: Node) -> None:
     caches = [each if by_rows else heads_last(each) for each in caches]
     batch, rows, heads, width = q.dims
     spec = MapSpec(
-        " ".join(_BODY.split()),
+        "",
         ("Q", "K", "V", "COS", "SIN", "INDEX"),
         ("half_width", "start"),
+        template="attention/rotate_to_cache.comp",
         stores=False,
         flops=6,
     )

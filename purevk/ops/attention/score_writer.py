@@ -1,4 +1,4 @@
-"""Writes the functions of scores and masks for the attention kernels: the macros and buffers that
+"""Writes the expressions of scores and masks for the attention kernels: the macros and buffers that
 `attention_io.glslh` takes for a `ScoreProgram`."""
 
 from __future__ import annotations
@@ -47,10 +47,6 @@ class _Writer:
 
     def write(self, sizes: Sequence[Size], extras: Sequence[Operand]) -> ScoreFunctions:
         program, made = self.program, self.made
-        if extras:
-            self.text.append(
-                "int pv_at(int i, int size) { return clamp(i < 0 ? i + size : i, 0, size - 1); }"
-            )
         for number, operand in enumerate(extras):
             self._gather(number, operand)
         scalars = [self._number(size, f"n{number}") for number, size in enumerate(sizes)]
@@ -59,27 +55,22 @@ class _Writer:
         once, (steps, _), ((score, seen, *uniforms), _) = program.expression.glsl_of_lanes(
             [names, names], [False, True, True, False, False], scalars
         )
-        self._begin(once)
-        if program.scored:
-            self.text.append(
-                f"float pv_score(float score, int s, int t) {{ {steps} return {score}; }}"
-            )
-        if program.masked:
-            self.text.append(
-                f"bool pv_seen(int s, int t) {{ float score = 0.0; {steps} return {seen}; }}"
-            )
-        if program.bounds is not None:
-            body, (result,) = program.bounds.glsl(["s0", "s1", "t0", "t1", *uniforms], prefix="b")
-            self.text.append(
-                f"bool pv_may_see(int s0, int s1, int t0, int t1) {{ {body} return {result}; }}"
-            )
         made.macros = {
             "SCORED": int(program.scored),
             "MASKED": int(program.masked),
             "BOUNDED": int(program.bounds is not None),
             "EXACT_BOUNDS": int(program.exact),
-            "EXTRA_BUFFERS": " ".join(self.text),
+            "BEGIN_STEPS": self._begin(once),
+            "SCORE_STEPS": steps,
+            "SCORE": score,
+            "SEEN": seen,
         }
+        if program.bounds is not None:
+            names = ["s0", "s1", "t0", "t1", *uniforms]
+            made.macros["BOUND_STEPS"], (made.macros["MAY_SEE"],) = program.bounds.glsl(
+                names, prefix="b"
+            )
+        made.macros["EXTRA_BUFFERS"] = " ".join(self.text)
         dtypes = {operand.dtype for operand in extras} | set(program.expression.dtypes)
         if program.bounds is not None:
             dtypes |= set(program.bounds.dtypes)
@@ -87,13 +78,12 @@ class _Writer:
             made.macros["HAS_INT64"] = 1
         return made
 
-    def _begin(self, statements: str) -> None:
-        """The function that assigns what is computed once. The global variables are not `precise`,
+    def _begin(self, statements: str) -> str:
+        """The statements that assign what is computed once. The global variables are not `precise`,
         since the optimizer of shaderc takes none that are."""
         made = list(_STATEMENT.finditer(statements))
         self.text += [f"{each[2]} {each[3]};" for each in made]
-        body = " ".join(f"{{ {each[1]} p = {each[4]}; {each[3]} = p; }}" for each in made)
-        self.text.append(f"void pv_begin() {{ {body} }}")
+        return " ".join(f"{{ {each[1]} p = {each[4]}; {each[3]} = p; }}" for each in made)
 
     def _number(self, size: Size, name: str) -> str:
         """GLSL of a size. As a parameter it lets one pipeline serve several sizes, as long as the

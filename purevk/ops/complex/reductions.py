@@ -126,8 +126,8 @@ def _multiplied(split: Split, x: Value, dim: int, running: bool, dtype: DType) -
     body = (
         f"{parts.real.type.dtype.acc} a = 1.0, b = 0.0;"
         f" LOOPS(loop(re_size_{dim})) for (int j = 0; j < re_size_{dim}; j++) {{"
-        f" {parts.real.type.dtype.acc} c = RE({at}), d = IM({at}), e = a * c - b * d;"
-        f" b = a * d + b * c; a = e; {store.format(at=at) if running else ''} }}"
+        f" MULTIPLY_COMPLEX({parts.real.type.dtype.acc}, RE({at}), IM({at}))"
+        f" {store.format(at=at) if running else ''} }}"
         f" {'' if running else store.format(at=end)}"
     )
     result = parts.real.type if running else parts.real.type.with_dims(over)

@@ -49,8 +49,8 @@ def expand_whole(builder: Builder, node: Node) -> Value:
     body = (
         f"T_R sum = {f'B({channel})' if bias is not None else 'T_R(0)'};"
         f" int some = {channels}, from = {group} * some;"
-        f" LOOPS({nested}) {taps}{{ {' '.join(places)} if ({inside}) for (int c = 0; c < some; c++)"
-        f" sum += {element} * {factor}; }} r = sum;"
+        f" LOOPS({nested}) {taps}{{ {' '.join(places)} if ({inside})"
+        f" ADD_TERMS(c, 0, some, {element} * {factor}) }} r = sum;"
     )
     inputs = {"X": x, "W": weight, **({} if bias is None else {"B": bias})}
     return mapped(builder, body, inputs, node.result.type)

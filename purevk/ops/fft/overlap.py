@@ -35,9 +35,9 @@ def _overlap_add(
     here = coordinates(rank + 1, **{f"d{at}": "w", f"d{rank}": f"i{at} - w * step"})
     acc = grad_in.type.dtype.acc
     body = (
-        f"int w = i{at} < size ? 0 : (i{at} - size) / step + 1; {acc} sum = {acc}(0);"
+        f"int first = i{at} < size ? 0 : (i{at} - size) / step + 1;"
         f" LOOPS(loop(min(x_size_{at}, ceil(size, step))))"
-        f" for (; w < x_size_{at} && w * step <= i{at}; w++) sum += X({here}); r = sum;"
+        f" SUM_OVER({acc}, w, first, min(x_size_{at}, i{at} / step + 1), X({here})) r = sum;"
     )
     numbers: dict[str, Size] = {"size": size, "step": step}
     return mapped(builder, body, {"X": grad_in}, node.result.type, numbers=numbers)

@@ -75,7 +75,7 @@ def _expand(
     body = (
         f"{' '.join(text)} r = -PV_INF; int at = {first};"
         f" LOOPS({nested})"
-        f" {loops}{{ T_R v = X({', '.join(inside)}); if (v > r || pv_isnan(v)) {{ r = v; at = {index}; }} }}"
+        f" {loops} KEEP_LARGEST(T_R, X({', '.join(inside)}), {index})"
         f" r1 = {'pv_int64(at)' if wide else 'at'};"
     )
     types = [value.type for value in node.results]

@@ -84,19 +84,12 @@ class _Windows:
         out = []
         for d in self.dims:
             if self.adaptive:
-                out.append(
-                    f"int from_{d} = i{d} * x_size_{d} / r_size_{d}, to_{d} = ((i{d} + 1) *"
-                    f" x_size_{d} + r_size_{d} - 1) / r_size_{d};"
-                    f" const int step_{d} = 1; int full_{d} = to_{d} - from_{d};"
-                )
+                out.append(f"EVEN_WINDOW({d}, x_size_{d}, r_size_{d})")
             else:
-                out.append(
-                    f"int step_{d} = dilation_{d}, from_{d} = i{d} * stride_{d} - pad_{d}, to_{d}"
-                    f" = from_{d} + (kernel_{d} - 1) * step_{d} + 1;"
-                    f" int full_{d} = min(to_{d}, x_size_{d} + pad_{d}) - from_{d};"
-                    f" if (from_{d} < 0) from_{d} += (step_{d} - 1 - from_{d}) / step_{d} *"
-                    f" step_{d}; to_{d} = min(to_{d}, x_size_{d});"
+                window = ", ".join(
+                    f"{name}_{d}" for name in ("kernel", "stride", "pad", "dilation")
                 )
+                out.append(f"FIXED_WINDOW({d}, x_size_{d}, {window})")
         return " ".join(out)
 
     def loops(self) -> str:

@@ -117,13 +117,8 @@ def _nearest(rank: int, scales: Sequence[str], exact: bool) -> str:
 
 
 def _linear(rank: int, scales: Sequence[str], align: bool) -> str:
-    out, flag = [], "true" if align else "false"
-    dims = range(2, rank)
-    for d, scale in zip(dims, scales):
-        out.append(
-            f"float p{d} = max(pv_source(i{d}, {scale}, {flag}), 0.0); int a{d} = min(int(p{d}), x_size_{d} - 1),"
-            f" b{d} = min(a{d} + 1, x_size_{d} - 1); float w{d} = clamp(p{d} - float(a{d}), 0.0, 1.0);"
-        )
+    flag, dims = "true" if align else "false", range(2, rank)
+    out = [f"LINEAR_ALONG({d}, x_size_{d}, {scale}, {flag})" for d, scale in zip(dims, scales)]
     terms = []
     for corner in range(2 ** len(dims)):
         upper = [corner >> n & 1 for n in range(len(dims))]
@@ -137,18 +132,8 @@ def _linear(rank: int, scales: Sequence[str], align: bool) -> str:
 
 def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
     flag = "true" if align else "false"
-    out = []
-    for d, scale in zip((2, 3), scales):
-        out.append(
-            f"float p{d} = pv_source(i{d}, {scale}, {flag}); int a{d} = int(floor(p{d})); vec4"
-            f" w{d} = pv_cubic_weights(p{d} - float(a{d}));"
-        )
-    read = "X(i0, i1, clamp(a2 + u - 1, 0, x_size_2 - 1), clamp(a3 + v - 1, 0, x_size_3 - 1))"
-    return " ".join(out) + (
-        f" LOOPS(loop(4, loop(4))) r = T_R(0); for (int u = 0; u < 4; u++) {{ T_R row = T_R(0); for (int v = 0; v < 4;"
-        f" v++) row += {read} * w3[v];"
-        " r += row * w2[u]; }"
-    )
+    out = [f"CUBIC_ALONG({d}, {scale}, {flag})" for d, scale in zip((2, 3), scales)]
+    return f"{' '.join(out)} LOOPS(loop(4, loop(4))) CUBIC_SUM(x_size_2, x_size_3)"
 
 
 _REACHES = {"linear": 1, "cubic": 2}  # of a filter, in elements of the result
@@ -157,25 +142,11 @@ _REACHES = {"linear": 1, "cubic": 2}  # of a filter, in elements of the result
 def _smooth(rank: int, scales: Sequence[str], kind: str, windows: tuple[int, int]) -> str:
     """The average over all elements that an element of the result covers, weighed by a filter.
     `windows`: the most of these elements, by dim."""
-    width, weigh = float(_REACHES[kind]), "pv_triangle" if kind == "linear" else "pv_cubic"
-    out = []
-    for d, scale in zip((2, 3), scales):
-        out.append(
-            f"float s{d} = {scale}, t{d} = max(s{d}, 1.0), c{d} = s{d} * (float(i{d}) + 0.5);"
-            f" int a{d} = max(int(c{d} - {width} * t{d} + 0.5), 0), b{d} = min(int(c{d} + {width}"
-            f" * t{d} + 0.5), x_size_{d});"
-        )
-    weight = {d: f"{weigh}((float(k{d}) - c{d} + 0.5) / t{d})" for d in (2, 3)}
+    reach, filter = float(_REACHES[kind]), "pv_triangle" if kind == "linear" else "pv_cubic"
     high, wide = windows
-    out.append(f"LOOPS(loop({wide}) + loop({high}, loop({wide})))")
-    return " ".join(out) + (
-        f" float total2 = 0.0, total3 = 0.0; for (int k3 = a3; k3 < b3; k3++) total3 += {weight[3]};"
-        " r = T_R(0); for (int k2 = a2; k2 < b2; k2++) { T_R row = T_R(0);"
-        f" for (int k3 = a3; k3 < b3; k3++) row += X(i0, i1, k2, k3) * {weight[3]};"
-        f" float w = {weight[2]}; total2 += w; r += row * w; }} float total = total2 * total3;"
-        # Given scales may put an element of the result beyond the image.
-        " r = total == 0.0 ? T_R(0) : T_R(r / total);"
-    )
+    out = [f"SMOOTH_ALONG({d}, x_size_{d}, {scale}, {reach})" for d, scale in zip((2, 3), scales)]
+    out.append(f"LOOPS(loop({wide}) + loop({high}, loop({wide}))) SMOOTH_SUM({filter})")
+    return " ".join(out)
 
 
 def _smoothed(
@@ -341,11 +312,11 @@ def _grid(
     out = []
     for d in dims:
         # The last dim of the grid has the coordinate of the last dim first.
-        source = f"pv_unnormalize(GRID({pixel}, {rank - 1 - d}), x_size_{d}, {flag})"
+        coordinate = f"GRID({pixel}, {rank - 1 - d})"
         if mode != 2:
-            out.append(f"float s{d} = {source};")
-            source = f"pv_bring_back(s{d}, x_size_{d}, {padding}, {flag})"
-        out.append(f"float p{d} = {source};")
+            out.append(f"LOCATE({d}, x_size_{d}, {coordinate}, {padding}, {flag})")
+        else:
+            out.append(f"float p{d} = pv_unnormalize({coordinate}, x_size_{d}, {flag});")
     # A result is NaN where a coordinate is none, or infinite, as the weights are; but the nearest
     # element has no weight, and coordinates that are clamped are no longer NaN.
     names = [f"{'p' if mode == 2 else 's'}{d}" for d in dims]
@@ -359,34 +330,24 @@ def _grid(
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
         out.append(f"r = T_R(0); if ({inside}) r = X({at});")
     elif mode == 0:
-        out += [
-            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = pv_isnan(f{d}) ? 0 : int(f{d});"
-            for d in dims
-        ]
-        steps = " ".join(
-            f"int u{d} = corner >> {n} & 1, q{d} = a{d} + u{d};" for n, d in enumerate(dims)
-        )
+        out += [f"FLOOR_ALONG({d})" for d in dims]
+        steps = " ".join(f"CORNER({d}, {n})" for n, d in enumerate(dims))
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         weight = " * ".join(f"(u{d} != 0 ? w{d} : 1.0 - w{d})" for d in dims)
         at = coordinates(rank, **{f"d{d}": f"q{d}" for d in dims})
         out.append(
-            f"LOOPS(loop({2**count})) r = T_R(0); for (int corner = 0; corner < {2**count}; corner++) {{ {steps} if"
-            f" ({inside}) r += X({at}) * ({weight}); }}"
+            f"LOOPS(loop({2**count}))"
+            f" SUM_OF_CORNERS({2**count}, {steps}, {inside}, X({at}) * ({weight}))"
         )
     else:
-        out.append(f"bool lost = {lost};")
-        out += [
-            f"p{d} = clamp(p{d}, -1e8, 1e8); float f{d} = floor(p{d}); vec4 w{d} = pv_cubic_weights(p{d} - f{d});"
-            for d in dims
-        ]
+        out += [f"bool lost = {lost};", *(f"CUBIC_FLOOR({d})" for d in dims)]
         taps = " ".join(
-            f"int q{d} = int(pv_bring_back(f{d} + float({k} - 1), x_size_{d}, {padding}, {flag}));"
-            for d, k in zip(dims, "uv")
+            f"CUBIC_TAP({d}, x_size_{d}, {k}, {padding}, {flag})" for d, k in zip(dims, "uv")
         )
         inside = " && ".join(f"q{d} >= 0 && q{d} < x_size_{d}" for d in dims)
         out.append(
-            "LOOPS(loop(4, loop(4))) r = T_R(0); for (int u = 0; u < 4; u++) for (int v = 0; v < 4; v++) {"
-            f" {taps} if ({inside}) r += X(i0, i1, q2, q3) * (w2[u] * w3[v]); }} if (lost) r = T_R(PV_NAN);"
+            f"LOOPS(loop(4, loop(4))) SUM_OF_TAPS({taps}, {inside}, X(i0, i1, q2, q3) * (w2[u] * w3[v]))"
+            " if (lost) r = T_R(PV_NAN);"
         )
     body, flops = " ".join(out), 2 ** (count + 2)
     if mode == 0 and count == 2:

@@ -143,9 +143,9 @@ def _along(builder: Builder, x: Value, dim: int, weights: _Weights) -> Value:
     index[dim] = f"min(first + k, x_size_{dim} - 1)"  # the weights beyond the end are 0
     half = 1 << (weights.bits - 1) if weights.bits else 0
     body = (
-        f"int first = F(i{dim}), sum = {half};"
-        f" LOOPS(loop(w_size_1)) for (int k = 0; k < w_size_1; k++) sum += W(i{dim}, k) * X({', '.join(index)});"
-        f" r = clamp(sum >> {weights.bits}, 0, 255);"
+        f"int first = F(i{dim}); LOOPS(loop(w_size_1))"
+        f" SUM_OVER(int, k, 0, w_size_1, W(i{dim}, k) * X({', '.join(index)}))"
+        f" r = clamp((sum + {half}) >> {weights.bits}, 0, 255);"
     )
     dims = list(x.type.dims)
     dims[dim] = len(weights.first)

@@ -277,12 +277,24 @@ def sampled(
     if staged is not None:
         count, local, rounds = staged
         (high, wide), pixels = source[2:], height * width
+        samples = -(-pixels // local)
+        macros = {
+            "COUNT": count,
+            "LANES": _LANES[count],
+            "HIGH": high,
+            "WIDE": wide,
+            "PIXELS": pixels,
+            "LOCAL": local,
+            "ROUNDS": rounds,
+            "TOGETHER": next(n for n in (2, 1) if samples % n == 0),
+            "LOCATE_ALL": locate,
+        }
         spec = MapSpec(
-            _sample_staged(locate, count, local, rounds, (high, wide), pixels),
+            "",
             ("X", "GRID"),
             stores=False,
-            template="elementwise/map_shared.comp",
-            macros=(("SHARED", f"shared {_LANES[count]} kept[{(high + 2) * (wide + 2)}];"),),
+            template="image/sample_staged.comp",
+            macros=tuple((name, str(text)) for name, text in macros.items()),
             local=local,
             flops=plain.flops * count * rounds * pixels // local,
         )
@@ -308,27 +320,7 @@ _LANES = {1: "float", 2: "vec2"}
 _STAGED_GROUPS = 0.9  # workgroups per multiprocessor, at least
 
 
-def _around() -> str:
-    """Statements for the coordinates p2, p3: the elements q20, q21 x q30, q31 around them, whether
-    each is inside the image, and its weight."""
-    out = []
-    for d in (2, 3):
-        out.append(
-            f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = pv_isnan(f{d}) ? 0 : int(f{d});"
-        )
-        for step in (0, 1):
-            at = f"a{d} + {step}"
-            out.append(
-                f"int q{d}{step} = clamp({at}, 0, x_size_{d} - 1);"
-                f" bool in{d}{step} = q{d}{step} == {at};"
-            )
-    for n, (up, across) in enumerate(_CORNERS):
-        vertical, horizontal = ("w2" if up else "(1.0 - w2)"), ("w3" if across else "(1.0 - w3)")
-        out.append(f"bool in{n} = in2{up} && in3{across}; float u{n} = {vertical} * {horizontal};")
-    return " ".join(out)
-
-
-_AROUND = _around()
+_AROUND = "AROUND(2, x_size_2) AROUND(3, x_size_3) AROUND_CORNERS"
 
 
 def _staged(
@@ -352,53 +344,3 @@ def _staged(
         (n for n in (16, 8, 4, 2, 1) if sets % n == 0 and images * sets // n >= least), None
     )
     return None if rounds is None else (count, local, rounds)
-
-
-def _sample_staged(
-    locate: str, count: int, local: int, rounds: int, size: tuple[int, int], pixels: int
-) -> str:
-    """The statements of a workgroup: `rounds` times, it copies `count` channels with zeros around
-    them to shared memory, and samples all `pixels` of the result from there."""
-    high, wide = size
-    vector, row, iterations = _LANES[count], wide + 2, -(-pixels // local)
-    loads, together = -(-high * wide // local), next(n for n in (2, 1) if iterations % n == 0)
-
-    def if_below(name: str, limit: int) -> str:
-        return f"if ({name} < {limit}) " if limit % local else ""
-
-    read = ", ".join(f"X(i0, c + {k}, y, x)" for k in range(count))
-    spot = f"int at = mine + n * {local}, y = at / {wide}, x = at - y * {wide};"
-    each = f"UNROLL for (int n = 0; n < {loads}; n++) {{ {spot} {if_below('at', high * wide)}"
-    fetch, keep = (
-        f"{each} next[n] = {vector}({read}); }}",
-        f"{each} kept[(y + 1) * {row} + x + 1] = next[n]; }}",
-    )
-    zeros = (
-        f"LOOPS(loop(ceil({2 * row + 2 * high}, {local})) + loop({rounds}, loop({iterations})))"
-        f" for (int at = mine; at < {2 * row + 2 * high}; at += {local}) {{ int side = at - {2 * row};"
-        f" kept[at < {row} ? at : at < {2 * row} ? at + {high * row}"
-        f" : ((side >> 1) + 1) * {row} + (side & 1) * {wide + 1}] = {vector}(0.0); }}"
-    )
-    around = " ".join(
-        f"float f{d} = floor(p{d}), w{d} = p{d} - f{d}; int a{d} = int(f{d}), q{d}0 = clamp(a{d}, -1, {limit}) + 1,"
-        f" q{d}1 = clamp(a{d} + 1, -1, {limit}) + 1;"
-        for d, limit in ((2, high), (3, wide))
-    )
-    rows = [
-        f"(kept[q2{up} * {row} + q30] * (1.0 - w3) + kept[q2{up} * {row} + q31] * w3)"
-        for up in (0, 1)
-    ]
-    puts = " ".join(
-        f"R_PUT(i0, c + {k}, i2, i3, {'v' if count == 1 else f'v[{k}]'});" for k in range(count)
-    )
-    sample = (
-        f"[[dont_unroll]] for (int step = 0; step < {iterations}; step += {together}) {{"
-        f" UNROLL for (int n = 0; n < {together}; n++) {{ int at = mine + (step + n) * {local};"
-        f" {if_below('at', pixels)}{{ int i2 = at / r_size_3, i3 = at - i2 * r_size_3;"
-        f" {locate} {around} {vector} v = {rows[0]} * (1.0 - w2) + {rows[1]} * w2; {puts} }} }} }}"
-    )
-    return (
-        f"int mine = i3, c = i1 * {count * rounds}; {vector} next[{loads}]; {fetch} {zeros}"
-        f" [[dont_unroll]] for (int round = 0; round < {rounds}; round++) {{ barrier(); {keep} barrier();"
-        f" if (round + 1 < {rounds}) {{ c += {count}; {fetch} c -= {count}; }} {sample} c += {count}; }}"
-    )

@@ -19,7 +19,7 @@ from purevk.lower.elements import acc_of
 from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
-from purevk.ops.map import mapped, mapped_over
+from purevk.ops.map import mapped, mapped_over, mapped_over_all
 from purevk.ops.registry import (
     DataDependentSize,
     DataDependentType,
@@ -220,18 +220,19 @@ def _unique2_shape(
 
 def _slice_order(builder: Builder, rows: Value) -> Value:
     """The indices of rows in ascending order. Each row counts the rows before it."""
-    acc, floats = acc_of(rows.type.dtype), rows.type.dtype.is_float
-    less = "({0} < {1} || (pv_isnan({1}) && !pv_isnan({0})))" if floats else "({0} < {1})"
-    body = (
-        f"LOOPS(loop(x_size_0, loop(x_size_1)))"
-        f" int before = 0; for (int j = 0; j < x_size_0; j++) {{ int order = 0; for (int c = 0; c <"
-        f" x_size_1 && order == 0; c++) {{"
-        f" {acc} a = X(j, c), b = X(i0, c); order = {less.format('a', 'b')} ? -1 : {less.format('b', 'a')} ? 1 : 0; }}"
-        " if (order < 0 || (order == 0 && j < i0)) before++; } R_PUT(before, i0);"
+    macros = [("T_X", acc_of(rows.type.dtype))]
+    if not rows.type.dtype.is_float:
+        macros.append(("IS_LESS(a, b)", "(a < b)"))
+    (order,) = mapped_over_all(
+        builder,
+        "",
+        {"X": rows},
+        rows.type.dims[:1],
+        TensorType(DType.int32, rows.type.dims[:1]),
+        template="sort/row_order.comp",
+        macros=tuple(macros),
     )
-    return mapped_over(
-        builder, body, {"X": rows}, rows.type.dims[:1], TensorType(DType.int32, rows.type.dims[:1])
-    )
+    return order
 
 
 def _unique(
@@ -264,7 +265,8 @@ def _unique(
         if not ordered:
             order = _slice_order(builder, rows)
             rows = builder.aten.index_select(rows, dim=0, index=order)
-        body = "LOOPS(loop(x_size_1)) r = i0 == 0 ? 1 : 0; for (int c = 0; c < x_size_1; c++) if (X(i0, c) != X(max(i0 - 1, 0), c)) { r = 1; break; }"  # noqa: E501
+        differs = "X(i0, c) != X(max(i0 - 1, 0), c)"
+        body = f"LOOPS(loop(x_size_1)) FIND_ANY(c, 0, x_size_1, {differs}, 1, i0 == 0 ? 1 : 0)"
     length, width = rows.type.dims[0], rows.type.dims[1:]
     flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
     before = _running_count(builder, flags, size)
@@ -413,10 +415,7 @@ def _repeat(
     else:
         wrong = "the repetitions do not add up to output_size"
         check(builder, node, _last(builder, ends), size, size + 1, wrong, node.op)
-    body = (
-        "LOOPS(loop(32)) int low = 0, high = count; for (; low < high;) { int m = (low + high) / 2;"
-        " if (ENDS(m) <= i0) low = m + 1; else high = m; } r = low;"
-    )
+    body = "LOOPS(loop(32)) BISECT(count, ENDS(m) <= i0) r = low;"
     made = TensorType(DType.int32, (size,))
     return mapped(builder, body, {"ENDS": ends}, made, numbers={"count": repeats.type.dims[0]})
 

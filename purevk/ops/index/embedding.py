@@ -120,34 +120,26 @@ def _bag(
         include_last_offset and mode != 2 and padding < 0 and out.dtype is not DType.float64
     )
     span = "int from = max(int(START(i0)), 0), to = i0 < last ? min(int(START(i0 + 1)), count) : count;"
-    stop = "int stop = min(to, int(START(i0 + 1)));" if ends_at_offset else "int stop = to;"
-    entry = (
-        "int e = int(INDEX(m)); if (padding >= 0 && e == padding) continue;"
-        " n++; if (m >= stop) continue; e = pv_index(e, table_size_0);"
-    )
-    each = "TABLE(e, i1)"
+    macros: dict[str, object] = {"MODE": mode, "TO_OFFSET": int(ends_at_offset)}
     if weights is not None:
         inputs["WEIGHT"] = weights
-        each += " * WEIGHT(m)"
-    step = (
-        f"float v = {each}; if (n == 1 || v > r) {{ r = v; r1 = e; }}"
-        if mode == 2
-        else f"r += {each};"
-    )
-    finish = " if (n > 0) r /= float(n);" if mode == 1 else ""
-    start = " r1 = 0;" if mode == 2 else ""
-    body = (
-        f"{span} {stop} int n = 0; r = 0.0;{start}"
-        f" LOOPS(loop(count)) for (int m = from; m < to; m++) {{ {entry} {step} }}{finish}"
-    )
+        macros["TERM(e, m)"] = "TABLE(e, i1) * WEIGHT(m)"
     types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
-    made = mapped_all(builder, body, inputs, *types, numbers=numbers)
+    made = mapped_all(
+        builder,
+        "",
+        inputs,
+        *types,
+        numbers=numbers,
+        template="index/embedding_bag.comp",
+        macros=macros,
+    )
     if mode == 0:  # torch needs no lengths to sum
         lengths = builder.aten.full(sizes.dims, fill_value=0, dtype=sizes.dtype)
     else:
         count = (
-            f"{span} r = 0;"
-            " LOOPS(loop(count)) for (int m = from; m < to; m++) if (padding < 0 || int(INDEX(m)) != padding) r++;"
+            f"{span} LOOPS(loop(count))"
+            " COUNT_IF(m, from, to, padding < 0 || int(INDEX(m)) != padding)"
         )
         some = {"INDEX": indices, "START": offsets}
         lengths = mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers)
@@ -155,7 +147,9 @@ def _bag(
     if to_bag.dims == (0,):
         bags = builder.aten.full((0,), fill_value=0, dtype=to_bag.dtype)
     else:
-        find_bag = "LOOPS(loop(last + 1)) r = -1; for (int k = 0; k <= last; k++) if (int(START(k)) <= i0) r = k;"
+        find_bag = (
+            "LOOPS(loop(last + 1)) FIND_LAST(k, 0, last + 1, int(START(k)) <= i0, -1) r = found;"
+        )
         bags = mapped(
             builder,
             find_bag,

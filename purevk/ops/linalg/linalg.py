@@ -172,16 +172,13 @@ _DISTANCE_TYPES = (DType.float32, DType.float16, DType.bfloat16)  # of `purevk.d
 
 def _distance(p: float, a: str, b: str) -> str:
     """Statements that set r to the distance between two rows of `width` elements at `k`."""
-    start, step, finish = {
-        0.0: ("0.0", "r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0", ""),
-        1.0: ("0.0", "r += d", ""),
-        2.0: ("0.0", "r += d * d", " r = sqrt(r);"),
-        math.inf: ("0.0", "r = pv_max(r, d)", ""),
-    }.get(p, ("0.0", f"r += pv_pow(d, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
-    return (
-        f"LOOPS(loop(width))"
-        f" r = {start}; for (int k = 0; k < width; k++) {{ float d = abs({a} - {b}); {step}; }}{finish}"
-    )
+    step, finish = {
+        0.0: ("r += pv_isnan(v) ? v : v != 0.0 ? 1.0 : 0.0", ""),
+        1.0: ("r += v", ""),
+        2.0: ("r += v * v", " r = sqrt(r);"),
+        math.inf: ("r = pv_max(r, v)", ""),
+    }.get(p, (f"r += pv_pow(v, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
+    return f"LOOPS(loop(width)) r = 0.0; FOLD(k, 0, width, T_COORD, abs({a} - {b}), {step}){finish}"
 
 
 def _cdist_shape(
@@ -238,14 +235,8 @@ def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
 
 
 def _pdist(builder: Builder, node: Node, x: Value, p: float) -> Value:
-    # Pair (a, b) with a < b is number a (2 n - a - 1) / 2 + b - a - 1.
-    body = (
-        "float m = float(count) - 0.5; int a = clamp(int(m - sqrt(max(m * m - 2.0 * float(i0) -"
-        " 1.0, 0.0))), 0, count - 2);"
-        " LOOPS(2 * loop(4)) for (; a > 0 && a * (2 * count - a - 1) / 2 > i0;) a--;"
-        " for (; (a + 1) * (2 * count - a - 2) / 2 <= i0;) a++;"
-        " int b = i0 - a * (2 * count - a - 1) / 2 + a + 1; "
-    ) + _distance(float(p), "X(a, k)", "X(b, k)")
+    distance = _distance(float(p), "X(a, k)", "X(b, k)")
+    body = f"LOOPS(2 * loop(4)) FIND_PAIR(count) {distance}"
     numbers = {"count": x.type.dims[0], "width": x.type.dims[1]}
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 

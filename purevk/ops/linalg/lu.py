@@ -45,7 +45,7 @@ def _order(builder: Builder, pivots: Value, rows: Size) -> Value:
     """For each row after the swaps, the row that it was before."""
     *batch, count = pivots.type.dims
     at, mine = lead(pivots.type, 1), f"i{len(batch)}"
-    body = f"LOOPS(loop(count)) r = {mine}; for (int k = count - 1; k >= 0; k--) {{ int p = PIVOT({at}k) - 1; r = r == k ? p : r == p ? k : r; }}"  # noqa: E501
+    body = f"LOOPS(loop(count)) r = {mine}; UNDO_SWAPS(count, PIVOT({at}k))"
     return mapped(
         builder, body, {"PIVOT": pivots}, TensorType(INT, (*batch, rows)), numbers={"count": count}
     )
@@ -60,10 +60,7 @@ def _swapped(builder: Builder, b: Value, order: Value) -> Value:
 def _unswapped(builder: Builder, b: Value, order: Value) -> Value:
     """The rows of a matrix back from an order."""
     at, r, c = lead(b.type), f"i{b.type.rank - 2}", f"i{b.type.rank - 1}"
-    body = (
-        f"LOOPS(loop(rows))"
-        f" int from = 0; for (int k = 0; k < rows; k++) if (ORDER({at}k) == {r}) from = k; r = B({at}from, {c});"
-    )
+    body = f"LOOPS(loop(rows)) FIND_LAST(k, 0, rows, ORDER({at}k) == {r}, 0) r = B({at}found, {c});"
     return mapped(
         builder, body, {"B": b, "ORDER": order}, b.type, numbers={"rows": b.type.dims[-2]}
     )
@@ -153,16 +150,8 @@ def _determinant(builder: Builder, a: Value, logarithm: bool) -> tuple[Value, ..
         builder, matrix_transpose(builder, a)
     )  # as torch does it, whose factors are results too
     at = lead(a.type)
-    step = (
-        "sign = d < 0.0 ? -sign : d == 0.0 ? 0.0 : sign; size += pv_log(abs(d));"
-        if logarithm
-        else "sign *= d;"
-    )
-    body = (
-        "float sign = 1.0, size = 0.0; LOOPS(loop(rows)) for (int k = 0; k < rows; k++)"
-        f" {{ float d = LU({at}k, k); {step} if (PIVOT({at}k) != k + 1) sign = -sign; }} r = sign;"
-        + (" r1 = size;" if logarithm else "")
-    )
+    step, finish = ("SIGN_AND_SIZE", " r1 = size;") if logarithm else ("sign *= d;", "")
+    body = f"LOOPS(loop(rows)) DETERMINANT(rows, LU({at}k, k), PIVOT({at}k), {step}){finish}"
     type = a.type.with_dims(a.type.dims[:-2] or (1,))
     made = mapped_all(
         builder,

@@ -243,9 +243,8 @@ def _depth_in_groups(builder: Builder, a: Value, b: Value, offs: Value) -> Value
     """A matmul for each part of the columns of a and the rows of b."""
     type = TensorType(a.type.dtype, (offs.type.dims[0], a.type.dims[0], b.type.dims[1]))
     body = (
-        "float sum = 0.0; int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth);"
-        " LOOPS(loop(depth))"
-        " for (int k = max(first, 0); k < last; k++) sum += float(A(i1, k)) * float(B(k, i2)); r = sum;"
+        "int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth); LOOPS(loop(depth))"
+        " SUM_OVER(float, k, max(first, 0), last, float(A(i1, k)) * float(B(k, i2))) r = sum;"
     )
     numbers = {"depth": a.type.dims[1]}
     return mapped(builder, body, {"A": a, "B": b, "O": offs}, type, numbers=numbers)

@@ -228,8 +228,5 @@ def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Val
     acc = acc_of(dtype)
     term = f"{acc}(A({at(a, f'i{rank - 2}', 'k')})) * {acc}(B({at(b, 'k', f'i{rank - 1}')}))"
     count = f"a_size_{a.type.rank - 1}"
-    body = (
-        f"{acc} sum = {acc}(0); LOOPS(loop({count})) for (int k = 0; k < {count}; k++)"
-        f" sum += {term}; r = sum;"
-    )
+    body = f"LOOPS(loop({count})) SUM_OVER({acc}, k, 0, {count}, {term}) r = sum;"
     return mapped(builder, body, {"A": a, "B": b}, TensorType(dtype, type.dims))

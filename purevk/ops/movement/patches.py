@@ -154,10 +154,8 @@ def _im2col(
     row_of, column = ("i1", "i2") if batched else ("i0", "i1")
     size = (2, 3) if batched else (1, 2)
     body = (
-        f"int c = {row_of} / (kernel_h * kernel_w), k = {row_of} % (kernel_h * kernel_w);"
-        f" int y = {column} / across * stride_h - pad_h + k / kernel_w * dilation_h;"
-        f" int x = {column} % across * stride_w - pad_w + k % kernel_w * dilation_w;"
-        f" r = T_R(0); if (y >= 0 && y < x_size_{size[0]} && x >= 0 && x < x_size_{size[1]})"
+        f"IMAGE_OF_COLUMN({row_of}, {column}) r = T_R(0);"
+        f" if (y >= 0 && y < x_size_{size[0]} && x >= 0 && x < x_size_{size[1]})"
         f" r = X({'i0, ' if batched else ''}c, y, x);"
     )
     numbers = {"across": across, **window.numbers}
@@ -193,15 +191,9 @@ def _col2im(
     batched = x.type.rank == 3
     down, across = window.counts(output_size)
     c, h, w = ("i1", "i2", "i3") if batched else ("i0", "i1", "i2")
-    body = (
-        f"LOOPS(loop(kernel_h, loop(kernel_w)))"
-        f" r = T_R(0); for (int ky = 0; ky < kernel_h; ky++) for (int kx = 0; kx < kernel_w; kx++) {{"
-        f" int y = {h} + pad_h - ky * dilation_h, x = {w} + pad_w - kx * dilation_w;"
-        f" if (y >= 0 && x >= 0 && y % stride_h == 0 && x % stride_w == 0 && y / stride_h < down"
-        f" && x / stride_w < across)"
-        f" r += X({'i0, ' if batched else ''}({c} * kernel_h + ky) * kernel_w + kx, y / stride_h *"
-        f" across + x / stride_w); }}"
-    )
+    row = f"({c} * kernel_h + ky) * kernel_w + kx, y / stride_h * across + x / stride_w"
+    element = f"X({'i0, ' if batched else ''}{row})"
+    body = f"LOOPS(loop(kernel_h, loop(kernel_w))) SUM_OF_COLUMNS({h}, {w}, {element})"
     numbers = {"down": down, "across": across, **window.numbers}
     height, width = window.kernel
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers, flops=height * width)

@@ -11,7 +11,6 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.declarations import buffer
 from purevk.lower.expression import Term
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import bits_of
@@ -175,29 +174,9 @@ def _shuffle_by_two_lower(lowering: Lowering, node: Node) -> None:
     height, eights = (_dims.specialize(size) for size in (x.dims[-2], x.dims[-1] // 8))
     work = x.type.numel // 16
     local = min(256, lowering.traits.max_invocations)
-    # Two elements of each channel, a and b, become a word of the result.
-    words = " ".join(
-        f"result[2 * w + {n}] = pv_pack(ivec4(requantized(a.{c}), requantized(b.{c}),"
-        f" requantized(a.{d}), requantized(b.{d})));"
-        for n, (c, d) in enumerate((("x", "y"), ("z", "w")))
-    )
     lowering.dispatch(
-        "elementwise/pointwise.comp",
-        {"x": (x, "r"), "out": (out, "w")},
-        macros={
-            "BUFFERS": f"{buffer(0, 'x', 'uvec2', 'r')} {buffer(1, 'out', 'uvec4', 'w')}",
-            "DECLARE": "SPEC_CONSTANT(0, height) SPEC_CONSTANT(1, eights) PUSH_CONSTANT(1, x_zero)"
-            " PUSH_CONSTANT(2, x_scale) PUSH_CONSTANT(3, out_inverse) PUSH_CONSTANT(4, out_zero)"
-            " int requantized(int value) { float number = pv_dequantize(float(value), intBitsToFloat(x_zero),"
-            " intBitsToFloat(x_scale)); return pv_quantize_byte(number, intBitsToFloat(out_inverse),"
-            " intBitsToFloat(out_zero), -128.0, 127.0); }",
-            "BODY": "int row = int(id) / eights, h = row / 2 % height, channel = row / 2 /"
-            " height * 4 + row % 2 * 2;"
-            " int at = (channel * height + h) * eights + int(id) % eights;"
-            " uvec2 even = buf_x[at], odd = buf_x[at + height * eights]; uvec4 result;"
-            f" UNROLL for (int w = 0; w < 2; w++) {{ ivec4 a = pv_signed(even[w]), b = pv_signed(odd[w]); {words} }}"
-            " buf_out[id] = result;",
-        },
+        "movement/shuffle_pixels.comp",
+        {"x": x, "out": out},
         params={
             "work": work,
             "x_zero": _bits(node.int("x_zero")),

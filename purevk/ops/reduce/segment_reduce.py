@@ -29,8 +29,8 @@ def _segment_shape(
 
 
 _SEGMENT = {
-    "sum": ("0.0", "r += v;"), "mean": ("0.0", "r += v;"), "prod": ("1.0", "r *= v;"),
-    "max": ("-PV_INF", "r = pv_max(r, v);"), "min": ("PV_INF", "r = pv_min(r, v);"),
+    "sum": ("0.0", "r += v"), "mean": ("0.0", "r += v"), "prod": ("1.0", "r *= v"),
+    "max": ("-PV_INF", "r = pv_max(r, v)"), "min": ("PV_INF", "r = pv_min(r, v)"),
 }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def _segment(
         )
     body = (
         f"int from = max(int(START({segment})), 0), to = min(int(END({segment})), x_size_{lead}); r = {first};"
-        f" LOOPS(loop(x_size_{lead})) for (int k = from; k < to; k++) {{ float v = X({here}); {step} }}{finish}"
+        f" LOOPS(loop(x_size_{lead})) FOLD(k, from, to, T_COORD, X({here}), {step}){finish}"
     )
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
 

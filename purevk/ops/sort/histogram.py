@@ -38,9 +38,8 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     # How many equal elements end here: bisection finds the first element of the run.
     here = coordinates(x.type.rank, **{f"d{at}": "m"})
     body = (
-        f"{acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)}); int low = 0, high = i{at};"
-        f" LOOPS(loop(32)) for (; low < high;) {{ int m = (low + high) / 2; if (V({here}) != v) low = m + 1; else"
-        f" high = m; }} r = i{at} - low + 1;"
+        f"LOOPS(loop(32)) {acc_of(x.type.dtype)} v = V({coordinates(x.type.rank)});"
+        f" BISECT(i{at}, V({here}) != v) r = i{at} - low + 1;"
     )
     runs = mapped(builder, body, {"V": values}, x.type.with_dtype(DType.int32))
     best = builder.aten.argmax(runs, at, keepdim=True)
@@ -109,11 +108,7 @@ def _edges(builder: Builder, x: Value, bins: int, ends: Sequence[float] | None) 
         text = "float low = LOW(0), high = HIGH(0);"
     else:
         inputs, text = {}, f"float low = {float(ends[0])!r}, high = {float(ends[1])!r};"
-    # From both ends, as `linspace`.
-    body = (
-        f"{text} if (low == high) {{ low -= 0.5; high += 0.5; }} float by = (high - low) / float(r_size_0 - 1);"
-        " r = i0 * 2 < r_size_0 ? low + by * float(i0) : high - by * float(r_size_0 - 1 - i0);"
-    )
+    body = f"{text} EDGES(low, high, (r_size_0 - 1))"
     return mapped(builder, body, inputs, x.type.with_dims((bins + 1,)))
 
 
@@ -152,13 +147,7 @@ def _filled(
     count, total = x.type.dims[0], zeros.type.dims[0] - 1
     body = "int bin = 0; bool inside = true;"
     for d in range(len(edges)):
-        body += (
-            f" LOOPS(loop(32)) {{ float v = X(i0, {d}); int low = 0, high = edge{d}_size_0; for (; low < high;) {{"
-            f" int m = (low + high) / 2;"
-            f" if (EDGE{d}(m) <= v) low = m + 1; else high = m; }} inside = inside && low > 0 && v"
-            f" <= EDGE{d}(edge{d}_size_0 - 1);"
-            f" bin = bin * (edge{d}_size_0 - 1) + min(low, edge{d}_size_0 - 1) - 1; }}"
-        )
+        body += f" LOOPS(loop(32)) ADD_BIN(X(i0, {d}), EDGE{d}, edge{d}_size_0)"
     inputs = {"X": x} | {f"EDGE{d}": each for d, each in enumerate(edges)}
     type = TensorType(DType.int32, (count,))
     bin = mapped(

@@ -22,12 +22,11 @@ def _bisect(after: str, count: Size) -> str:
     Args:
         after: the condition that the result is above `m`, an index.
     """
-    step = f"int m = (low + high) >> 1; if ({after}) low = m + 1; else high = m;"
     if not isinstance(count, int):
-        return f"LOOPS(loop(32)) int low = 0, high = count; for (; low < high;) {{ {step} }} r = T_R(low);"
+        return f"LOOPS(loop(32)) BISECT(count, {after}) r = T_R(low);"
     # Every value takes as many steps, so no invocation waits for others, and several searches can
     # overlap.
-    steps = [f"if (low < high) {{ {step} }}"] * count.bit_length()
+    steps = [f"if (low < high) BISECT_STEP({after})"] * count.bit_length()
     return " ".join(("int low = 0, high = count;", *steps, "r = T_R(low);"))
 
 
@@ -142,8 +141,8 @@ def _isin(
         )
     at = coordinates(x.type.rank)
     body = (
-        f"LOOPS(loop(tests_size_0))"
-        f" r = {other}; for (int j = 0; j < tests_size_0; j++) if (TESTS(j) == X({at})) {{ r = {found}; break; }}"
+        "LOOPS(loop(tests_size_0))"
+        f" FIND_ANY(j, 0, tests_size_0, TESTS(j) == X({at}), {found}, {other})"
     )
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
 

@@ -54,8 +54,8 @@ def _count_before(
     )
     flag = "true" if descending else "false"
     body = (
-        f"{acc_of(x.dtype)} v = X({mine}); int before = 0; LOOPS(loop(x_size_{dim}))"
-        f" for (int j = 0; j < x_size_{dim}; j++) if (pv_before(X({other}), j, v, i{dim}, {flag})) before++;"
+        f"{acc_of(x.dtype)} v = X({mine}); LOOPS(loop(x_size_{dim}))"
+        f" COUNT_BEFORE(x_size_{dim}, X({other}), v, i{dim}, {flag})"
         f" if (before < r_size_{dim}) {{ R_PUT({to}, v); R1_PUT({to}, i{dim}); }}"
     )
     emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, indices], x.dims)

@@ -26,10 +26,9 @@ VARIANTS = {
     "wide_values": {"values": 80},
 }  # fmt: skip
 # A score and a mask: of the keys up to 2 behind a query and up to 5 before it.
-SCORE = "float pv_score(float score, int s, int t) { return slope * score + float(s - t); }"
-MASK = "bool pv_seen(int s, int t) { return s - t <= 5 && t - s <= 2; }"
-BOUNDS = "bool pv_may_see(int s0, int s1, int t0, int t1) { return s0 - t1 <= 5 && t0 - s1 <= 2; }"
-BEGIN = "float slope; void pv_begin() { slope = float(1 + int(gl_WorkGroupID.y)); }"
+SCORE = "slope * score + float(s - t)"
+SEEN = "s - t <= 5 && t - s <= 2"
+MAY_SEE = "s0 - t1 <= 5 && t0 - s1 <= 2"
 
 
 def strides(name, heads, rows, size, rows_first=False):
@@ -54,13 +53,16 @@ def parameters(queries, keys, group, scale, causal=0):
 
 
 def function_macros(scored, masked, bounded=True):
-    text = " ".join((BEGIN, SCORE * scored, MASK * masked, BOUNDS * (masked and bounded)))
     return {
         "SCORED": scored,
         "MASKED": masked,
         "BOUNDED": int(masked and bounded),
         "EXACT_BOUNDS": int(bounded),
-        "EXTRA_BUFFERS": text,
+        "EXTRA_BUFFERS": "float slope;",
+        "BEGIN_STEPS": "slope = float(1 + int(gl_WorkGroupID.y));",
+        "SCORE": SCORE,
+        "SEEN": SEEN,
+        "MAY_SEE": MAY_SEE,
     }
 
 
