@@ -11,16 +11,13 @@ from purevk.lower.map import MapSpec, emit_map, takes_windows
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.signatures import signature
 
 NAME = "purevk.map"
 
 
-def _shape(
-    spec: MapSpec,
-    inputs: tuple[TensorType, ...],
-    numbers: tuple[Size, ...],
-    types: tuple[TensorType, ...],
-) -> tuple[TensorType, ...]:
+@signature("spec, inputs, numbers, types")
+def _shape(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     return types
 
 
@@ -127,13 +124,8 @@ def mapped_all(
 OVER = "purevk.map_over"
 
 
-def _shape_over(
-    spec: MapSpec,
-    inputs: tuple[TensorType, ...],
-    numbers: tuple[Size, ...],
-    types: tuple[TensorType, ...],
-    over: tuple[Size, ...],
-) -> tuple[TensorType, ...]:
+@signature("spec, inputs, numbers, types, over")
+def _shape_over(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     return types
 
 

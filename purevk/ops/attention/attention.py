@@ -22,6 +22,7 @@ from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.random.sampling import dropped
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.attention"
@@ -30,21 +31,18 @@ MAX_WIDTH = 256
 HEADS_LAST = (0, 2, 1, 3)
 
 
+@signature(
+    "q, k, v, mask=None, scale=1.0, causal=False, start: Size = 0, "
+    "length: Size | None = None, functions=None, sizes=(), extras=(), limits=None, "
+    "sinks=None, blocks=False"
+)
 def _attention_shape(
     q: TensorType,
     k: TensorType,
     v: TensorType,
-    mask: TensorType | None = None,
-    scale: float = 1.0,
-    causal: bool = False,
-    start: Size = 0,
-    length: Size | None = None,
-    functions: ScoreProgram | None = None,
-    sizes: tuple[Size, ...] = (),
-    extras: tuple[TensorType, ...] = (),
-    limits: TensorType | None = None,
-    sinks: TensorType | None = None,
-    blocks: bool = False,
+    limits: TensorType | None,
+    sinks: TensorType | None,
+    blocks: bool,
 ) -> TensorType:
     """Queries [B, H, S, D], keys and values [B, G, T, D].
 
@@ -254,16 +252,8 @@ register(
 
 
 # -- scaled_dot_product_attention ----------------------------------------------------------------
-def _sdpa_shape(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    attn_mask: TensorType | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> TensorType:
+@signature("q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False")
+def _sdpa_shape(q: TensorType, k: TensorType, v: TensorType, enable_gqa: bool) -> TensorType:
     lead = q.dims[:-2] if enable_gqa else broadcast(q.dims[:-2], k.dims[:-2], v.dims[:-2])
     return q.with_dims((*lead, q.dims[-2], v.dims[-1]))
 
@@ -426,13 +416,8 @@ register(
 )
 
 
-def _etvk_sdpa_shape(
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    attn_mask: TensorType | None = None,
-    scale: float | None = None,
-) -> TensorType:
+@signature("q, k, v, attn_mask=None, scale=None")
+def _etvk_sdpa_shape(q: TensorType, v: TensorType) -> TensorType:
     return q.with_dims((*q.dims[:-1], v.dims[-1]))
 
 

@@ -15,6 +15,7 @@ from purevk.ops.attention.attention import (
 )
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 WRITE_ROWS = "purevk.write_rows"
@@ -76,18 +77,12 @@ def _write_rows_lower(lowering: Lowering, node: Node) -> None:
 register(Operator(WRITE_ROWS, _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,)))
 
 
+@signature(
+    "query, key, value, key_cache, value_cache, start_pos: Size, seq_len: Size, "
+    "attn_mask=None, dropout_p=0.0, is_causal=False, scale=None"
+)
 def _sdpa_with_kv_cache_shape(
-    query: TensorType,
-    key: TensorType,
-    value: TensorType,
-    key_cache: TensorType,
-    value_cache: TensorType,
-    start_pos: Size,
-    seq_len: Size,
-    attn_mask: TensorType | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
+    query: TensorType, key: TensorType, key_cache: TensorType
 ) -> TensorType:
     if not query.rank == key.rank == key_cache.rank == 4:
         raise ShapeError(f"attention of {query} with a cache {key_cache}")
@@ -131,16 +126,10 @@ register(
 )
 
 
-def _custom_sdpa_shape(
-    query: TensorType,
-    key: TensorType,
-    value: TensorType,
-    start_pos: Size,
-    attn_mask: TensorType | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> TensorType:
+@signature(
+    "query, key, value, start_pos: Size, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None"
+)
+def _custom_sdpa_shape(query: TensorType) -> TensorType:
     return query
 
 

@@ -14,6 +14,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.reduce.turn import require_angles
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 HALVES = "purevk.rotate_halves"
@@ -199,13 +200,8 @@ register(Operator("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expan
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
 
-def _rope_shape(
-    x: TensorType,
-    position_ids: TensorType,
-    inv_freq: TensorType,
-    interleaved: bool = False,
-    attention_scale: float = 1.0,
-) -> TensorType:
+@signature("x, position_ids, inv_freq, interleaved=False, attention_scale=1.0")
+def _rope_shape(x: TensorType, position_ids: TensorType, inv_freq: TensorType) -> TensorType:
     """x [B, H, T, D], positions [B, T] or [1, T], frequencies [R / 2], R <= D: the first R numbers
     are rotated."""
     if (x.rank, position_ids.rank, inv_freq.rank) != (4, 2, 1):

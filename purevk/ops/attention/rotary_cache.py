@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from purevk.ir import Node, Size, TensorType
+from purevk.ir import Node, TensorType
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.reduce.turn import heads_last
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.signatures import signature
 
 NAME = "purevk.rotate_to_cache"
 
 
+@signature("q, k, v, cos, sin, start: Size, keys, values, dim: int, index")
 def _shape(
     q: TensorType,
     k: TensorType,
     v: TensorType,
     cos: TensorType,
-    sin: TensorType,
-    start: Size,
     keys: TensorType,
     values: TensorType,
     dim: int,
-    index: TensorType,
 ) -> TensorType:
     """Queries [B, S, H, D], keys and values [B, S, G, D], angles [rows, D] from row `start` on, the
     caches [B, T, G, D] (`dim` 1) or [B, G, T, D] (`dim` 2), and S positions, no two of them equal.

@@ -18,7 +18,6 @@ from purevk.ir import Node, Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand, packed
 from purevk.lower.epilogue import matrix_epilogue
-from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
 from purevk.lower.register_tiles import RatedTile, tiles_by_cost
@@ -28,6 +27,7 @@ from purevk.ops.conv.shapes import convolved_size
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.matmul.choice import Registers
 from purevk.ops.registry import Kernel, Operator, Order, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.conv2d_winograd"
@@ -136,15 +136,8 @@ def _input_type(result: TensorType, channels: Size) -> TensorType:
     return TensorType(DType.float32, (PRODUCTS, blocks, channels))
 
 
-def _shape(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    padding: tuple[int, int],
-    columns: int,
-    epilogue: Expression | None = None,
-    extras: tuple[TensorType, ...] = (),
-) -> TensorType:
+@signature("x, weight, bias, padding, columns: int, epilogue=None, extras=()")
+def _shape(x: TensorType, weight: TensorType, padding: tuple[int, int], columns: int) -> TensorType:
     """`columns`: output channels; the last panel of the weight may have more."""
     panels = -(-columns // PANEL)
     if x.rank != 4 or weight.dims != (PRODUCTS, panels, x.dims[1], PANEL):

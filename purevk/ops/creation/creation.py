@@ -14,6 +14,7 @@ from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.promotion import wide_type
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 
 Real = Size | float
 
@@ -24,13 +25,9 @@ def _number_type(number: TensorType | Scalar) -> DType:
     return DType.int64 if isinstance(number, (int, Dim)) else DType.float32
 
 
+@signature("size, fill_value, dtype=None, layout=None, device=None, pin_memory=None")
 def _full_shape(
-    size: Sequence[Size],
-    fill_value: TensorType | Scalar,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
+    size: Sequence[Size], fill_value: TensorType | Scalar, dtype: DType | None
 ) -> TensorType:
     return TensorType(dtype or _number_type(fill_value), tuple(size))
 
@@ -47,13 +44,8 @@ def _expand_full(builder: Builder, node: Node) -> Value:
 register(Operator("aten.full.default", _full_shape, Rewrite(_expand_full)))
 
 
-def _scalar_tensor_shape(
-    s: Scalar,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("s, dtype=None, layout=None, device=None, pin_memory=None")
+def _scalar_tensor_shape(dtype: DType | None) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
 
@@ -66,15 +58,10 @@ register(
 )
 
 
-def _full_like_shape(
-    x: TensorType,
-    fill_value: TensorType | Scalar,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    memory_format: object = None,
-) -> TensorType:
+@signature(
+    "x, fill_value, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None"
+)
+def _full_like_shape(x: TensorType, dtype: DType | None) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 
@@ -97,15 +84,8 @@ _constant("zeros", 0)
 _constant("ones", 1)
 
 
-def _arange_shape(
-    start: Real,
-    end: Real,
-    step: Real = 1,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("start, end, step=1, dtype=None, layout=None, device=None, pin_memory=None")
+def _arange_shape(start: Real, end: Real, step: Real, dtype: DType | None) -> TensorType:
     numbers = (start, end, step)
     floats = any(isinstance(number, float) for number in numbers)
     dtype = dtype or (DType.float32 if floats else DType.int64)
@@ -144,14 +124,8 @@ def _expand_arange(builder: Builder, node: Node) -> Value:
 register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange)))
 
 
-def _arange_start_shape(
-    start: Real,
-    end: Real,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("start, end, dtype=None, layout=None, device=None, pin_memory=None")
+def _arange_start_shape(start: Real, end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(start, end, 1, dtype)
 
 
@@ -171,13 +145,8 @@ register(
 )
 
 
-def _arange_end_shape(
-    end: Real,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("end, dtype=None, layout=None, device=None, pin_memory=None")
+def _arange_end_shape(end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 
 

@@ -17,6 +17,7 @@ from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import wrap
+from purevk.ops.signatures import signature
 
 
 def _all(number: Scalar) -> Callable[..., Value]:
@@ -45,14 +46,8 @@ rewrite(
 rewrite("aten.empty_like.default", like, _all(0))
 
 
-def _new_shape(
-    x: TensorType,
-    size: Sequence[Size],
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("x, size, dtype=None, layout=None, device=None, pin_memory=None")
+def _new_shape(x: TensorType, size: Sequence[Size], dtype: DType | None) -> TensorType:
     return TensorType(dtype or x.dtype, tuple(size))
 
 

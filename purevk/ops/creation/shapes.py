@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
+from purevk.ops.signatures import signature
 
 
-def sized(
-    size: Sequence[Size],
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("size, dtype=None, layout=None, device=None, pin_memory=None")
+def sized(size: Sequence[Size], dtype: DType | None) -> TensorType:
     """A tensor of given sizes, such as `aten.zeros.default`."""
     return TensorType(dtype or DType.float32, tuple(size))
 
 
-def like(
-    x: TensorType,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    memory_format: object = None,
-) -> TensorType:
+@signature("x, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None")
+def like(x: TensorType, dtype: DType | None) -> TensorType:
     """A tensor with the sizes of another, such as `aten.zeros_like.default`."""
     return x.with_dtype(dtype or x.dtype)

@@ -14,14 +14,11 @@ from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.facts import Moves
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.signatures import signature
 
 
-def _pointwise_shape(
-    expression: Expression,
-    inputs: Sequence[TensorType],
-    scalars: Sequence[Size],
-    sizes: Sequence[Size],
-) -> tuple[TensorType, ...]:
+@signature("expression, inputs, scalars, sizes")
+def _pointwise_shape(expression: Expression, sizes: Sequence[Size]) -> tuple[TensorType, ...]:
     dtypes = expression.dtypes
     return tuple(TensorType(dtypes[number], tuple(sizes)) for number in expression.outputs)
 

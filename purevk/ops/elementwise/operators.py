@@ -20,6 +20,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.promotion import result_type
 from purevk.ops.registry import Operator, Pointwise, register
 from purevk.ops.shapes import broadcast_of
+from purevk.ops.signatures import signature
 
 # -- functions of real numbers -------------------------------------------------------------------
 for _name, _glsl in {
@@ -139,15 +140,11 @@ unary(
 )
 
 
-def _copy_shape(
-    x: TensorType,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    non_blocking: bool = False,
-    memory_format: object = None,
-) -> TensorType:
+@signature(
+    "x, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, "
+    "memory_format=None"
+)
+def _copy_shape(x: TensorType, dtype: DType | None) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 

@@ -12,6 +12,7 @@ from purevk.ops.promotion import result_type, wide_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast_of
+from purevk.ops.signatures import signature
 
 _LARGEST = 3.4028235e38
 
@@ -29,12 +30,8 @@ def _clamped(builder: Builder, node: Node, value: Value) -> Value:
     return builder.aten.clamp(value, low, high)
 
 
-def _sum_shape(
-    x: TensorType,
-    other: TensorType | float,
-    output_min: float | None = None,
-    output_max: float | None = None,
-) -> TensorType:
+@signature("x, other, output_min=None, output_max=None")
+def _sum_shape(x: TensorType, other: TensorType | float) -> TensorType:
     return TensorType(result_type((x, other)), broadcast_of((x, other)))
 
 

@@ -13,6 +13,7 @@ from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.matmul import by_rows
 from purevk.ops.quantized.operands import dense_rows, supports, whole
 from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
@@ -50,18 +51,11 @@ register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, s
 
 
 # -- optimizer -----------------------------------------------------------------------------------
+@signature(
+    "param, m, v, grad, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2"
+)
 def _adamw_shape(
-    param: TensorType,
-    m: TensorType,
-    v: TensorType,
-    grad: TensorType,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    bias_correction1: float,
-    bias_correction2: float,
+    param: TensorType, m: TensorType, v: TensorType
 ) -> tuple[TensorType, TensorType, TensorType]:
     return param, m, v
 

@@ -18,6 +18,7 @@ from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.conv.nchw import runs_in_nchw
 from purevk.ops.image_layout import NHWC, LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
 from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.pool2d"
@@ -101,17 +102,12 @@ class Pool:
         }
 
 
+@signature(
+    "x, average, kernel, stride, padding, dilation, sizes, count_include_pad=True, "
+    "divisor: int = 0, indices=None"
+)
 def _pool_shape(
-    x: TensorType,
-    average: bool,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    sizes: tuple[Size, Size],
-    count_include_pad: bool = True,
-    divisor: int = 0,
-    indices: DType | None = None,
+    x: TensorType, sizes: tuple[Size, Size], indices: DType | None
 ) -> TensorType | tuple[TensorType, TensorType]:
     result = x.with_dims((*x.dims[:2], *sizes))
     return result if indices is None else (result, result.with_dtype(indices))
@@ -370,14 +366,12 @@ register(
 )
 
 
+@signature(
+    "x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True, "
+    "divisor_override: int | None = None"
+)
 def _average_shape(
-    x: TensorType,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    x: TensorType, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool
 ) -> TensorType:
     window = Window.make(kernel_size, stride or kernel_size, padding, 1)
     return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))

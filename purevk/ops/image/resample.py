@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from purevk.ops.image.resample_bytes import resize_bytes
 from purevk.ops.image.resample_coarsened import resized, sampled
 from purevk.ops.map import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
@@ -224,15 +224,19 @@ def _resizes(name: str, count: int, kind: str) -> None:
     scales = ", ".join(f"scales_{d}=None" for d in "dhw"[3 - count :])
     aligned = "" if plain else "align_corners=False, "
 
-    def sized(x: TensorType, output_size: Sequence[Size], *rest: Any) -> TensorType:
+    @signature(f"x, output_size, {aligned}{scales}")
+    def sized(x: TensorType, output_size: Sequence[Size]) -> TensorType:
         return _resized(x, count, output_size, None)
 
     def expand(builder: Builder, node: Node, x: Value, size: Sequence[Size], *rest: Any) -> Value:
         align, factors = (False, rest) if plain else (bool(rest[0]), rest[1:])
         return _resize(builder, node, x, count, kind, align, factors)
 
-    def vec(x: TensorType, output_size: Sequence[Size] | None, *rest: Any) -> TensorType:
-        return _resized(x, count, output_size, rest[-1])
+    @signature(f"x, output_size, {aligned}scale_factors=None")
+    def vec(
+        x: TensorType, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
+    ) -> TensorType:
+        return _resized(x, count, output_size, scale_factors)
 
     def expand_vec(
         builder: Builder, node: Node, x: Value, size: Sequence[Size] | None, *rest: Any
@@ -241,35 +245,8 @@ def _resizes(name: str, count: int, kind: str) -> None:
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
     supports = None if plain else _refuse_resize
-    rewrite(
-        f"aten.{name}.default",
-        _signed(sized, f"x, output_size, {aligned}{scales}"),
-        expand,
-        supports=supports,
-    )
-    rewrite(
-        f"aten.{name}.vec",
-        _signed(vec, f"x, output_size, {aligned}scale_factors=None"),
-        expand_vec,
-        supports=supports,
-    )
-
-
-def _signed(function: Callable[..., TensorType], parameters: str) -> Callable[..., TensorType]:
-    """A shape function with the given parameters, which it takes by position."""
-    made = []
-    for text in parameters.split(", "):
-        name, has_default, default = text.partition("=")
-        value = (
-            inspect.Parameter.empty if not has_default else {"None": None, "False": False}[default]
-        )
-        made.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value))
-
-    def shape(**arguments: Any) -> TensorType:
-        return function(*(arguments[parameter.name] for parameter in made))
-
-    shape.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-    return shape
+    rewrite(f"aten.{name}.default", sized, expand, supports=supports)
+    rewrite(f"aten.{name}.vec", vec, expand_vec, supports=supports)
 
 
 # The dims that are resized, and how, by the names of operators.
@@ -288,13 +265,8 @@ for _name, (_count, _kind) in RESIZED.items():
 
 
 # -- grids ---------------------------------------------------------------------------------------
-def _grid_shape(
-    x: TensorType,
-    grid: TensorType,
-    interpolation_mode: int = 0,
-    padding_mode: int = 0,
-    align_corners: bool = False,
-) -> TensorType:
+@signature("x, grid, interpolation_mode: int = 0, padding_mode: int = 0, align_corners=False")
+def _grid_shape(x: TensorType, grid: TensorType) -> TensorType:
     if x.rank != grid.rank or x.rank not in (4, 5):
         raise ShapeError(f"cannot sample {x} at {grid}")
     return x.with_dims((*x.dims[:2], *grid.dims[1:-1]))

@@ -17,19 +17,15 @@ from purevk.ops.image_layout import RESAMPLE_COARSENED as NAME
 from purevk.ops.image_layout import LayoutQuery, is_nchw_operand
 from purevk.ops.map import same_order
 from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 # Rows and channels that an invocation makes, by its columns.
 _COARSENING = {1: ((4, 4), (4, 2), (4, 1), (2, 1)), 4: ((4, 2), (4, 1), (2, 1))}
 
 
-def _shape(
-    plain: MapSpec,
-    coarsened: MapSpec,
-    over: tuple[int, ...],
-    inputs: tuple[TensorType, ...],
-    type: TensorType,
-) -> tuple[TensorType, ...]:
+@signature("plain, coarsened, over, inputs, type")
+def _shape(type: TensorType) -> tuple[TensorType, ...]:
     return (type,)
 
 

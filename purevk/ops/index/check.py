@@ -13,21 +13,15 @@ from purevk.lower.rows import collapse
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty
+from purevk.ops.signatures import signature
 
 NAME = "purevk.check_index"
 ASSERT = "aten._assert_async.msg"
 _ITEMS = 8
 
 
-def _shape(
-    index: TensorType,
-    lowest: Size,
-    below: Size,
-    op: str,
-    source: str,
-    given: bool = False,
-    message: str = "",
-) -> None:
+@signature("index, lowest: Size, below: Size, op, source, given=False, message=''")
+def _shape(index: TensorType) -> None:
     """No result: the host reads the note of the kernel. `given`: the index is an input of the call,
     which the host compares if it is there. `message`: see `IndexCheck`."""
     if index.dtype not in (DType.int32, DType.int64):

@@ -11,16 +11,12 @@ from purevk.ops.index.gather import NAME, GatherDims, refuse_index
 from purevk.ops.map import mapped, mapped_all
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register, rewrite
 from purevk.ops.shapes import is_empty
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
-def _embedding_shape(
-    weight: TensorType,
-    indices: TensorType,
-    padding_idx: Size = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> TensorType:
+@signature("weight, indices, padding_idx: Size = -1, scale_grad_by_freq=False, sparse=False")
+def _embedding_shape(weight: TensorType, indices: TensorType) -> TensorType:
     if weight.rank != 2:
         raise ShapeError(f"an embedding table has rank 2, not {weight.rank}")
     return weight.with_dims((*indices.dims, weight.dims[1]))
@@ -69,16 +65,20 @@ register(
 
 
 # -- bags of embeddings --------------------------------------------------------------------------
+_BAG = (
+    "weight, indices, offsets, scale_grad_by_freq=False, mode: int = 0, sparse=False,"
+    " per_sample_weights=None, include_last_offset=False, padding_idx: int = -1"
+)
+
+
+@signature(_BAG)
 def _bag_shape(
     weight: TensorType,
     indices: TensorType,
     offsets: TensorType,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: TensorType | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int,
 ) -> tuple[TensorType, ...]:
     bags = offsets.dims[0] - int(include_last_offset)
     fast = mode == 0 and padding_idx < 0 and weight.dtype in (DType.float32, DType.float16)
@@ -193,29 +193,18 @@ def _renorm(
 rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)
 
 
+@signature(_BAG)
 def _forward_bag_shape(
     weight: TensorType,
     indices: TensorType,
     offsets: TensorType,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: TensorType | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int,
 ) -> tuple[TensorType, ...]:
     """What torch.export records: as many lengths as there are offsets, the last one included."""
-    out, bags, _, best = _bag_shape(
-        weight,
-        indices,
-        offsets,
-        scale_grad_by_freq,
-        mode,
-        sparse,
-        per_sample_weights,
-        include_last_offset,
-        padding_idx,
-    )
+    options = {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
+    out, bags, _, best = _bag_shape(weight, indices, offsets, mode=mode, **options)
     return out, bags, offsets, best
 
 

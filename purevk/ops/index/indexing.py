@@ -31,6 +31,7 @@ from purevk.ops.registry import (
     rewrite,
 )
 from purevk.ops.shapes import is_empty, wrap
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
@@ -153,13 +154,8 @@ rewrite(
 
 
 # -- index_put -----------------------------------------------------------------------------------
-def _index_put_shape(
-    x: TensorType,
-    indices: Sequence[TensorType | None],
-    values: TensorType,
-    accumulate: bool = False,
-    unsafe: bool = False,
-) -> TensorType:
+@signature("x, indices, values, accumulate=False, unsafe=False")
+def _index_put_shape(x: TensorType, indices: Sequence[TensorType | None]) -> TensorType:
     if len(indices) > x.rank:
         raise ShapeError(f"{len(indices)} indices for rank {x.rank}")
     return x

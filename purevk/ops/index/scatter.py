@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from purevk.dtypes import DType
-from purevk.ir import Node, Scalar, Size, TensorType, Value
+from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import emit_copy
 from purevk.lower.elements import acc_of
@@ -24,6 +24,7 @@ from purevk.ops.index.scatter_tiles import emit_tiles
 from purevk.ops.movement.rearrange import glsl_number
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
 from purevk.ops.shapes import broadcast, is_empty
+from purevk.ops.signatures import signature
 
 NAME = "purevk.scatter"
 # The new value of an element `a`, for an entry `b`.
@@ -48,15 +49,8 @@ def _parallel(dtype: DType) -> tuple[str, ...]:
     return ("set", "add") if dtype is DType.int64 else ("set",)
 
 
-def _shape(
-    x: TensorType,
-    indices: Sequence[TensorType],
-    source: TensorType | Scalar,
-    along: int | None,
-    given: Sequence[int],
-    mode: str,
-    include_self: bool = True,
-) -> TensorType:
+@signature("x, indices, source, along: int | None, given, mode, include_self=True")
+def _shape(x: TensorType) -> TensorType:
     return x
 
 

@@ -21,6 +21,7 @@ from purevk.ops.linalg.jacobi import (
 from purevk.ops.linalg.small import eye, matrix_transpose, require_square
 from purevk.ops.promotion import real_dtype
 from purevk.ops.registry import definition_of, rewrite
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
@@ -157,12 +158,8 @@ def _eigh(
 rewrite("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
 
 
-def _inverse_shape(
-    a: TensorType,
-    atol: TensorType | None = None,
-    rtol: TensorType | None = None,
-    hermitian: bool = False,
-) -> TensorType:
+@signature("a, atol=None, rtol=None, hermitian=False")
+def _inverse_shape(a: TensorType) -> TensorType:
     return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
 
 

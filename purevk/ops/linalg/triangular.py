@@ -6,6 +6,7 @@ from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.linalg.small import factorization, matrix_kernel, matrix_transpose
 from purevk.ops.shapes import broadcast
+from purevk.ops.signatures import signature
 
 
 def solve_triangle(builder: Builder, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
@@ -41,13 +42,8 @@ factorization(
 )
 
 
-def _older_triangular_shape(
-    b: TensorType,
-    a: TensorType,
-    upper: bool = True,
-    transpose: bool = False,
-    unitriangular: bool = False,
-) -> tuple[TensorType, TensorType]:
+@signature("b, a, upper=True, transpose=False, unitriangular=False")
+def _older_triangular_shape(b: TensorType, a: TensorType) -> tuple[TensorType, TensorType]:
     made = triangle_shape(a, b)
     return made, a.with_dims((*made.dims[:-2], *a.dims[-2:]))
 

@@ -16,6 +16,7 @@ from purevk.ops.matmul.matmul import KERNEL_TYPES, NAME, check_kinds, is_of_colu
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.shapes import broadcast
+from purevk.ops.signatures import signature
 
 _UNROUNDED_MATMUL = "purevk.unrounded_matmul"
 # The result of a kernel before it is rounded, where what follows may become its epilogue.
@@ -55,16 +56,10 @@ def _expand_int_mm(builder: Builder, node: Node) -> Value:
     return builder.aten.mm(x, y)
 
 
-def _scaled_mm_shape(
-    x: TensorType,
-    y: TensorType,
-    scale_a: TensorType,
-    scale_b: TensorType,
-    bias: TensorType | None = None,
-    scale_result: TensorType | None = None,
-    out_dtype: DType | None = None,
-    use_fast_accum: bool = False,
-) -> TensorType:
+@signature(
+    "x, y, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False"
+)
+def _scaled_mm_shape(x: TensorType, y: TensorType, out_dtype: DType | None) -> TensorType:
     if not x.dtype.is_float8 or not y.dtype.is_float8 or x.rank != 2 or y.rank != 2:
         raise ShapeError(f"_scaled_mm of {x} and {y}: matrices of 8-bit floats are expected")
     return matmul_type(x, y.with_dtype(x.dtype)).with_dtype(out_dtype or x.dtype)

@@ -19,6 +19,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.matmul.recurrent_steps import FLOATS, can_run, emit_steps, last_steps
 from purevk.ops.registry import ShapeError, Types, rewrite
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 # Gets what the input adds to the gates, and the state before; returns the state after.
@@ -316,33 +317,17 @@ def _refuse_lengths(node: Node, traits: DeviceTraits) -> str | None:
     return None
 
 
+@signature("x, hx, params, has_biases, num_layers: int, dropout, train, bidirectional, batch_first")
 def _lstm_shape(
-    x: TensorType,
-    hx: Sequence[TensorType],
-    params: Sequence[TensorType],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    x: TensorType, hx: Sequence[TensorType], bidirectional: bool
 ) -> tuple[TensorType, ...]:
     if len(hx) != 2:
         raise ShapeError("the state of an LSTM is two tensors")
     return _sizes(x, hx[0], bidirectional), hx[0], hx[1]
 
 
-def _rnn_shape(
-    x: TensorType,
-    hx: TensorType,
-    params: Sequence[TensorType],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[TensorType, TensorType]:
+@signature("x, hx, params, has_biases, num_layers: int, dropout, train, bidirectional, batch_first")
+def _rnn_shape(x: TensorType, hx: TensorType, bidirectional: bool) -> tuple[TensorType, TensorType]:
     return _sizes(x, hx, bidirectional), hx
 
 
@@ -359,25 +344,13 @@ def _cell(
     return step(builder, _linear(builder, x, weights.inner, weights.inner_bias), state, weights)
 
 
-def _lstm_cell_shape(
-    x: TensorType,
-    hx: Sequence[TensorType],
-    w_ih: TensorType,
-    w_hh: TensorType,
-    b_ih: TensorType | None = None,
-    b_hh: TensorType | None = None,
-) -> tuple[TensorType, ...]:
+@signature("x, hx, w_ih, w_hh, b_ih=None, b_hh=None")
+def _lstm_cell_shape(hx: Sequence[TensorType]) -> tuple[TensorType, ...]:
     return hx[0], hx[1]
 
 
-def _cell_shape(
-    x: TensorType,
-    hx: TensorType,
-    w_ih: TensorType,
-    w_hh: TensorType,
-    b_ih: TensorType | None = None,
-    b_hh: TensorType | None = None,
-) -> TensorType:
+@signature("x, hx, w_ih, w_hh, b_ih=None, b_hh=None")
+def _cell_shape(hx: TensorType) -> TensorType:
     return hx
 
 

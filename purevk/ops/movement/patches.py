@@ -11,6 +11,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.map import mapped, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
+from purevk.ops.signatures import signature
 
 
 # -- shuffles ------------------------------------------------------------------------------------
@@ -165,14 +166,8 @@ def _im2col(
 rewrite("aten.im2col.default", _im2col_shape, _im2col)
 
 
-def _col2im_shape(
-    x: TensorType,
-    output_size: Sequence[Size],
-    kernel_size: Pair,
-    dilation: Pair,
-    padding: Pair,
-    stride: Pair,
-) -> TensorType:
+@signature("x, output_size, kernel_size, dilation, padding, stride")
+def _col2im_shape(x: TensorType, output_size: Sequence[Size], kernel_size: Pair) -> TensorType:
     height, width = pair(kernel_size)
     return x.with_dims((*x.dims[:-2], x.dims[-2] // (height * width), *output_size))
 

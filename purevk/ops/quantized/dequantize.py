@@ -9,6 +9,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.quantized.operands import dense_rows, texels_of, whole, whole_or_none
 from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.signatures import signature
 
 BLOCKS = "purevk.weight_blocks"
 
@@ -53,15 +54,8 @@ def emit_dequantized(
     )
 
 
-def _shape(
-    weight: TensorType,
-    scales: TensorType,
-    terms: int,
-    bits: int,
-    high_first: bool,
-    group: int,
-    minimums: TensorType | None = None,
-) -> TensorType:
+@signature("weight, scales, terms: int, bits: int, high_first, group: int, minimums=None")
+def _shape(weight: TensorType, terms: int) -> TensorType:
     if terms % BLOCK or not isinstance(weight.dims[0], int) or weight.dims[0] % BLOCK:
         raise ShapeError(f"{terms} terms of {weight} are no blocks")
     return blocks_type(DType.float16, weight.dims[0], terms)

@@ -17,6 +17,7 @@ from purevk.ops.quantized.matmul import (
 )
 from purevk.ops.quantized.operands import INT8, OutputQuantization, supports
 from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
@@ -168,12 +169,8 @@ def _expand_mixed_linear(builder: Builder, node: Node) -> Value:
     )
 
 
-def _mixed_mm_shape(
-    x: TensorType,
-    weight: TensorType,
-    weight_scales: TensorType,
-    weight_zero_points: TensorType | None,
-) -> TensorType:
+@signature("x, weight, weight_scales, weight_zero_points")
+def _mixed_mm_shape(x: TensorType, weight: TensorType) -> TensorType:
     return x.with_dims((*x.dims[:-1], weight.dims[1]))
 
 

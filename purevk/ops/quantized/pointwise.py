@@ -18,9 +18,9 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.quantized.arithmetic import inverse_of, quantized_value, real_number
 from purevk.ops.quantized.operands import INT8
-from purevk.ops.quantized.quantize import FileDType
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import broadcast
+from purevk.ops.signatures import signature
 
 
 class _Output(NamedTuple):
@@ -53,17 +53,11 @@ def _input_number(program: Program, node: Node) -> Term:
     )
 
 
-def _add_shape(
-    input_a: TensorType,
-    input_b: TensorType,
-    input_a_scale: float,
-    input_a_zero_point: int,
-    input_b_scale: float,
-    input_b_zero_point: int,
-    output_scale: float,
-    output_zero_point: int,
-    alpha: float = 1.0,
-) -> TensorType:
+@signature(
+    "input_a, input_b, input_a_scale, input_a_zero_point: int, input_b_scale, "
+    "input_b_zero_point: int, output_scale, output_zero_point: int, alpha=1.0"
+)
+def _add_shape(input_a: TensorType, input_b: TensorType) -> TensorType:
     return TensorType(DType.int8, broadcast(input_a.dims, input_b.dims))
 
 
@@ -96,13 +90,8 @@ register(
 )
 
 
-def _relu_shape(
-    input: TensorType,
-    input_scale: float,
-    input_zero_point: int,
-    output_scale: float,
-    output_zero_point: int,
-) -> TensorType:
+@signature("input, input_scale, input_zero_point: int, output_scale, output_zero_point: int")
+def _relu_shape(input: TensorType) -> TensorType:
     return input
 
 
@@ -115,14 +104,11 @@ def _expand_relu(builder: Builder, node: Node) -> Value:
 register(Operator("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu)))
 
 
-def _shuffle_shape(
-    input: TensorType,
-    input_scale: float,
-    input_zero_point: int,
-    output_inv_scale: float,
-    output_zero_point: int,
-    upscale_factor: int,
-) -> TensorType:
+@signature(
+    "input, input_scale, input_zero_point: int, output_inv_scale, output_zero_point: int, "
+    "upscale_factor: int"
+)
+def _shuffle_shape(input: TensorType, upscale_factor: int) -> TensorType:
     r = upscale_factor
     *lead, channels, height, width = input.dims
     return input.with_dims((*lead, channels // (r * r), height * r, width * r))
@@ -200,22 +186,12 @@ register(Operator(SHUFFLE, _shuffle_by_two_shape, Kernel(_shuffle_by_two_lower))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
-def _sum_shape(
-    a: TensorType,
-    a_scale: float,
-    a_zero_point: int,
-    a_quant_min: int,
-    a_quant_max: int,
-    b: TensorType,
-    b_scale: float,
-    b_zero_point: int,
-    b_quant_min: int,
-    b_quant_max: int,
-    out_scale: float,
-    out_zero_point: int,
-    out_quant_min: int,
-    out_quant_max: int,
-) -> TensorType:
+@signature(
+    "a, a_scale, a_zero_point: int, a_quant_min: int, a_quant_max: int, b, b_scale, "
+    "b_zero_point: int, b_quant_min: int, b_quant_max: int, out_scale, out_zero_point: int, "
+    "out_quant_min: int, out_quant_max: int"
+)
+def _sum_shape(a: TensorType, b: TensorType) -> TensorType:
     return TensorType(a.dtype, broadcast(a.dims, b.dims))
 
 
@@ -248,20 +224,11 @@ register(Operator("quantized_decomposed.add.default", _sum_shape, Rewrite(_expan
 register(Operator("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum_relu)))
 
 
-def _sum_scalar_shape(
-    a: TensorType,
-    a_scale: float,
-    a_zero_point: int,
-    a_quant_min: int,
-    a_quant_max: int,
-    a_dtype: FileDType,
-    b: float,
-    out_scale: float,
-    out_zero_point: int,
-    out_quant_min: int,
-    out_quant_max: int,
-    out_dtype: FileDType = None,
-) -> TensorType:
+@signature(
+    "a, a_scale, a_zero_point: int, a_quant_min: int, a_quant_max: int, a_dtype, b, "
+    "out_scale, out_zero_point: int, out_quant_min: int, out_quant_max: int, out_dtype=None"
+)
+def _sum_scalar_shape(a: TensorType) -> TensorType:
     return a
 
 

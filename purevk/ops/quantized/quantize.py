@@ -18,6 +18,7 @@ from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8
 from purevk.ops.registry import Operator, Rewrite, register
 from purevk.ops.shapes import wrap
+from purevk.ops.signatures import signature
 
 _SPACE = "quantized_decomposed"
 FileDType: TypeAlias = DType | int | None  # a dtype, ExecuTorch's number for one, or none
@@ -41,26 +42,13 @@ def _number(builder: Builder, node: Node, name: str) -> Number:
 
 
 # -- per tensor ----------------------------------------------------------------------------------
-def _quantize_shape(
-    x: TensorType,
-    scale: TensorType | float,
-    zero_point: TensorType | int,
-    quant_min: TensorType | int,
-    quant_max: TensorType | int,
-    dtype: FileDType = None,
-) -> TensorType:
+@signature("x, scale, zero_point, quant_min, quant_max, dtype=None")
+def _quantize_shape(x: TensorType, dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(dtype, DType.int8))
 
 
-def _dequantize_shape(
-    x: TensorType,
-    scale: TensorType | float,
-    zero_point: TensorType | int,
-    quant_min: TensorType | int,
-    quant_max: TensorType | int,
-    input_dtype: FileDType = None,
-    out_dtype: FileDType = None,
-) -> TensorType:
+@signature("x, scale, zero_point, quant_min, quant_max, input_dtype=None, out_dtype=None")
+def _dequantize_shape(x: TensorType, out_dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(out_dtype, REAL))
 
 
@@ -144,41 +132,23 @@ register(
 
 
 # -- per channel ---------------------------------------------------------------------------------
-def _quantize_channel_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    dtype: FileDType = None,
-) -> TensorType:
+@signature("x, scales, zero_points, axis: int, quant_min: int, quant_max: int, dtype=None")
+def _quantize_channel_shape(x: TensorType, axis: int, dtype: FileDType) -> TensorType:
     wrap(axis, x.rank)
     return x.with_dtype(dtype_or(dtype, DType.int8))
 
 
-def _dequantize_channel_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType | None,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-    input_dtype: FileDType = None,
-    out_dtype: FileDType = None,
-) -> TensorType:
+@signature(
+    "x, scales, zero_points, axis: int, quant_min: int, quant_max: int, input_dtype=None, "
+    "out_dtype=None"
+)
+def _dequantize_channel_shape(x: TensorType, axis: int, out_dtype: FileDType) -> TensorType:
     wrap(axis, x.rank)
     return x.with_dtype(dtype_or(out_dtype, REAL))
 
 
-def _fake_quantize_channel_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
-) -> TensorType:
+@signature("x, scales, zero_points, axis: int, quant_min: int, quant_max: int")
+def _fake_quantize_channel_shape(x: TensorType) -> TensorType:
     return x
 
 
@@ -237,26 +207,15 @@ register(
 
 
 # -- per token -----------------------------------------------------------------------------------
-def _quantize_token_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType,
-    quant_min: int,
-    quant_max: int,
-    dtype: FileDType = None,
-) -> TensorType:
+@signature("x, scales, zero_points, quant_min: int, quant_max: int, dtype=None")
+def _quantize_token_shape(x: TensorType, dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(dtype, DType.int8))
 
 
-def _dequantize_token_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType,
-    quant_min: int,
-    quant_max: int,
-    input_dtype: FileDType = None,
-    output_dtype: FileDType = None,
-) -> TensorType:
+@signature(
+    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, output_dtype=None"
+)
+def _dequantize_token_shape(x: TensorType, output_dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(output_dtype, REAL))
 
 
@@ -335,28 +294,18 @@ def _block_parameters(
 
 
 # -- per group of a row --------------------------------------------------------------------------
-def _quantize_group_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType,
-    quant_min: int,
-    quant_max: int,
-    dtype: FileDType = None,
-    group_size: int = 128,
-) -> TensorType:
+@signature(
+    "x, scales, zero_points, quant_min: int, quant_max: int, dtype=None, group_size: int = 128"
+)
+def _quantize_group_shape(x: TensorType, dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(dtype, DType.int8))
 
 
-def _dequantize_group_shape(
-    x: TensorType,
-    scales: TensorType,
-    zero_points: TensorType | None,
-    quant_min: int,
-    quant_max: int,
-    input_dtype: FileDType = None,
-    group_size: int = 128,
-    output_dtype: FileDType = None,
-) -> TensorType:
+@signature(
+    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, "
+    "group_size: int = 128, output_dtype=None"
+)
+def _dequantize_group_shape(x: TensorType, output_dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(output_dtype, REAL))
 
 
@@ -408,28 +357,23 @@ _RANGES = {
 }
 
 
+@signature(
+    "x, block_size, scale, zero_point, dtype=None, quant_min: int | None = None, "
+    "quant_max: int | None = None"
+)
 def _quantize_affine_shape(
-    x: TensorType,
-    block_size: Sequence[Size],
-    scale: TensorType,
-    zero_point: TensorType | None,
-    dtype: FileDType = None,
-    quant_min: int | None = None,
-    quant_max: int | None = None,
+    x: TensorType, block_size: Sequence[Size], dtype: FileDType
 ) -> TensorType:
     Blocks(x.dims, block_size)
     return x.with_dtype(dtype_or(dtype, DType.int8))
 
 
+@signature(
+    "x, block_size, scale, zero_point, input_dtype=None, quant_min: int | None = None, "
+    "quant_max: int | None = None, output_dtype=None"
+)
 def _dequantize_affine_shape(
-    x: TensorType,
-    block_size: Sequence[Size],
-    scale: TensorType,
-    zero_point: TensorType | None,
-    input_dtype: FileDType = None,
-    quant_min: int | None = None,
-    quant_max: int | None = None,
-    output_dtype: FileDType = None,
+    x: TensorType, block_size: Sequence[Size], output_dtype: FileDType
 ) -> TensorType:
     Blocks(x.dims, block_size)
     return x.with_dtype(dtype_or(output_dtype, REAL))

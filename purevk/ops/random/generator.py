@@ -30,21 +30,15 @@ from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, Operator, register
 from purevk.ops.registry import rewrite as register_rewrite
+from purevk.ops.signatures import signature
 
 NAME = "purevk.random"
 TEMPLATE = "random/map.comp"
 _NARROW = 1 << 16  # sizes of ranges for which 32 bits are even enough
 
 
-def _shape(
-    seed: TensorType,
-    kind: str,
-    number: int,
-    sizes: Sequence[Size],
-    dtype: DType,
-    low: Size,
-    span: Size,
-) -> TensorType:
+@signature("seed, kind, number: int, sizes, dtype, low: Size, span: Size")
+def _shape(sizes: Sequence[Size], dtype: DType) -> TensorType:
     return TensorType(dtype, tuple(sizes))
 
 

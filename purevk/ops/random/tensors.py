@@ -9,29 +9,20 @@ from purevk.ir import Arg, Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.creation.shapes import like, sized
 from purevk.ops.random.generator import MANTISSA, random, rewrite, uniform, whole
+from purevk.ops.signatures import signature
 from purevk.ops.sort.sort import sort
 
 
-def _sized(
-    size: Sequence[Size],
-    generator: int | None,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-) -> TensorType:
+@signature("size, generator: int | None, dtype=None, layout=None, device=None, pin_memory=None")
+def _sized(size: Sequence[Size], dtype: DType | None) -> TensorType:
     return sized(size, dtype)
 
 
-def _like(
-    x: TensorType,
-    generator: int | None,
-    dtype: DType | None = None,
-    layout: object = None,
-    device: object = None,
-    pin_memory: object = None,
-    memory_format: object = None,
-) -> TensorType:
+@signature(
+    "x, generator: int | None, dtype=None, layout=None, device=None, pin_memory=None, "
+    "memory_format=None"
+)
+def _like(x: TensorType, dtype: DType | None) -> TensorType:
     return like(x, dtype)
 
 

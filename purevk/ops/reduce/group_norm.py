@@ -35,6 +35,7 @@ from purevk.ops.registry import (
     rewrite,
 )
 from purevk.ops.shapes import is_empty
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 _BIASED = Reduction(finish="(a / float(n))", variance=True)
@@ -82,15 +83,8 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
 NAME = "purevk.group_norm"
 
 
-def _kernel_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    groups: Size,
-    eps: float,
-    epilogue: Expression | None = None,
-    extras: Sequence[TensorType] = (),
-) -> TensorType:
+@signature("x, weight, bias, groups: Size, eps, epilogue=None, extras=()")
+def _kernel_shape(x: TensorType, epilogue: Expression | None) -> TensorType:
     return x if epilogue is None else x.with_dtype(epilogue.dtypes[epilogue.outputs[0]])
 
 
@@ -194,16 +188,8 @@ def _normalize_groups(
     return made, mean, rstd
 
 
-def _group_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    N: Size,
-    C: Size,
-    HxW: Size,
-    group: int,
-    eps: float,
-) -> tuple[TensorType, ...]:
+@signature("x, weight, bias, N: Size, C: Size, HxW: Size, group: int, eps")
+def _group_shape(x: TensorType, N: Size, group: int) -> tuple[TensorType, ...]:
     if x.dims[1] % group != 0:
         raise ShapeError(f"{x.dims[1]} channels in {group} groups")
     stats = x.with_dims((N, group))
@@ -293,16 +279,8 @@ def _moved(builder: Builder, old: Value, new: Value, momentum: float) -> Value:
     return builder.aten._to_copy(made, old.type.dtype)
 
 
-def _batch_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    running_mean: TensorType | None,
-    running_var: TensorType | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[TensorType, ...]:
+@signature("x, weight, bias, running_mean, running_var, training, momentum, eps")
+def _batch_shape(x: TensorType, training: bool) -> tuple[TensorType, ...]:
     saved = TensorType(x.dtype, (x.dims[1],) if training else (0,))
     return x, saved, saved
 
@@ -409,17 +387,10 @@ rewrite(
 )
 
 
-def _instance_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    running_mean: TensorType | None,
-    running_var: TensorType | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
-) -> TensorType:
+@signature(
+    "x, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled=True"
+)
+def _instance_shape(x: TensorType) -> TensorType:
     return x
 
 

@@ -24,6 +24,7 @@ from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.reduce.turn import Turn, check_turn, turn_of
 from purevk.ops.registry import Kernel, Operator, Rewrite, register
 from purevk.ops.shapes import is_empty
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.norm"
@@ -32,23 +33,20 @@ NAME = "purevk.norm"
 _PAIRED_BY_SUBGROUP, _PAIRED_BY_WORKGROUP, _MOST_KEPT = 3, 1, 4096
 
 
+@signature(
+    "x, weight, bias, count: int, eps, rms, epilogue=None, extras=(), plain=True, "
+    "blocks=False, cos=None, sin=None, start: Size = 0, state=None, dim: int = 1, index=None"
+)
 def _norm_shape(
     x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    count: int,
-    eps: float,
-    rms: bool,
-    epilogue: Expression | None = None,
-    extras: Sequence[TensorType] = (),
-    plain: bool = True,
-    blocks: bool = False,
-    cos: TensorType | None = None,
-    sin: TensorType | None = None,
-    start: Size = 0,
-    state: TensorType | None = None,
-    dim: int = 1,
-    index: TensorType | None = None,
+    epilogue: Expression | None,
+    plain: bool,
+    blocks: bool,
+    cos: TensorType | None,
+    sin: TensorType | None,
+    state: TensorType | None,
+    dim: int,
+    index: TensorType | None,
 ) -> tuple[TensorType, ...]:
     """`count`: how many dims, the last ones, are normalized together. With `blocks` the result is in the
     order of fragments, with `plain` also as it is.
@@ -292,12 +290,9 @@ def _takes_program(node: Node) -> bool:
 register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=_takes_program), mutates=(13,)))
 
 
+@signature("x, normalized_shape, weight=None, bias=None, eps=1e-05")
 def _layer_norm_shape(
-    x: TensorType,
-    normalized_shape: Sequence[Size],
-    weight: TensorType | None = None,
-    bias: TensorType | None = None,
-    eps: float = 1e-5,
+    x: TensorType, normalized_shape: Sequence[Size]
 ) -> tuple[TensorType, TensorType, TensorType]:
     lead = x.rank - len(normalized_shape)
     stats = x.with_dims((*x.dims[:lead], *([1] * len(normalized_shape))))
@@ -348,14 +343,8 @@ register(
 )
 
 
-def _layer_norm_one_shape(
-    x: TensorType,
-    normalized_shape: Sequence[Size],
-    weight: TensorType | None = None,
-    bias: TensorType | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> TensorType:
+@signature("x, normalized_shape, weight=None, bias=None, eps=1e-05, cudnn_enable=True")
+def _layer_norm_one_shape(x: TensorType) -> TensorType:
     return x
 
 
@@ -408,12 +397,8 @@ _EPSILON = {
 }
 
 
-def _aten_rms_norm_shape(
-    x: TensorType,
-    normalized_shape: Sequence[Size],
-    weight: TensorType | None = None,
-    eps: float | None = None,
-) -> TensorType:
+@signature("x, normalized_shape, weight=None, eps=None")
+def _aten_rms_norm_shape(x: TensorType) -> TensorType:
     return x
 
 
@@ -434,15 +419,8 @@ register(
 )
 
 
-def _batch_norm_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    running_mean: TensorType,
-    running_var: TensorType,
-    momentum: float,
-    eps: float,
-) -> tuple[TensorType, TensorType, TensorType]:
+@signature("x, weight, bias, running_mean, running_var, momentum, eps")
+def _batch_norm_shape(x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
     empty = TensorType(x.dtype, (0,))
     return x, empty, empty
 

@@ -8,18 +8,16 @@ from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
 from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 
+@signature(
+    "data, reduce, lengths=None, indices=None, offsets=None, axis: int = 0, unsafe=False, "
+    "initial=None"
+)
 def _segment_shape(
-    data: TensorType,
-    reduce: str,
-    lengths: TensorType | None = None,
-    indices: TensorType | None = None,
-    offsets: TensorType | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: float | None = None,
+    data: TensorType, lengths: TensorType | None, offsets: TensorType | None
 ) -> TensorType:
     given = lengths if lengths is not None else offsets
     if given is None:

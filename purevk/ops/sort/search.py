@@ -10,6 +10,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, result_type
 from purevk.ops.registry import rewrite
+from purevk.ops.signatures import signature
 from purevk.ops.sort.sort import sort
 
 
@@ -75,13 +76,9 @@ def _bucket_shape(
 rewrite("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
 
 
+@signature("sorted_sequence, x, out_int32=False, right=False, side=None, sorter=None")
 def _search_shape(
-    sorted_sequence: TensorType,
-    x: TensorType | Scalar,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: TensorType | None = None,
+    sorted_sequence: TensorType, x: TensorType | Scalar, out_int32: bool, right: bool
 ) -> TensorType:
     return _bucket_shape(x, sorted_sequence, out_int32, right)
 
