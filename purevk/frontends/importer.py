@@ -299,7 +299,7 @@ class Importer:
             full = complete(definition, args, recorded, self.where)
             full = with_relations(definition.parameters, full, truth)
             try:
-                types = self._infer(definition, full, recorded, source)
+                types = self._infer(definition, full, recorded, source, exact)
                 if definition.of_user and exact:
                     check_schema(definition, args, len(types), len(recorded), source)
                 if self.sizes is None and not exact:
@@ -339,6 +339,7 @@ class Importer:
         full: tuple[Arg, ...],
         recorded: Sequence[Recorded],
         source: str,
+        exact: bool,
     ) -> list[TensorType]:
         """The types of results. If they are not those that are recorded, the error says who can be
         wrong: in a trusted graph, it is no file.
@@ -347,7 +348,7 @@ class Importer:
             UnsettledBounds: they may be so if sizes have other bounds.
         """
         try:
-            return self.types.infer(definition, full, recorded, source)
+            types = self.types.infer(definition, full, recorded, source, exact)
         except FileFormatError as error:
             # A size without a bound is taken for the largest number, for which this may be wrong.
             self.bounds.settle((*_sizes(self.nodes), *_dims_in(full)))
@@ -367,6 +368,11 @@ class Importer:
                     ' torch.compile(module, backend="purevk") runs such a graph in eager torch',
                 ) from error
             raise
+        for type, stated in zip(types, recorded):
+            for size, expression in zip(type.dims, stated.dims):
+                if exact and isinstance(size, int) and isinstance(expression, Dim):
+                    self.constrain(Guard(expression, "==", size, True))
+        return types
 
     def number(self, number: Arg, type: TensorType, source: str) -> Value:
         """A number that is known at a call, as a tensor of one element."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ class OpenType:
 
 
 Recorded = TensorType | OpenType  # the type that a file states of a result
+
+
+def _may_be(size: Size, stated: Size | Bound) -> bool:
+    """Whether a size is the stated one at some call."""
+    if isinstance(stated, Dim):
+        return _dims.settled(stated, "==", size) is not False
+    return size == stated
 
 
 class ResultTypes:
@@ -62,8 +70,13 @@ class ResultTypes:
         full: tuple[Arg, ...],
         recorded: Sequence[Recorded],
         source: str,
+        exact: bool,
     ) -> list[TensorType]:
         """The types that the shape function gives, in the recorded dtypes.
+
+        Args:
+            exact: the recorded sizes hold at every call, given the guards of the program. An
+                expression of sizes can be a number by a guard.
 
         Raises:
             UnknownSizes: the results have data-dependent sizes.
@@ -93,7 +106,10 @@ class ResultTypes:
             if number < len(recorded):
                 stated = recorded[number]
                 static = type.is_static and not self.specialized and not self.traced_elsewhere
-                if type.rank != len(stated.dims) or (static and type.dims != stated.dims):
+                if type.rank != len(stated.dims) or (
+                    static
+                    and not all(map(_may_be if exact else operator.eq, type.dims, stated.dims))
+                ):
                     raise FileFormatError(
                         f"result {number} of {definition.name} is recorded as {stated}",
                         where=f"{self.where}, {source}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from purevk.dtypes import DType
 from purevk.ir import Dim, Node, Scalar, Size, TensorType, Value
@@ -17,6 +18,7 @@ from purevk.ops.registry import Operator, Rewrite, ShapeError, register
 from purevk.ops.signatures import signature
 
 Real = Size | float
+_DIGITS = 2**20  # largest factor of a size below 2**31 that leaves all digits in a double
 
 
 def _number_type(number: TensorType | Scalar) -> DType:
@@ -89,18 +91,26 @@ def _arange_shape(start: Real, end: Real, step: Real, dtype: DType | None) -> Te
     numbers = (start, end, step)
     floats = any(isinstance(number, float) for number in numbers)
     dtype = dtype or (DType.float32 if floats else DType.int64)
-    if floats and dtype is not DType.int64:
-        first, last, distance = (_as_float(number) for number in numbers)
+    if not floats or dtype is DType.int64:
+        low, high, by = (int(number) if isinstance(number, float) else number for number in numbers)
+    elif any(isinstance(number, Dim) for number in numbers):
+        low, high, by = _as_integers(numbers)
+    else:
+        first, last, distance = map(float, numbers)
         return TensorType(dtype, (max(math.ceil((last - first) / distance), 0),))
-    low, high, by = (int(number) if isinstance(number, float) else number for number in numbers)
     length = high - low if isinstance(by, int) and by == 1 else -((low - high) // by)
     return TensorType(dtype, (_dims.maximum(length, 0),))
 
 
-def _as_float(number: Real) -> float:
-    if isinstance(number, Dim):
-        raise ShapeError("arange of a real number and a size that is known only at a call")
-    return float(number)
+def _as_integers(numbers: Sequence[Real]) -> list[Size]:
+    """Sizes and real numbers times what makes all of them integers. It is a power of two, and so
+    small that the doubles that torch computes with have all digits."""
+    scale = max(Fraction(number).denominator for number in numbers if not isinstance(number, Dim))
+    if scale > _DIGITS:
+        raise ShapeError(f"arange of a size that is known only at a call, and of {numbers}")
+    return [
+        number * scale if isinstance(number, Dim) else int(number * scale) for number in numbers
+    ]
 
 
 def _expand_arange(builder: Builder, node: Node) -> Value:
