@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,17 @@ from purevk.graph.context import Context
 from purevk.graph.first_dispatch import dispatch_each
 from purevk.graph.fragments import trial_of
 from purevk.graph.tuned import entry_name
+from purevk.ir.expected import Expected
 from purevk.lower.lowering import KernelSpec
 from purevk.program.leaves import Leaves
 from purevk.program.plan_cache.cache import PlanCache
-from purevk.program.variants.coverage import input_sizes, serves, uncovered_sizes, wider_sizes
+from purevk.program.variants.coverage import (
+    decided_by,
+    input_sizes,
+    serves,
+    uncovered_sizes,
+    wider_sizes,
+)
 from purevk.report import lowered
 from purevk.schedule.plan import Lowered
 
@@ -160,15 +167,21 @@ class _Method:
     complete: bool
 
 
+# What a method is lowered for: sizes of inputs, and what open comparisons are decided by.
+_Attempt = tuple[InputSizes | None, Mapping[str, Expected] | None]
+
+
 def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any) -> _Method:
     """Lowers a method for its exported bounds, and for the sizes that this does not serve."""
     leaves = Leaves()
     cache = PlanCache.of(context, FileSource(program, name), leaves)
 
-    def lower(sizes: InputSizes | None = None) -> Lowered:
-        lowered_method = lowered.lower(program, name, context.traits, sizes, leaves)
+    def lower(
+        sizes: InputSizes | None = None, expected: Mapping[str, Expected] | None = None
+    ) -> Lowered:
+        lowered_method = lowered.lower(program, name, context.traits, sizes, leaves, expected)
         if cache is not None:
-            key = cache.key(name, sizes, None, len(program.methods) > 1)
+            key = cache.key(name, sizes, expected, len(program.methods) > 1)
             if key is not None:
                 cache.put(key, lowered_method)
         return lowered_method
@@ -177,7 +190,7 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
     kernels = dict.fromkeys(first.plan.kernels)
     others = uncovered_sizes(first.graph, first.guards)
     wide: list[Lowered] = []
-    tried: list[InputSizes] = []
+    tried: list[_Attempt] = []
     left, done = 0, 1
     for number, env in enumerate(others.sizes):
         if bar is not None:
@@ -185,20 +198,24 @@ def _lower(program: ModelFile, name: str, context: Context, limit: int, bar: Any
         if any(serves(plan.graph, plan.guards, env) for plan in wide):
             continue
         exact = input_sizes(first.graph, env)
-        wider = wider_sizes(first.graph, exact)
-        for sizes in (exact,) if wider is None or wider in tried else (wider, exact):
+        attempts: list[_Attempt] = [
+            (wider_sizes(first.graph, exact), decided_by(first.guards, env))
+        ]
+        if attempts == [(None, None)] or attempts[0] in tried:
+            attempts = []
+        for attempt in (*attempts, (exact, None)):
             if done >= limit:
                 left += 1
                 break
             try:
-                lowered_method = lower(sizes)
+                lowered_method = lower(*attempt)
             except (FileFormatError, GraphError):
                 continue  # a call of its own sizes raises InputError
             finally:
-                tried.append(sizes)
+                tried.append(attempt)
             kernels.update(dict.fromkeys(lowered_method.plan.kernels))
             done += 1
-            if sizes is wider and serves(lowered_method.graph, lowered_method.guards, env):
+            if attempts and serves(lowered_method.graph, lowered_method.guards, env):
                 wide.append(lowered_method)
                 break
     return _Method(kernels, done, left, others.complete)

@@ -69,11 +69,23 @@ def planned_sizes(
     most = _rounded.get() if most is None else most
     for least in (ROUNDED, 1):
         if least <= most:
-            found = {name: round_up(size, least) for name, size in sizes.items()}
+            found = _apart(sizes, least)
             much = (now > max(_MUCH * b, _FEW) for b, now in zip(before, nbytes(found)))
             if most == FAR or not any(much):
                 yield found
     yield dict(sizes)
+
+
+def _apart(sizes: Mapping[_Name, int], least: int) -> dict[_Name, int]:
+    """The sizes, rounded up. Those that differ in the example stay different, since by what memory is
+    planned for is decided what is true of the sizes."""
+    planned: dict[int, int] = {}
+    for size in sorted(set(sizes.values())):
+        power = found = round_up(size, least)
+        while found in planned.values():
+            found += max(power // 4, 1)
+        planned[size] = found
+    return {name: planned[size] for name, size in sizes.items()}
 
 
 def round_up(number: int, least: int = ROUNDED) -> int:

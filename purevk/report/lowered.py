@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from purevk.frontends.files import ModelFile
 from purevk.frontends.importer import InputSizes
 from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
+from purevk.ir.expected import Expected
 from purevk.program.leaves import Leaves
 from purevk.program.specs import ArgumentSpec
 from purevk.program.variants.lowering import lower_graph
@@ -23,12 +24,14 @@ def lower(
     traits: DeviceTraits,
     sizes: InputSizes | None = None,
     leaves: Leaves | None = None,
+    expected: Mapping[str, Expected] | None = None,
 ) -> Lowered:
     """Lowers a method of an open file, for its exported bounds or for the sizes of a call. Needs no
     device.
 
     Args:
         leaves: the constants and states that lowerings of the program share, if they do.
+        expected: as for `lower_graph`.
 
     Raises:
         UnsupportedProgramError, FileFormatError: as `purevk.load` does.
@@ -38,7 +41,7 @@ def lower(
         graph = program.graph(method, sizes)
         return graph if leaves is None else leaves.share(method, graph)
 
-    return lower_graph(imported, traits)
+    return lower_graph(imported, traits, expected)
 
 
 # -- inputs and outputs --------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """The sizes within the exported bounds that a lowering does not serve: they break a guard, or are
 below what it was lowered for. A call of such sizes is lowered again: first with the sizes of 1 fixed
-and the others dynamic, and if that does not serve it, for its own sizes."""
+and the others dynamic, or if none is 1, with decisions that are true of its sizes; and if that does
+not serve it, for its own sizes."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.ir.binding import input_symbols
+from purevk.ir.expected import Expected
 from purevk.ir.symbols import Bound
 
 if TYPE_CHECKING:
@@ -89,6 +91,39 @@ def wider_sizes(graph: Graph, sizes: InputSizes) -> InputSizes | None:
         if 1 in numbers and any(isinstance(number, Bound) for number in numbers)
         else None
     )
+
+
+def by_sizes(env: Mapping[Symbol, int]) -> dict[str, Expected]:
+    """Has a lowering decide by the sizes of a call what its bounds leave open, such as whether two
+    are equal. It serves all calls of whose sizes the same is true."""
+    return {
+        symbol.name: Expected(max(symbol.upper, size), size)
+        for symbol, size in env.items()
+        if symbol.is_size and not symbol.unbacked
+    }
+
+
+def decided_by(guards: Sequence[Guard], env: Mapping[Symbol, int]) -> dict[str, Expected] | None:
+    """What a lowering for the exported bounds decides by, so that it serves these sizes; None if one
+    is 1, since what is true of that is true of no other.
+
+    The sizes are those below the bounds by which the guards are as at the call: they are the same
+    for many calls. Else they are those of the call.
+
+    Args:
+        guards: of the lowering for the exported bounds that does not serve these sizes.
+        env: values of the symbols.
+    """
+    sizes = {symbol: size for symbol, size in env.items() if symbol.is_size}
+    if 1 in sizes.values():
+        return None
+    typical = dict(env)
+    for symbol, size in sizes.items():
+        larger = {n for s, n in sizes.items() if s.upper == symbol.upper and n > size}
+        typical[symbol] = symbol.upper - len(larger) * (symbol.upper // 4)
+    known = [guard for guard in guards if guard.symbols <= env.keys()]
+    alike = all(guard.holds(typical) == guard.holds(dict(env)) for guard in known)
+    return by_sizes(typical if alike else env)
 
 
 def _wider(value: object, dims: tuple[int | Bound, ...] | None) -> tuple[int | Bound, ...] | None:

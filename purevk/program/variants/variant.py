@@ -28,7 +28,7 @@ from purevk.mapped import CUT_SHORT
 from purevk.program.arguments import InputReader, describe_given, describe_inputs
 from purevk.program.call import MethodCall
 from purevk.program.plan_cache.cache import PlanCache
-from purevk.program.variants.coverage import wider_sizes
+from purevk.program.variants.coverage import by_sizes, decided_by, wider_sizes
 from purevk.program.variants.lowering import lower_graph, uncollected, with_line
 from purevk.program.variants.ranges import refused_sizes
 from purevk.program.variants.specialization import Sizes, Specialization
@@ -209,7 +209,10 @@ class Variant:
         Raises:
             InputError: the sizes do not go together.
         """
-        for strategy in (self._present, self._refused, self._grown, self._wider, self._exact):
+        strategies = (
+            self._present, self._refused, self._grown, self._wider, self._decided, self._exact,
+        )  # fmt: skip
+        for strategy in strategies:
             answer = strategy(call)
             if isinstance(answer, SizeConstraintError):
                 return answer
@@ -264,7 +267,8 @@ class Variant:
             None if dims is None else tuple(map(_room, _dims_of(value), dims))
             for value, dims in zip(first.graph.inputs, self._sizes_of(call.arrays))
         ]
-        return self._serve(call, self._tried(sizes))
+        env = first.environment(call.arrays)
+        return self._serve(call, self._tried(sizes, by_sizes(env)))
 
     def _wider(self, call: MethodCall) -> bool:
         """A new one for some sizes, which serves others too; see `wider_sizes`."""
@@ -272,6 +276,13 @@ class Variant:
         if wider is None or any(one.sizes == wider for one in self.specializations):
             return False
         return self._serve(call, self._tried(wider))
+
+    def _decided(self, call: MethodCall) -> bool:
+        """A new one that decides by the sizes of the call; see `decided_by`."""
+        first = self.specializations[0]
+        env = first.environment(call.arrays)
+        expected = decided_by(first.guards, env)
+        return expected is not None and self._serve(call, self._tried(None, expected))
 
     def _exact(self, call: MethodCall) -> SizeConstraintError | bool:
         """A new one for these sizes alone."""
@@ -317,11 +328,13 @@ class Variant:
             self.graph, env, arrays, self.where, self.program.bounds, self.lenient, above
         )
 
-    def _tried(self, sizes: Sizes) -> Specialization | None:
+    def _tried(
+        self, sizes: Sizes | None, expected: Mapping[str, Expected] | None = None
+    ) -> Specialization | None:
         """A lowering for sizes and bounds; None where the method does not take them, or the memory
         for them does not fit."""
         try:
-            return self._prepare(sizes)
+            return self._prepare(sizes, expected)
         except OutOfDeviceMemoryError as error:
             _log.warning(
                 "%s: memory for larger sizes than those of this call does not fit: %s",

@@ -89,3 +89,83 @@ def test_multiples_of_one_size_need_no_other_lowering() -> None:
             for have, want in zip(program(x), module(x), strict=True):
                 torch.testing.assert_close(have, want)
         assert len(program.methods["forward"].variants[0].specializations) == 1
+
+
+class _Steps(nn.Module):
+    """Numbers from a real start, or by a real step, up to a size."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.start, self.step = rng.choice([0.5, -1.25, 3.0]), rng.choice([0.5, 1.0, 0.75, 2.5])
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        n = x.shape[0]
+        return (
+            (torch.arange(0.5, n) / n + x),
+            torch.arange(self.start, n, self.step) * 2,
+            torch.arange(n, self.start, -self.step).cumsum(0),
+            torch.arange(self.start, n, 2, dtype=torch.int64),
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_real_steps_up_to_a_size(seed: int) -> None:
+    model = _Steps(random.Random(seed))
+    sizes = ({0: Dim.DYNAMIC},)
+    with purevk.compile(model, (torch.randn(7),), dynamic_shapes=sizes) as program:
+        for count in (7, 12, 4):
+            x = torch.randn(count)
+            for out, wanted in zip(program.forward(x), model(x)):
+                torch.testing.assert_close(out, wanted)
+
+
+class _Patches(nn.Module):
+    """Positions of 4 x 6 patches are added as they are, others are resized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(1, 2, 4, 6))
+
+    def forward(self, x: Any) -> Any:
+        y = nn.functional.avg_pool2d(x, 8)
+        rows, columns = y.shape[2:]
+        if (rows, columns) == (4, 6):
+            return y.flatten(2) + self.positions.flatten(2)
+        return y.flatten(2) + nn.functional.interpolate(self.positions, (rows, columns)).flatten(2)
+
+
+@torch.no_grad()
+def test_sizes_that_a_guard_makes_numbers() -> None:
+    model, dims = _Patches(), ({2: Dim.AUTO, 3: Dim.AUTO},)
+    with purevk.compile(model, (torch.randn(1, 2, 32, 48),), dynamic_shapes=dims) as program:
+        for size in ((32, 48), (37, 50), (48, 32), (32, 24)):
+            x = torch.randn(1, 2, *size)
+            torch.testing.assert_close(program.forward(x), model(x))
+
+
+class _Pixels(nn.Module):
+    """Attention of pixels, as in the middle of the autoencoder of a diffusion model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(2, 4, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        y = nn.functional.avg_pool2d(self.mix(x), 2)
+        pixels = y.view(1, 4, -1).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(pixels, pixels, pixels)
+        return mixed.transpose(1, 2).reshape(y.shape) + y
+
+
+@pytest.mark.parametrize("most", [None, 64])
+@torch.no_grad()
+def test_images_that_are_not_square_are_lowered_once(most: int | None) -> None:
+    model = _Pixels()
+    dim = Dim.AUTO if most is None else Dim.AUTO(max=most)
+    dims = ({2: dim, 3: dim},)
+    with purevk.compile(model, (torch.randn(1, 2, 8, 16),), dynamic_shapes=dims) as program:
+        (variant,) = program.methods["forward"].variants
+        for size in ((8, 16), (10, 20), (16, 30), (20, 24), (12, 12), (24, 24)):
+            x = torch.randn(1, 2, *size)
+            torch.testing.assert_close(program.forward(x), model(x))
+        assert len(variant.specializations) <= 2 + (most is not None)
