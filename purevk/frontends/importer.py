@@ -21,7 +21,7 @@ from purevk.frontends.operator_arguments import (
     takes_number,
     with_relations,
 )
-from purevk.frontends.result_types import Recorded, ResultTypes
+from purevk.frontends.result_types import Recorded, ResultTypes, fixed_sizes
 from purevk.ir import (
     Arg,
     Bound,
@@ -368,10 +368,8 @@ class Importer:
                     ' torch.compile(module, backend="purevk") runs such a graph in eager torch',
                 ) from error
             raise
-        for type, stated in zip(types, recorded):
-            for size, expression in zip(type.dims, stated.dims):
-                if exact and isinstance(size, int) and isinstance(expression, Dim):
-                    self.constrain(Guard(expression, "==", size, True))
+        for guard in fixed_sizes(types, recorded) if exact else ():
+            self.constrain(guard)
         return types
 
     def number(self, number: Arg, type: TensorType, source: str) -> Value:

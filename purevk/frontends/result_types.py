@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.bounds import SizeBounds
-from purevk.ir import Arg, Bound, Dim, Size, Symbol, SymbolSource, TensorType, Value
+from purevk.ir import Arg, Bound, Dim, Guard, Size, Symbol, SymbolSource, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ir.expected import Expected, expected
 from purevk.ops import registry
@@ -34,6 +34,14 @@ def _may_be(size: Size, stated: Size | Bound) -> bool:
     if isinstance(stated, Dim):
         return _dims.settled(stated, "==", size) is not False
     return size == stated
+
+
+def fixed_sizes(types: Sequence[TensorType], recorded: Sequence[Recorded]) -> Iterator[Guard]:
+    """That the recorded expressions of sizes are the numbers that shape functions give."""
+    for type, stated in zip(types, recorded):
+        for size, expression in zip(type.dims, stated.dims):
+            if isinstance(size, int) and isinstance(expression, Dim):
+                yield Guard(expression, "==", size, True)
 
 
 class ResultTypes:
