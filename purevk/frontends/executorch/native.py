@@ -231,13 +231,15 @@ class _Method:
         names = [name for result in node.results for name in result.names]
         if len(names) != len(values):
             self._fail(f"{node.name!r} has {len(names)} results", f"{len(values)} are given")
+        for result in node.results:
+            if result.alias_of:
+                if result.alias_of not in self.env:
+                    self._fail(f"{node.name!r} shares memory with a value that is not there yet")
+                self.roots |= dict.fromkeys(result.names, result.alias_of)
         for name, value in zip(names, values):
             if name in self.env:
                 self._fail(f"the value {name!r} is there twice")
             self.env[name] = value
-        for result in node.results:
-            if result.alias_of:
-                self.roots |= dict.fromkeys(result.names, result.alias_of)
 
     # -- writes -----------------------------------------------------------------------------------
     def _check_write(self, graph: NativeGraph, at: int) -> None:

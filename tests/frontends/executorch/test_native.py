@@ -404,6 +404,21 @@ def test_writes_that_another_name_would_have_to_see() -> None:
         file.graph("forward")
 
 
+@pytest.mark.parametrize("aliases", [["v"], ["w", "v"], ["y", "v", "w"]], ids=len)
+def test_values_that_share_memory_with_later_ones(aliases: list[str]) -> None:
+    """By their own name, or in a circle: the search for the owner of the memory would not end."""
+    names = ["v", "w", "y"][: len(aliases)]
+    written = argument(schema.TensorArg(name=names[-1]), mutated=True)
+    nodes = [
+        call(name, "torch.ops.aten.alias.default", [tensor_argument("x")], alias=alias)
+        for name, alias in zip(names, aliases)
+    ]
+    nodes.append(call("r", "torch.ops.aten.relu_.default", [written], alias=names[-1]))
+    data = native_file(native_graph(nodes, ["x"], ["r"], *names))
+    with open_file(data) as file, pytest.raises(FileFormatError, match="not there yet"):
+        file.graph("forward")
+
+
 # -- damaged files --------------------------------------------------------------------------------
 def _members(data: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
