@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.lower.lowering import Lowering
@@ -12,6 +12,9 @@ from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.registry import Kernel, Operator, Order, register
 from purevk.ops.signatures import signature
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NAME = "purevk.map"
 
@@ -60,34 +63,49 @@ register(
 )
 
 
+class MapOptions(TypedDict, total=False):
+    """Attributes of a `MapSpec`."""
+
+    order: int | None
+    lanes: Mapping[int, Sequence[int | None]]
+    template: str
+    macros: Mapping[str, object]
+    flops: int
+    pushed: tuple[str, ...]
+
+
+def _spec(
+    body: str,
+    inputs: Mapping[str, Value],
+    numbers: Mapping[str, Size],
+    stores: bool,
+    *,
+    lanes: Mapping[int, Sequence[int | None]] = {},
+    macros: Mapping[str, object] = {},
+    **options: Any,
+) -> MapSpec:
+    return MapSpec(
+        body,
+        tuple(inputs),
+        tuple(numbers),
+        lanes=tuple((d, tuple(dims)) for d, dims in lanes.items()),
+        macros=tuple((name, str(text)) for name, text in macros.items()),
+        stores=stores,
+        **options,
+    )
+
+
 def mapped(
     builder: Builder,
     body: str,
     inputs: Mapping[str, Value],
     result: TensorType,
     *,
-    numbers: Mapping[str, Size] | None = None,
-    order: int | None = None,
-    lanes: Mapping[int, Sequence[int | None]] | None = None,
-    template: str = "elementwise/map.comp",
-    macros: Mapping[str, object] | None = None,
-    flops: int = 1,
-    pushed: Sequence[str] = (),
+    numbers: Mapping[str, Size] = {},
+    **options: Unpack[MapOptions],
 ) -> Value:
     """Emits `purevk.map` for one result; see `mapped_all`."""
-    return mapped_all(
-        builder,
-        body,
-        inputs,
-        result,
-        numbers=numbers,
-        order=order,
-        lanes=lanes,
-        template=template,
-        macros=macros,
-        flops=flops,
-        pushed=pushed,
-    )[0]
+    return mapped_all(builder, body, inputs, result, numbers=numbers, **options)[0]
 
 
 def mapped_all(
@@ -95,30 +113,12 @@ def mapped_all(
     body: str,
     inputs: Mapping[str, Value],
     *results: TensorType,
-    numbers: Mapping[str, Size] | None = None,
-    order: int | None = None,
-    lanes: Mapping[int, Sequence[int | None]] | None = None,
-    template: str = "elementwise/map.comp",
-    macros: Mapping[str, object] | None = None,
-    flops: int = 1,
-    pushed: Sequence[str] = (),
+    numbers: Mapping[str, Size] = {},
+    **options: Unpack[MapOptions],
 ) -> tuple[Value, ...]:
-    """Emits `purevk.map` for results of the types `results`. The other arguments are attributes of
-    `MapSpec`."""
-    spec = MapSpec(
-        body,
-        tuple(inputs),
-        tuple(numbers or {}),
-        order=order,
-        lanes=tuple((d, tuple(dims)) for d, dims in (lanes or {}).items()),
-        template=template,
-        macros=tuple((name, str(text)) for name, text in (macros or {}).items()),
-        flops=flops,
-        pushed=tuple(pushed),
-    )
-    return builder.emit_all(
-        NAME, spec, tuple(inputs.values()), tuple((numbers or {}).values()), tuple(results)
-    )
+    """Emits `purevk.map` for results of the types `results`."""
+    spec = _spec(body, inputs, numbers, True, **options)
+    return builder.emit_all(NAME, spec, tuple(inputs.values()), tuple(numbers.values()), results)
 
 
 OVER = "purevk.map_over"
@@ -142,10 +142,12 @@ def mapped_over(
     inputs: Mapping[str, Value],
     over: Sequence[Size],
     result: TensorType,
-    numbers: Mapping[str, Size] | None = None,
+    *,
+    numbers: Mapping[str, Size] = {},
+    **options: Unpack[MapOptions],
 ) -> Value:
     """Emits `purevk.map_over` for one result; see `mapped_over_all`."""
-    return mapped_over_all(builder, body, inputs, over, result, numbers=numbers)[0]
+    return mapped_over_all(builder, body, inputs, over, result, numbers=numbers, **options)[0]
 
 
 def mapped_over_all(
@@ -154,21 +156,15 @@ def mapped_over_all(
     inputs: Mapping[str, Value],
     over: Sequence[Size],
     *results: TensorType,
-    numbers: Mapping[str, Size] | None = None,
-    **options: Any,
+    numbers: Mapping[str, Size] = {},
+    **options: Unpack[MapOptions],
 ) -> tuple[Value, ...]:
     """Emits `purevk.map_over`: the statements `body` run once for each index of a space of sizes
     `over`. They write elements of the results with `R_PUT`; elements that no statement writes are
-    undefined. `options`: further attributes of the `MapSpec`."""
-    spec = MapSpec(body, tuple(inputs), tuple(numbers or {}), stores=False, **options)
-    return builder.emit_all(
-        OVER,
-        spec,
-        tuple(inputs.values()),
-        tuple((numbers or {}).values()),
-        tuple(results),
-        tuple(over),
-    )
+    undefined."""
+    spec = _spec(body, inputs, numbers, False, **options)
+    values = tuple(inputs.values()), tuple(numbers.values())
+    return builder.emit_all(OVER, spec, *values, results, tuple(over))
 
 
 def others(dims: Sequence[int], rank: int) -> dict[int, tuple[int, ...]]:

@@ -19,7 +19,7 @@ from purevk.lower.elements import acc_of
 from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
-from purevk.ops.map import mapped, mapped_over, mapped_over_all
+from purevk.ops.map import mapped, mapped_over
 from purevk.ops.registry import (
     DataDependentSize,
     DataDependentType,
@@ -220,19 +220,19 @@ def _unique2_shape(
 
 def _slice_order(builder: Builder, rows: Value) -> Value:
     """The indices of rows in ascending order. Each row counts the rows before it."""
-    macros = [("T_X", acc_of(rows.type.dtype))]
+    macros = {"T_X": acc_of(rows.type.dtype)}
     if not rows.type.dtype.is_float:
-        macros.append(("IS_LESS(a, b)", "(a < b)"))
-    (order,) = mapped_over_all(
+        macros["IS_LESS(a, b)"] = "(a < b)"
+    size = rows.type.dims[:1]
+    return mapped_over(
         builder,
         "",
         {"X": rows},
-        rows.type.dims[:1],
-        TensorType(DType.int32, rows.type.dims[:1]),
+        size,
+        TensorType(DType.int32, size),
         template="sort/row_order.comp",
-        macros=tuple(macros),
+        macros=macros,
     )
-    return order
 
 
 def _unique(

@@ -87,14 +87,7 @@ def matrix_kernel(
         *(type if type.rank else type.with_dims((1,)) for type in results),
         numbers=numbers,
         template="linalg/small.comp",
-        macros=tuple(
-            (name, str(text))
-            for name, text in {
-                "FORM": _FORMS.index(form),
-                "COLUMN": f"i{len(batch)}",
-                **macros,
-            }.items()
-        ),
+        macros={"FORM": _FORMS.index(form), "COLUMN": f"i{len(batch)}", **macros},
     )
 
 
