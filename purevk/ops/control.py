@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Dim, Graph, Scalar, Size, TensorType, Value
+from purevk.ir import Arg, Dim, Graph, Size, TensorType, Value
 from purevk.ops.registry import Control, Operator, ShapeError, register
+from purevk.ops.signatures import signature
 
 # In these shape functions, an operand that is a tensor is its type.
 Operands: TypeAlias = tuple[Arg | TensorType, ...]
@@ -54,15 +55,8 @@ def _types(args: Operands) -> tuple[TensorType, ...]:
     return tuple(arg if isinstance(arg, TensorType) else output_type(arg) for arg in args)
 
 
-def _cond(
-    predicate: Scalar | TensorType,
-    true: Graph,
-    false: Graph,
-    true_operands: Operands,
-    false_operands: Operands,
-    reads: States,
-    writes: States,
-) -> tuple[TensorType, ...]:
+@signature("predicate, true, false, true_operands, false_operands, reads, writes")
+def _cond(true: Graph, false: Graph) -> tuple[TensorType, ...]:
     made = tuple(output_type(output) for output in true.outputs)
     _agree(
         "the branches differ in what they return",
@@ -72,15 +66,8 @@ def _cond(
     return made
 
 
-def _while(
-    condition: Graph,
-    body: Graph,
-    carried: Operands,
-    condition_operands: Operands,
-    body_operands: Operands,
-    reads: States,
-    writes: States,
-) -> tuple[TensorType, ...]:
+@signature("condition, body, carried, condition_operands, body_operands, reads, writes")
+def _while(body: Graph, carried: Operands) -> tuple[TensorType, ...]:
     made = _types(carried)
     _agree(
         "the body of a loop returns other types than it takes",
@@ -90,15 +77,8 @@ def _while(
     return made
 
 
-def _for(
-    body: Graph,
-    length: Size,
-    carried: Operands,
-    scanned: tuple[TensorType, ...],
-    operands: Operands,
-    reads: States,
-    writes: States,
-) -> tuple[TensorType, ...]:
+@signature("body, length: Size, carried, scanned, operands, reads, writes")
+def _for(body: Graph, length: Size, carried: Operands) -> tuple[TensorType, ...]:
     made = tuple(output_type(output) for output in body.outputs)
     first = _types(carried)
     _agree("the body of a scan returns other types than it takes", first, made[: len(first)])

@@ -1,4 +1,4 @@
-"""The parameters of operators on whose values no type of a result depends."""
+"""Parameters that the functions of an operator's definition get but do not read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 def signature(parameters: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Gives a shape function the parameters of its operator, such as "x, dim: int = -1, out=None". The
-    function itself takes those by name that the types of the results follow from.
+    """Gives a function the parameters in a text, such as "x, dim: int = -1, out=None". The function
+    itself takes those by name that it reads.
 
-    Integers have their annotation, because files may state them as real numbers
-    (`Operator.integers`).
+    For a shape function, these are the parameters of the operator. Integers have their annotation,
+    because files may state them as real numbers (`Operator.integers`).
     """
     made = _parsed(parameters)
     names = tuple(made.parameters)

@@ -24,6 +24,7 @@ from purevk.ops.map import mapped
 from purevk.ops.movement.rearrange import pad
 from purevk.ops.registry import Operator, View, register, rewrite
 from purevk.ops.shapes import pair
+from purevk.ops.signatures import signature
 
 _LEAST_TERMS = 32  # of a window, from which on rows of them are worth a copy
 
@@ -33,16 +34,8 @@ def _windows_shape(x: TensorType, dim: int, kernel: int, stride: int, dilation: 
     return x.with_dims((*x.dims[:dim], count, *x.dims[dim + 1 :], kernel))
 
 
-def _windows_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    kernel: int,
-    stride: int,
-    dilation: int,
-) -> tuple[Layout]:
+@signature("layout, x, results, value, dim, kernel, stride, dilation")
+def _windows_layout(layout: Layout, dim: int, stride: int, dilation: int) -> tuple[Layout]:
     strides = tuple(step * stride if d == dim else step for d, step in enumerate(layout.strides))
     return (Layout(layout.offset, (*strides, layout.strides[dim] * dilation)),)
 

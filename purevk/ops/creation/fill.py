@@ -220,15 +220,10 @@ def _triangle(upper: bool) -> None:
             if (j - i >= offset if upper else j - i <= offset)
         )
 
-    def shape(
-        row: int,
-        col: int,
-        offset: int = 0,
-        dtype: DType | None = None,
-        layout: object = None,
-        device: object = None,
-        pin_memory: object = None,
-    ) -> TensorType:
+    @signature(
+        "row: int, col: int, offset: int = 0, dtype=None, layout=None, device=None, pin_memory=None"
+    )
+    def shape(row: int, col: int, offset: int, dtype: DType | None) -> TensorType:
         known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
         return TensorType(known or DType.int64, (2, count(row, col, offset)))
 

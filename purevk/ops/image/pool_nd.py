@@ -19,6 +19,7 @@ from purevk.ops.index.indexing import scatter_along
 from purevk.ops.map import mapped, mapped_all, others
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.shapes import pair
+from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
 # What an adaptive pooling is asked for: None keeps the size of the input.
@@ -186,14 +187,12 @@ def _pools(count: int) -> None:
     def refuse(node: Node, traits: DeviceTraits) -> str | None:
         return traits.too_long(*node.ints("kernel_size", count))
 
+    @signature(
+        "x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,"
+        " divisor_override: int | None = None"
+    )
     def average_shape(
-        x: TensorType,
-        kernel_size: Ints,
-        stride: Ints = (),
-        padding: Ints = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
+        x: TensorType, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool
     ) -> TensorType:
         return _Windows.fixed(x, count, kernel_size, stride, padding, 1, ceil_mode).type(x)
 
@@ -273,13 +272,8 @@ for _count in (1, 2, 3):
 
 # -- the inverse of maximum pooling ---------------------------------------------------------------
 def _unpool(count: int) -> None:
-    def shape(
-        x: TensorType,
-        indices: TensorType,
-        output_size: Sequence[Size],
-        stride: Ints = (),
-        padding: Ints = (),
-    ) -> TensorType:
+    @signature("x, indices, output_size, stride=(), padding=()")
+    def shape(x: TensorType, output_size: Sequence[Size]) -> TensorType:
         return x.with_dims((*x.dims[: x.rank - count], *output_size))
 
     def expand(

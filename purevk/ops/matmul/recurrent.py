@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.matmul.matmul import supports_float
@@ -149,36 +149,41 @@ def _as_node(
     ]
     gates = x.type.with_dims((*x.type.dims[:2], sum(each.outer.type.dims[0] for each in weights)))
     types = [each.type for each in (*state, x, *outer)]
-    if weights[0].projection is not None:
+    projections = [each.projection for each in weights if each.projection is not None]
+    if projections:
         types = [state[1].type, *types]
-        if not can_run(builder.traits, kind, gates, types, lengths is not None):
-            return None
-        return _projected(builder, kind, x, state, weights, lengths)
     if not can_run(builder.traits, kind, gates, types, lengths is not None):
         return None
-    made = _linear(builder, x, *_joint(builder, weights, "inner", "inner_bias"))
-    weight, bias = _joint(builder, weights, "outer", "outer_bias")
-    cell = state[1] if len(state) > 1 else None
-    outputs, *last = emit_steps(builder, kind, made, state[0], cell, weight, bias, lengths)
+    hidden, cell = state[0], state[1] if len(state) > 1 else None
+    if projections and cell is not None:
+        added, weight = _projected_gates(builder, x, hidden, weights, projections, lengths)
+        hidden = builder.aten.full_like(cell, fill_value=0)
+    else:
+        inner = _joined(builder, [each.inner for each in weights], 0)
+        added = _linear(builder, x, inner, _joint_bias(builder, weights, "inner_bias"))
+        weight = _joined(builder, [each.outer for each in weights], 0)
+    bias = _joint_bias(builder, weights, "outer_bias")
+    outputs, *last = emit_steps(builder, kind, added, hidden, cell, weight, bias, lengths)
+    if projections:
+        outputs = _projected(builder, outputs, projections)
     return outputs, (last_steps(builder, outputs, len(weights), lengths), *last)
 
 
-def _projected(
+def _projected_gates(
     builder: Builder,
-    kind: str,
     x: Value,
-    state: tuple[Value, ...],
+    state: Value,
     weights: Sequence[_Weights],
+    projections: Sequence[Value],
     lengths: Value | None,
-) -> tuple[Value, tuple[Value, ...]]:
-    """The same for an LSTM with projections. The steps have the weight of the state times that of the
-    projection, so that all steps are projected at once. What the first state adds to the gates
-    is added to those of the first step."""
+) -> tuple[Value, Value]:
+    """What the inputs add to the gates of an LSTM with projections, and the weight of its state times
+    that of the projection, so that all steps are projected at once. What the first state adds to the
+    gates is added to those of the first step."""
     gates, outer = [], []
-    for direction, each in enumerate(weights):
-        assert each.projection is not None
+    for direction, (each, projection) in enumerate(zip(weights, projections)):
         made = _linear(builder, x, each.inner, each.inner_bias)
-        first = builder.aten.select.int(state[0], dim=0, index=direction)
+        first = builder.aten.select.int(state, dim=0, index=direction)
         first = builder.aten.unsqueeze(_linear(builder, first, each.outer, None), dim=0)
         if direction and lengths is not None:
             gates.append(_add(builder, made, _at_ends(builder, made, first, lengths)))
@@ -193,33 +198,21 @@ def _projected(
                 else (_add(builder, head, first), tail)
             )
             gates.append(builder.aten.cat(pieces))
-        outer.append(builder.aten.mm(each.outer, each.projection))
-    cell = state[1]
-    zeros = builder.aten.full_like(cell, fill_value=0)
-    bias = _joint(builder, weights, "outer", "outer_bias")[1]
-    outputs, *last = emit_steps(
-        *(
-            builder,
-            kind,
-            _joined(builder, gates, -1),
-            zeros,
-            cell,
-            _joined(builder, outer, 0),
-            bias,
-            lengths,
-        )
-    )
-    hidden = _dims.specialize(cell.type.dims[-1])
+        outer.append(builder.aten.mm(each.outer, projection))
+    return _joined(builder, gates, -1), _joined(builder, outer, 0)
+
+
+def _projected(builder: Builder, outputs: Value, projections: Sequence[Value]) -> Value:
+    """The projected outputs [steps, batch, directions * features] of each direction."""
+    hidden = _dims.specialize(outputs.type.dims[-1]) // len(projections)
     projected = []
-    for direction, each in enumerate(weights):
+    for direction, projection in enumerate(projections):
         part = outputs
-        if len(weights) > 1:
+        if len(projections) > 1:
             ends = direction * hidden, (direction + 1) * hidden
             part = builder.aten.slice.Tensor(outputs, 2, *ends, 1)
-        assert each.projection is not None
-        projected.append(_linear(builder, part, each.projection, None))
-    outputs = _joined(builder, projected, -1)
-    return outputs, (last_steps(builder, outputs, len(weights), lengths), *last)
+        projected.append(_linear(builder, part, projection, None))
+    return _joined(builder, projected, -1)
 
 
 def _at_ends(builder: Builder, gates: Value, first: Value, lengths: Value) -> Value:
@@ -234,12 +227,10 @@ def _at_ends(builder: Builder, gates: Value, first: Value, lengths: Value) -> Va
     return builder.aten.where.ScalarOther(is_end, first, 0)
 
 
-def _joint(
-    builder: Builder, weights: Sequence[_Weights], name: str, bias: str
-) -> tuple[Value, Value | None]:
-    """A weight and a bias of all directions."""
-    values, biases = ([getattr(each, name) for each in weights] for name in (name, bias))
-    return _joined(builder, values, 0), (None if biases[0] is None else _joined(builder, biases, 0))
+def _joint_bias(builder: Builder, weights: Sequence[_Weights], name: str) -> Value | None:
+    """A bias of all directions, if they have one."""
+    values = [getattr(each, name) for each in weights]
+    return None if values[0] is None else _joined(builder, values, 0)
 
 
 def _joined(builder: Builder, values: Sequence[Value], dim: int) -> Value:
@@ -248,26 +239,25 @@ def _joined(builder: Builder, values: Sequence[Value], dim: int) -> Value:
 
 def _run(
     builder: Builder,
+    node: Node,
     kind: str,
     x: Value,
     first: Sequence[Value],
     params: Sequence[Value],
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
     step: Step,
     lengths: Value | None = None,
 ) -> tuple[Value, ...]:
     """All layers. `first` has for each part of the state [layers * directions, batch, features].
     Returns the outputs and the last states."""
+    biases, layers = node.bool("has_biases"), node.int("num_layers")
+    batch_first = lengths is None and node.bool("batch_first")
     unbatched = x.type.rank == 2
     if unbatched:
         x = builder.aten.unsqueeze(x, dim=1)
         first = [builder.aten.unsqueeze(value, dim=1) for value in first]
     elif batch_first:
         x = builder.aten.transpose.int(x, dim0=0, dim1=1)
-    directions = 2 if bidirectional else 1
+    directions = 2 if node.bool("bidirectional") else 1
     projected = len(params) == layers * directions * (5 if biases else 3)
     each = (4 if biases else 2) + projected
     finals: list[tuple[Value, ...]] = []
@@ -371,25 +361,9 @@ def _register(
         x: Value,
         hx: Value | tuple[Value, ...],
         params: tuple[Value, ...],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
+        *_: Arg,
     ) -> tuple[Value, ...]:
-        return _run(
-            builder,
-            name,
-            x,
-            parts(hx),
-            params,
-            has_biases,
-            num_layers,
-            bidirectional,
-            batch_first,
-            step,
-        )
+        return _run(builder, node, name, x, parts(hx), params, step)
 
     def cell(
         builder: Builder,
@@ -400,18 +374,9 @@ def _register(
     ) -> tuple[Value, ...]:
         return _cell(builder, x, parts(hx), params, step)
 
-    def shape_of_lengths(
-        x: TensorType,
-        lengths: TensorType,
-        hx: Any,
-        params: Sequence[TensorType],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> Types:
-        return shape(*(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False))
+    @signature("x, lengths, hx, params, has_biases, num_layers: int, dropout, train, bidirectional")
+    def shape_of_lengths(x: TensorType, hx: Any, bidirectional: bool) -> Types:
+        return shape(x=x, hx=hx, bidirectional=bidirectional)
 
     def layer_of_lengths(
         builder: Builder,
@@ -420,15 +385,10 @@ def _register(
         lengths: Value,
         hx: Value | tuple[Value, ...],
         params: tuple[Value, ...],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
+        *_: Arg,
     ) -> tuple[Value, ...]:
         count = builder.aten._to_copy(lengths, DType.int32)
-        rest = parts(hx), params, has_biases, num_layers, bidirectional, False, step, count
-        return _run(builder, name, x, *rest)
+        return _run(builder, node, name, x, parts(hx), params, step, count)
 
     rewrite(f"aten.{name}.input", shape, layer, supports=_refuse)
     rewrite(

@@ -9,6 +9,7 @@ from purevk.ir import dims as _dims
 from purevk.ops.movement.views import define_view
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import wrap
+from purevk.ops.signatures import signature
 
 
 def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
@@ -48,15 +49,9 @@ def _slice_shape(
     return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
 
 
+@signature("layout, x, results, value, dim, start, end, step")
 def _slice_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    start: Size | None,
-    end: Size | None,
-    step: int,
+    layout: Layout, x: TensorType, dim: int, start: Size | None, end: Size | None, step: int
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     low, _ = slice_bounds(x.dims[at], start, end, step)
@@ -67,15 +62,8 @@ def _slice_layout(
 define_view("aten.slice.Tensor", _slice_shape, _slice_layout, "aten.slice_copy.Tensor")
 
 
-def _part_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    start: int,
-    size: Size,
-) -> tuple[Layout, ...]:
+@signature("layout, x, results, value, dim, start, size")
+def _part_layout(layout: Layout, dim: int, start: int) -> tuple[Layout, ...]:
     return (Layout(layout.offset + start * layout.strides[dim], layout.strides),)
 
 
@@ -103,14 +91,8 @@ def position_of(index: Size, size: Size) -> Size:
     return index + size if negative else index
 
 
-def _select_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim: int,
-    index: Size,
-) -> tuple[Layout, ...]:
+@signature("layout, x, results, value, dim, index")
+def _select_layout(layout: Layout, x: TensorType, dim: int, index: Size) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     strides = (*layout.strides[:at], *layout.strides[at + 1 :])
     return (Layout(layout.offset + position_of(index, x.dims[at]) * layout.strides[at], strides),)
@@ -137,13 +119,9 @@ def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -
     return list(split_sizes)
 
 
+@signature("layout, x, results, value, split_sizes, dim")
 def _split_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    split_sizes: Sequence[Size] | Size,
-    dim: int,
+    layout: Layout, x: TensorType, results: tuple[TensorType, ...], dim: int
 ) -> tuple[Layout, ...]:
     at = wrap(dim, x.rank)
     position: Size = 0
@@ -196,14 +174,9 @@ def _diagonal_shape(x: TensorType, offset: int = 0, dim1: int = 0, dim2: int = 1
     )
 
 
+@signature("layout, x, results, value, offset, dim1, dim2")
 def _diagonal_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    offset: int,
-    dim1: int,
-    dim2: int,
+    layout: Layout, x: TensorType, offset: int, dim1: int, dim2: int
 ) -> tuple[Layout, ...]:
     a, b = wrap(dim1, x.rank), wrap(dim2, x.rank)
     start = offset * layout.strides[b] if offset >= 0 else -offset * layout.strides[a]

@@ -16,6 +16,7 @@ from purevk.ops.facts import (
 )
 from purevk.ops.registry import Operator, ShapeError, View, register
 from purevk.ops.shapes import reshape, wrap, wrap_all
+from purevk.ops.signatures import signature
 
 
 def view_layout(layout: Layout, sizes: Sequence[Size], wanted: Sequence[Size]) -> Layout | None:
@@ -147,13 +148,8 @@ def _permute_shape(x: TensorType, dims: Sequence[int]) -> TensorType:
     return x.with_dims([x.dims[d] for d in order])
 
 
-def _permute_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dims: Sequence[int],
-) -> tuple[Layout, ...]:
+@signature("layout, x, results, value, dims")
+def _permute_layout(layout: Layout, x: TensorType, dims: Sequence[int]) -> tuple[Layout, ...]:
     return (Layout(layout.offset, tuple(layout.strides[wrap(d, x.rank)] for d in dims)),)
 
 
@@ -175,14 +171,8 @@ def _transpose_shape(x: TensorType, dim0: int, dim1: int) -> TensorType:
     return x.with_dims(sizes)
 
 
-def _transpose_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dim0: int,
-    dim1: int,
-) -> tuple[Layout, ...]:
+@signature("layout, x, results, value, dim0, dim1")
+def _transpose_layout(layout: Layout, x: TensorType, dim0: int, dim1: int) -> tuple[Layout, ...]:
     strides = list(layout.strides)
     if strides:
         a, b = wrap(dim0, x.rank), wrap(dim1, x.rank)
@@ -269,14 +259,9 @@ def _as_strided_shape(
     return x.with_dims(size)
 
 
+@signature("layout, x, results, value, size, stride, offset")
 def _as_strided_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    offset: Size | None,
+    layout: Layout, x: TensorType, stride: Sequence[Size], offset: Size | None
 ) -> tuple[Layout, ...] | None:
     if not layout.is_contiguous(x.dims):
         return None
@@ -299,15 +284,8 @@ def _unfold_shape(x: TensorType, dimension: int, size: int, step: int) -> Tensor
     return x.with_dims((*x.dims[:at], _dims.maximum(count, 0), *x.dims[at + 1 :], size))
 
 
-def _unfold_layout(
-    layout: Layout,
-    x: TensorType,
-    results: tuple[TensorType, ...],
-    value: Value,
-    dimension: int,
-    size: int,
-    step: int,
-) -> tuple[Layout, ...]:
+@signature("layout, x, results, value, dimension, size, step")
+def _unfold_layout(layout: Layout, x: TensorType, dimension: int, step: int) -> tuple[Layout, ...]:
     if not x.rank:
         return (Layout(layout.offset, (1,)),)
     at = wrap(dimension, x.rank)

@@ -9,7 +9,7 @@ norm). The result keeps the layout of x.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
@@ -305,19 +305,8 @@ for _name in ("_native_batch_norm_legit", "native_batch_norm"):
     )
 
 
-def _batch_functional(
-    builder: Builder,
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    variance: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
-    made = _normalize_batch(builder, x, weight, bias, mean, variance, training, momentum, eps)
+def _batch_functional(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
+    made = _normalize_batch(builder, *args)
     return (*made[:3], *made.running)
 
 
@@ -333,17 +322,8 @@ rewrite(
 )
 
 
-def _updated(
-    builder: Builder,
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value,
-    variance: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
+def _updated(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
+    x, weight, bias, mean, variance, momentum, eps = args
     made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
     reserve = builder.aten.full(
         node.results[3].type.dims, fill_value=0, dtype=node.results[3].type.dtype
@@ -351,16 +331,11 @@ def _updated(
     return (*made[:3], reserve, *made.running)
 
 
+@signature("x, weight, bias, running_mean, running_var, momentum, eps")
 def _updated_shape(
-    x: TensorType,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    running_mean: TensorType,
-    running_var: TensorType,
-    momentum: float,
-    eps: float,
+    x: TensorType, running_mean: TensorType, running_var: TensorType
 ) -> tuple[TensorType, ...]:
-    made = _batch_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    made = _batch_shape(x=x, training=True)
     return *made, TensorType(DType.uint8, (0,)), running_mean, running_var
 
 
