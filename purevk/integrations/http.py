@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ MAX_WAITING = 256
 """Requests that a process has in work at a time."""
 BODY_SECONDS = 30.0
 """Time in which a body must arrive."""
+MAX_BODIES = 1 << 30
+"""Bytes of all bodies that arrive or are in work in a process; at least one of the largest has room."""
 
 
 class Gate:
@@ -36,6 +39,48 @@ class Gate:
 
     def __exit__(self, *exc: object) -> None:
         self.count -= 1
+
+
+class Room:
+    """Counts the bytes of bodies that arrive and are in work.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, limit: int = MAX_BODIES) -> None:
+        self.limit, self.used = limit, 0
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request, max_body: int = MAX_BODY) -> AsyncIterator[bytes]:
+        """The body of a request, until it is answered.
+
+        Raises:
+            HTTPException: it is larger than `max_body` (413), does not arrive in time (408), or the
+                bodies of other requests leave no room (503).
+        """
+        body = bytearray()
+
+        async def read() -> None:
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > max_body:
+                    raise HTTPException(413, f"the body has more than {max_body} bytes")
+                if self.used + len(chunk) > max(self.limit, max_body):
+                    raise HTTPException(503, "other requests need the memory; try again later")
+                self.used += len(chunk)
+                body.extend(chunk)
+
+        try:
+            try:
+                await asyncio.wait_for(read(), BODY_SECONDS)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"it did not arrive in {BODY_SECONDS:g} s") from None
+            yield bytes(body)
+        finally:
+            self.used -= len(body)
+
+
+room = Room()  # of this process
 
 
 class Limits:
@@ -60,48 +105,29 @@ class Limits:
             return messages.pop() if messages else await receive()
 
         try:
-            body = await read_body(Request(scope, receive), self.max_body)
-            messages.append({"type": "http.request", "body": body, "more_body": False})
-            with self.gate:
-                await self.app(scope, replay, send)
+            async with room.body(Request(scope, receive), self.max_body) as body:
+                messages.append({"type": "http.request", "body": body, "more_body": False})
+                with self.gate:
+                    await self.app(scope, replay, send)
         except HTTPException as error:
             await error_response(error)(scope, receive, send)
 
 
-async def read_body(request: Request, max_body: int = MAX_BODY) -> bytes:
-    """The body of a request.
+@contextlib.asynccontextmanager
+async def json_of(request: Request) -> AsyncIterator[Any]:
+    """What the JSON of a request holds, until it is answered.
 
     Raises:
-        HTTPException: it is larger than `max_body` (413), or does not arrive in time (408).
+        HTTPException: what `Room.body` raises; or it is no JSON, or nested too deeply (400).
     """
-
-    async def read() -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_body:
-                raise HTTPException(413, f"the body has more than {max_body} bytes")
-        return bytes(body)
-
-    try:
-        return await asyncio.wait_for(read(), BODY_SECONDS)
-    except asyncio.TimeoutError:
-        raise HTTPException(408, f"the body did not arrive in {BODY_SECONDS:g} s") from None
-
-
-async def read_json(request: Request, max_body: int = MAX_BODY) -> Any:
-    """The body of a request, as JSON.
-
-    Raises:
-        HTTPException: what `read_body` raises; or it is no JSON, or nested too deeply (400).
-    """
-    body = await read_body(request, max_body)
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise HTTPException(400, "the body is no JSON: it is nested too deeply") from None
-    except ValueError as error:
-        raise HTTPException(400, f"the body is no JSON: {error}") from None
+    async with room.body(request) as body:
+        try:
+            values = json.loads(body)
+        except RecursionError:
+            raise HTTPException(400, "the body is no JSON: it is nested too deeply") from None
+        except ValueError as error:
+            raise HTTPException(400, f"the body is no JSON: {error}") from None
+        yield values
 
 
 def answer(result: Mapping[str, np.ndarray] | PurevkError) -> Response:

@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 
 from purevk.errors import InputError
-from purevk.integrations.http import Gate, answer, read_json
+from purevk.integrations.http import Gate, answer, json_of
 from purevk.integrations.worker import Worker
 
 _gate = Gate()  # of this process
@@ -21,9 +21,9 @@ _gate = Gate()  # of this process
 
 async def _body(request: Request) -> AsyncIterator[Any]:
     """What the JSON of a request holds, while it is answered."""
-    values = await read_json(request)
-    with _gate:
-        yield values
+    async with json_of(request) as values:
+        with _gate:
+            yield values
 
 
 class ProgramAPI(litserve.LitAPI):

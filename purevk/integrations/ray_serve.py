@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from purevk.errors import InputError
-from purevk.integrations.http import MAX_WAITING, answer, error_response, read_json
+from purevk.integrations.http import MAX_WAITING, answer, error_response, json_of
 from purevk.integrations.ray_device import assigned_device
 from purevk.integrations.worker import Worker
 
@@ -32,9 +32,9 @@ class Deployment:
 
     async def __call__(self, request: Request) -> Any:
         try:
-            sample = self.worker.sample(await read_json(request))
+            async with json_of(request) as values:
+                return answer(await self.run(self.worker.sample(values)))
         except HTTPException as error:
             return error_response(error)
         except InputError as error:
             return answer(error)
-        return answer(await self.run(sample))

@@ -1,7 +1,8 @@
 """Chat templates. A template is code from a file: it runs in jinja2's sandbox, with limits on time, on
 text and on numbers.
 
-The time is compared at each line that runs. A line can do much, so each operation that makes or
+The time is compared at each line that runs, and in each loop and call: what ends the tracing of lines,
+such as a recursion that is too deep, ends no limit. A line can do much, so each operation that makes or
 compares texts and lists is metered too: no value has more than `_MOST_VALUE` bytes, and all of them
 together no more than `_MOST_BYTES`.
 """
@@ -24,7 +25,9 @@ _MOST_TEMPLATE = 1 << 18  # characters
 _MOST_VALUE = 1 << 24  # bytes of a value, with all that it holds
 _MOST_BYTES = 1 << 29  # of all values that a run makes or compares
 _MOST_NUMBER = 100_000  # as an argument of a call or a filter, such as a width
-_MOST_STRIPPED = 100  # characters that a call strips from the ends of a text
+_MOST_SOUGHT = (
+    100  # characters that a call strips from the ends of a text, or looks for from its end
+)
 _MOST_INDENT = 1000
 _REFUSED_METHODS = (
     "decode",
@@ -35,6 +38,10 @@ _REFUSED_METHODS = (
     "maketrans",
     "translate",
 )
+# What compares each character of a text with each one of an argument.
+_BY_EACH_CHARACTER = (
+    "strip", "lstrip", "rstrip", "trim", "rfind", "rindex", "rpartition", "rsplit",
+)  # fmt: skip
 _FILTERS = (
     "abs", "batch", "capitalize", "default", "d", "dictsort", "e", "escape", "first", "float",
     "groupby", "indent", "int", "items", "join", "last", "length", "count", "list", "lower", "map",
@@ -265,6 +272,14 @@ def _argument(value: Any) -> Any:
     return _operand(value)
 
 
+def _timed(items: Any) -> Iterator[Any]:
+    """What a loop runs over."""
+    check_time = _meter.get().check_time
+    for item in items:
+        check_time()
+        yield item
+
+
 def _text_size(value: Any) -> int:
     """The most characters that the text of an argument has."""
     return len(value) if isinstance(value, str) else 4 * _nbytes(value)
@@ -293,9 +308,9 @@ def _check_text(name: str, text: Any, args: list[Any]) -> list[Any]:
                 raise _LimitError(f"it indents by more than {_MOST_INDENT}")
             width = " " * each if isinstance(each, int) else each
             _check_growth(len(str(text).splitlines()), width)
-    elif name in ("strip", "lstrip", "rstrip", "trim"):
-        if any(_text_size(each) > _MOST_STRIPPED for each in args if each is not None):
-            raise _LimitError(f"it strips more than {_MOST_STRIPPED} characters")
+    elif name in _BY_EACH_CHARACTER:
+        if any(_text_size(each) > _MOST_SOUGHT for each in args if each is not None):
+            raise _LimitError(f"it calls {name} with more than {_MOST_SOUGHT} characters")
     elif name in ("int", "float"):
         if _text_size(text) > _MOST_INDENT:
             raise _LimitError("it reads a number from a long text")
@@ -350,6 +365,11 @@ def _environment() -> Any:
             else:
                 visit(node, frame)
 
+        def visit_For(self, node: nodes.For, frame: Frame) -> None:
+            timed = nodes.EnvironmentAttribute("timed")
+            node.iter = nodes.Call(timed, [node.iter], [], None, None, lineno=node.lineno)
+            super().visit_For(node, frame)
+
         def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
             visit = super().visit_Getitem
             if isinstance(node.arg, nodes.Slice):
@@ -383,6 +403,7 @@ def _environment() -> Any:
         code_generator_class = Generator
         intercepted_binops = frozenset(("+", "*", "**", "%"))
         checked, operand = staticmethod(_checked), staticmethod(_operand)
+        timed = staticmethod(_timed)
         concat = staticmethod(_joined)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

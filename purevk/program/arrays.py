@@ -148,7 +148,9 @@ def as_array(obj: Any, dtype: DType, name: str, where: str) -> np.ndarray:
             else array
         )
     try:
-        return _of_protocols(obj, name, where)
+        array = _of_protocols(obj, name, where)
+        _check_addresses(array)
+        return array
     except InputError:
         raise
     except Exception as error:  # code of others, or what cannot be true
@@ -187,6 +189,17 @@ def _of_protocols(obj: Any, name: str, where: str) -> np.ndarray:
             next="convert it: numpy.asarray(x) or torch.as_tensor(x)",
         ) from None
     return np.asarray(view)
+
+
+def _check_addresses(array: np.ndarray) -> None:
+    """Raises `ValueError` if an array of others has elements where no process has memory."""
+    if not array.size:
+        return
+    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides)]
+    first = array.ctypes.data + sum(step for step in steps if step < 0)
+    end = array.ctypes.data + sum(step for step in steps if step > 0) + array.itemsize
+    if first <= 0 or end > 1 << 56 or end - first > 1 << 40:
+        raise ValueError(f"its elements are at addresses from {first:#x} to {end:#x}")
 
 
 def _asarray(obj: Any, name: str, where: str) -> np.ndarray:

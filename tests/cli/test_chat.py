@@ -14,6 +14,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
+from purevk.cli import chat
+from purevk.llm.pieces import Piece, Pieces, Stats
 from tests.llm.harness import write_llama
 
 pytestmark = pytest.mark.device
@@ -55,3 +57,13 @@ def test_messages_are_read_by_line(cli, model: Path, monkeypatch: pytest.MonkeyP
 def test_wrong_options(cli, model: Path, words: list[str], text: str) -> None:
     ran = cli("chat", str(model), "--prompt", "hi", *words)
     assert ran.code == 1 and text in ran.err
+
+
+def test_an_answer_is_no_command_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = Stats()
+    texts = ("\x1b]0;title\x07", "\x9b2J\u202e", "end\n")
+    pieces = [Piece(text, (0,), stats) for text in texts]
+    text = chat._printed(Pieces(iter(pieces), stats), quiet=False)
+    assert text == "".join(piece.text for piece in pieces)
+    shown = capsys.readouterr().out
+    assert "end\n" in shown and not set("\x1b\x07\x9b\u202e") & set(shown)

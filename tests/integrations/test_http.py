@@ -74,6 +74,19 @@ def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
+def test_bodies_that_arrive_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "room", http.Room(250))
+
+    async def run() -> None:
+        app = http.Limits(_echo, max_body=100, max_waiting=9)
+        calls = [_call(app, [b"x" * 60, b"x" * 40]) for _ in range(5)]
+        codes = [code for code, _ in await asyncio.gather(*calls)]
+        assert sorted(codes) == [200, 200, 503, 503, 503]
+        assert http.room.used == 0 and (await _call(app, [b"x" * 100]))[0] == 200
+
+    asyncio.run(run())
+
+
 async def _call_partly(app: Any) -> tuple[int, Any]:
     sent: list[Any] = []
 

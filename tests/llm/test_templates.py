@@ -103,7 +103,7 @@ HOSTILE = {
     "comparisons in a line": f"{LONG} {{{{ {' and '.join(['a == b'] * 20_000)} }}}}",
     "tests in a line": f"{LONG} {{{{ {' and '.join(['a is eq b'] * 15_000)} }}}}",
     "member": f"{LONG} {{{{ 'c' in [a] * 4000000 }}}}",
-    "join": f"{LONG} {{{{ [a] * 1000 | join | length }}}}",
+    "join": f"{LONG} {{{{ ([a] * 1000) | join | length }}}}",
     "join method": f"{LONG} {{{{ ''.join([a] * 1000) | length }}}}",
     "separator": f"{LONG} {{{{ a.join(range(1000) | map('string')) }}}}",
     "text of a list": f"{LONG} {{{{ ([a] * 1000) | string | length }}}}",
@@ -124,6 +124,8 @@ HOSTILE = {
     "sum of lists": "{{ ([[0] * 2000] * 500) | sum(start=[]) | length }}",
     "replace by name": "{% set a = 'a' * 99999 %}{{ a | replace(old='a', new=a) }}",
     "strip": f"{LONG} {{{{ a.strip(b) }}}}",
+    "search from the end": f"{LONG} {{{{ a.rfind('ab' ~ a[1:2000000]) }}}}",
+    "split from the end": f"{LONG} {{{{ a.rsplit('ab' ~ a[1:2000000]) }}}}",
     "number of a text": "{{ ('9' * 4000000) | int }}",
     "dict of equal hashes": "{{ {}.fromkeys(range(0, 2305843009213693951 * 9999, 2305843009213693951)) }}",
 }
@@ -141,6 +143,16 @@ def test_hostile_templates_end(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         tracemalloc.stop()
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("loop", ["for a in range(99999)", "for a in [[9, 9]] * 99999 recursive"])
+def test_loops_end_without_tracing(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recursion that is too deep within the callback of tracing ends it."""
+    monkeypatch.setattr(templates, "SECONDS", 0.1)
+    monkeypatch.setattr(templates.sys, "settrace", lambda trace: None)
+    body = "{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(FileFormatError, match="takes more than 0.1 s"):
+        Template(f"{{% {loop} %}}{body}{{% endfor %}}", "here", {}).render(MESSAGES)
 
 
 def test_templates_refuse_messages() -> None:

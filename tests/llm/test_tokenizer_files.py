@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.llm.saved import SavedFile
 from purevk.llm.tokenizer import Tokenizer, tokenizer_of
 from purevk.llm.tokenizer.files import read_tokenizer
@@ -103,3 +104,36 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         path.write_bytes(learn(**options))
         with pytest.raises(UnsupportedProgramError, match="tokenizer.json"):
             tokenizer(path)
+
+
+A_OR_B = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+PADDED = {
+    "strategy": {"Fixed": 10**13}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+    "pad_type_id": 0, "pad_token": "a",
+}  # fmt: skip
+
+
+def of_json(**parts: Any) -> Tokenizer:
+    written = {"version": "1.0", "added_tokens": [], "model": A_OR_B, **parts}
+    return tokenizer_of(SavedFile("tokenizer.json", {"tokenizer.json": json.dumps(written)}), 2)
+
+
+def test_padding_of_the_file_is_not_used() -> None:
+    """It ended the process: 40 TB."""
+    assert of_json(padding=PADDED).encode("ab") == [0, 1]
+
+
+def test_replacements_that_grow() -> None:
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}
+    assert len(of_json(normalizer=longer).encode("a")) == 16
+    with pytest.raises(FileFormatError, match="more than 64 characters"):
+        of_json(normalizer={"type": "Sequence", "normalizers": [longer] * 9})
+
+
+def test_regular_expressions_that_fail() -> None:
+    """The package panics, which is no `Exception`."""
+    pattern = {"Regex": "^(a|a)*$"}
+    ours = of_json(normalizer={"type": "Replace", "pattern": pattern, "content": "b"})
+    assert ours.encode("aa") == [1]
+    with pytest.raises(InputError, match="cannot encode this text"):
+        ours.encode("a" * 40 + "b")

@@ -50,6 +50,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 """How a text is split before pairs are merged, by `tokenizer.ggml.pre`: regular expressions, applied
 one after the other."""
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
+_MOST_GROWTH = 64  # characters that the normalizers of a tokenizer.json may make of one
 _SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _END_NAMES = (
@@ -127,7 +128,8 @@ class Tokenizer:
             start: the text begins a sequence: it gets the token for that if the model wants it.
 
         Raises:
-            InputError: the text has surrogates, which are no characters.
+            InputError: the text has surrogates, which are no characters; or the tokenizer's regular
+                expressions fail on it.
         """
         try:
             text.encode()
@@ -140,7 +142,17 @@ class Tokenizer:
             ) from None
         if start and self._adds_bos and not text.startswith(self.bos):
             text = self.bos + text
-        ids: list[int] = self._implementation.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._implementation.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # whatever the package raises
+            if not is_error(error):
+                raise
+            raise InputError(
+                "the tokenizer of the file cannot encode this text",
+                where=f"{len(text)} characters",
+                why=str(error)[:1000],
+                next="give other text, or token ids",
+            ) from None
         return ids
 
     def token_bytes(self, token: int) -> bytes:
@@ -273,8 +285,12 @@ def _of_json(file: ModelFile, text: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, which the package reads."""
     from tokenizers import Tokenizer as Implementation
 
-    implementation: Any = Implementation.from_str(text)
     data = json.loads(text)
+    if _growth(data.get("normalizer")) > _MOST_GROWTH:
+        raise _damaged(file.name, f"a character becomes more than {_MOST_GROWTH} characters")
+    implementation: Any = Implementation.from_str(text)
+    implementation.no_padding()
+    implementation.no_truncation()
     texts = [""] * implementation.get_vocab_size(with_added_tokens=True)
     for token, number in implementation.get_vocab(with_added_tokens=True).items():
         if number < len(texts):
@@ -287,6 +303,16 @@ def _of_json(file: ModelFile, text: str) -> Tokenizer:
     if start and metadata.setdefault("tokenizer.bos_token", texts[start[0]]) == texts[start[0]]:
         metadata["tokenizer.ggml.add_bos_token"] = True
     return Tokenizer(file.name, texts, set(added), hidden, implementation, metadata, by_bytes)
+
+
+def _growth(normalizer: Any) -> int:
+    """How many characters a normalizer of a tokenizer.json may make of one, by what it replaces."""
+    if not isinstance(normalizer, dict):
+        return 1
+    growth = max(len(str(normalizer.get("content", ""))), 1)
+    for part in normalizer.get("normalizers") or ():
+        growth *= _growth(part)
+    return growth
 
 
 def _list(file: ModelFile, key: str) -> list[str]:

@@ -12,6 +12,7 @@ from purevk.llm.pieces import Stats as Figures
 from purevk.llm.pieces import TextWriter
 from purevk.llm.sampling import Sampling
 from purevk.llm.tokenizer import Tokenizer
+from purevk.plain_text import printable
 from purevk.runtime.llm.config import GenerationConfig, Stats, now_ms
 
 TokenCallback = Callable[[str], None]
@@ -80,7 +81,7 @@ class Runner:
         self._is_stopped = False
         self._stats.inference_start_ms = now_ms()
         if callback is None and not config.warming:
-            return lambda text: print(text, end="", flush=True)
+            return lambda text: print(printable(text), end="", flush=True)
         return callback or (lambda _: None)
 
     def _run(

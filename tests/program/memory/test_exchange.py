@@ -169,6 +169,19 @@ def test_dlpack_that_lies(lie: dict[str, Any]) -> None:
     assert "input 0" in caught.value.what
 
 
+@pytest.mark.parametrize("stride", [1 << 40, (1 << 63) - 4, -(1 << 62), -(1 << 46)])
+def test_strides_that_leave_the_memory_of_a_process(stride: int) -> None:
+    """As a DLPack capsule and by the array interface; they ended the process."""
+    array = np.zeros((2, 5), np.float32)
+    steps = (ctypes.c_int64 * 2)(stride // 4, 1)
+    pointer = array.ctypes.data, False
+    fields = {"shape": (2, 5), "typestr": "<f4", "data": pointer, "strides": (stride, 4)}
+    interface = type("Interface", (), {"__array_interface__": {**fields, "version": 3}})
+    for given in (Lying(strides=ctypes.addressof(steps)), interface()):
+        with pytest.raises(InputError, match="input 0 cannot be made an array"):
+            as_array(given, DType.float32, "input 0", "a test")
+
+
 PROTOCOLS = (
     "__dlpack__",
     "__dlpack_device__",
