@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -73,8 +74,9 @@ def worker(row: Row, what: str, folder: Path, count: int, limit: float) -> Itera
                 yield said
             text = process.stderr.read()
             code = process.wait()
-        lines = text.strip().splitlines()
-        last = lines[-1] if lines else "no text"
+        lines = text.strip().splitlines() or ["no text"]
+        errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+        last = errors[-1] if errors else lines[-1]
         if begun is None:
             if code:
                 yield {"ended": code, "text": last}
