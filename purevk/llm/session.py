@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -120,13 +121,17 @@ class Session:
     ) -> list[dict[str, Any]]:
         """The messages without the oldest turns, so that an answer fits."""
         first = 1 if messages[0]["role"] == "system" else 0
-        turns = [at for at, each in enumerate(messages) if each["role"] == "user"]
-        latest = messages
-        for start in turns[1:]:
-            if self._tokens(latest, options) <= self._model.context:
-                break
-            latest = [*messages[:first], *messages[start:]]
-        return latest
+
+        def since(start: int) -> list[dict[str, Any]]:
+            return [*messages[:first], *messages[start:]]
+
+        def fits(start: int) -> bool:
+            return self._tokens(since(start), options) <= self._model.context
+
+        starts = [at for at, each in enumerate(messages) if each["role"] == "user"][1:]
+        if not starts or fits(first):
+            return messages
+        return since(starts[bisect_left(starts[:-1], True, key=fits)])
 
     def rewind(self, turns: int | None = None, *, tokens: int | None = None) -> None:
         """Takes back the end of the conversation. What is left is not computed again.

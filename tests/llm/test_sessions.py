@@ -9,12 +9,42 @@ from typing import Any
 import pytest
 
 from purevk.errors import FileFormatError, InputError
+from purevk.llm.pieces import Pieces, Stats
 from purevk.llm.session import Session, check_messages
 
 
 def session() -> Session:
     model: Any = None  # is not asked
     return Session(model, None, "error", {})
+
+
+class Counter:
+    """A model whose tokens are characters."""
+
+    def __init__(self, context: int) -> None:
+        self.context, self.calls = context, 0
+
+    def count_tokens(self, messages: list[dict[str, Any]], **options: Any) -> int:
+        self.calls += 1
+        return sum(len(each["content"]) for each in messages)
+
+    def chat(self, messages: list[dict[str, Any]], **options: Any) -> Pieces:
+        return Pieces(iter(()), Stats())
+
+
+@pytest.mark.parametrize("system", [None, "be brief"])
+@pytest.mark.parametrize("length", [1, 3, 150])
+def test_the_oldest_turns_are_forgotten(length: int, system: str | None) -> None:
+    """So few as make room, with few counts of tokens: each renders the conversation."""
+    model: Any = Counter(150)
+    session = Session(model, system, "slide", {"max_tokens": 10})
+    session.messages += [{"role": "user", "content": "x" * length}] * 1000
+    list(session.send("last"))
+    *kept, last, _answer = session.messages
+    assert last["content"] == "last"
+    room = 150 - 10 - len("last") - len(system or "")
+    assert len(kept) - bool(system) == room // length
+    assert model.calls <= 12
 
 
 def test_surrogates_are_written_as_they_were_read(tmp_path: Path) -> None:
