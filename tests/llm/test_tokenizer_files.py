@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
@@ -82,6 +83,38 @@ def test_tiktoken(tmp_path: Path) -> None:
     assert ours.encode("<|eot_id|>", start=False) == [reference.special_tokens["<|eot_id|>"]]
     assert ours.name(len(ranks) + 255) == "<|reserved_special_token_245|>"
     assert {reference.eos_id, reference.special_tokens["<|eot_id|>"]} == ours.end_tokens
+
+
+def test_long_tokens_are_refused(tmp_path: Path) -> None:
+    """The search for what a token is merged from takes the square of its length."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"a" * 1025]
+    lines = [b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)]
+    (tmp_path / "tokenizer.model").write_bytes(b"\n".join(lines))
+    with pytest.raises(FileFormatError, match="1025 bytes"):
+        tokenizer(tmp_path)
+
+
+def pieces_of(texts: list[str]) -> SavedFile:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": np.zeros(len(texts), np.float32),
+    }
+    return SavedFile("x", metadata)
+
+
+def test_long_pieces_are_refused() -> None:
+    with pytest.raises(FileFormatError, match="1025 characters"):
+        tokenizer_of(pieces_of(["a", "a" * 1025]), 1 << 20)
+
+
+def test_merges_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece may be cut anywhere: 40 of up to 40 characters are 21,320 characters of merges."""
+    texts = ["a" * length for length in range(1, 41)]
+    tokenizer_of(pieces_of(texts), 1 << 20)
+    monkeypatch.setattr("purevk.llm.tokenizer._MOST_OF_MERGES", 10_000)
+    with pytest.raises(FileFormatError, match="merges have more than 10000"):
+        tokenizer_of(pieces_of(texts), 1 << 20)
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

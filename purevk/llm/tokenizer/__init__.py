@@ -49,6 +49,8 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 """How a text is split before pairs are merged, by `tokenizer.ggml.pre`: regular expressions, applied
 one after the other."""
+MOST_OF_TOKEN = 1024  # bytes or characters of a token whose merges are searched for
+_MOST_OF_MERGES = 1 << 26  # characters
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
 _MOST_GROWTH = 64  # characters that the normalizers of a tokenizer.json may make of one
 _SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
@@ -262,15 +264,22 @@ def _sentence_pieces(
     if len(scores) != len(texts):
         raise _damaged(file.name, "it has no score for each token")
     pieces = {text for text, number in ids.items() if types[number] in (1, _USER)}
-    ranked = []
+    ranked, length = [], 0
     for text in pieces:
-        number = ids[text]
+        if len(text) > MOST_OF_TOKEN:
+            why = f"a token has {len(text)} characters; {MOST_OF_TOKEN} are accepted"
+            raise _damaged(file.name, why)
+        score = -float(scores[ids[text]])
         for at in range(1, len(text)):
             left, right = text[:at], text[at:]
             if left in pieces and right in pieces:
-                ranked.append((-float(scores[number]), ids[left], ids[right], left, right))
+                ranked.append((score, ids[left], ids[right]))
+                length += len(text)
+        if length > _MOST_OF_MERGES:
+            why = f"its merges have more than {_MOST_OF_MERGES} characters"
+            raise _damaged(file.name, why)
     unknown = next((texts[number] for number, each in enumerate(types) if each == _UNKNOWN), None)
-    merges: list[Any] = [pair[3:] for pair in sorted(ranked)]
+    merges: list[Any] = [(texts[left], texts[right]) for _, left, right in sorted(ranked)]
     tokenizer: Any = Tokenizer(
         models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
     )

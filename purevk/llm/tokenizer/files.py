@@ -15,7 +15,7 @@ import numpy as np
 
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
 from purevk.llm.safetensors import MOST_TEXT, read_json
-from purevk.llm.tokenizer import byte_codes
+from purevk.llm.tokenizer import MOST_OF_TOKEN, byte_codes
 from purevk.paths import read_file
 
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\s*\Z")
@@ -111,6 +111,8 @@ def _of_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if len(ranks) != len(tokens) or not all(bytes([byte]) in ranks for byte in range(256)):
         raise _damaged(path, "a token is there twice, or a byte has none")
+    if (longest := max(map(len, tokens))) > MOST_OF_TOKEN:
+        raise _damaged(path, f"a token has {longest} bytes; {MOST_OF_TOKEN} are accepted")
     codes = {byte: chr(code) for byte, code in byte_codes().items()}
 
     def text(token: bytes) -> str:
@@ -136,14 +138,20 @@ def _of_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
 def _pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
     """The two tokens that a token is merged from; None of a byte, and of a token that no merge of
     earlier ones gives."""
+
+    def ranks_of(parts: list[bytes]) -> list[int]:
+        return [ranks.get(left + right, 1 << 31) for left, right in itertools.pairwise(parts)]
+
     parts = [token[at : at + 1] for at in range(len(token))]
+    joined = ranks_of(parts)
     while len(parts) > 2:
-        joined = [ranks.get(left + right, 1 << 31) for left, right in itertools.pairwise(parts)]
         least = min(joined)
         if least >= ranks[token]:
             return None
         at = joined.index(least)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        neighbors = slice(max(at - 1, 0), at + 2)
+        joined[neighbors] = ranks_of(parts[neighbors])
     return (parts[0], parts[1]) if len(parts) == 2 else None
 
 
