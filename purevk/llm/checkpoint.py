@@ -91,6 +91,7 @@ _WHOLE = {
     "model.embedding_norm.weight": "token_embd_norm.weight", "lm_head.weight": "output.weight",
 }  # fmt: skip
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_MOST_OF_HEAD = 1 << 16  # head_dim, of which memory is taken before a tensor confirms it
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
 
 
@@ -277,6 +278,8 @@ class Folder(files.ModelFile):
             return {}
         heads = int(self._config["num_attention_heads"])
         width = self._config.get("head_dim") or int(self._config["hidden_size"]) // heads
+        if not 0 < width <= _MOST_OF_HEAD:
+            raise damaged(self.name, f"head_dim is {width}; at most {_MOST_OF_HEAD} are accepted")
         frequencies = float(rotation["rope_theta"]) ** (-np.arange(0, width, 2) / width)
         original = float(rotation["original_max_position_embeddings"])
         low, high = float(rotation["low_freq_factor"]), float(rotation["high_freq_factor"])

@@ -15,13 +15,13 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.llm import files
 from purevk.mapped import own
 from purevk.paths import read_file
+from purevk.pte import safetensors
 from purevk.pte.blocks import Form
 from purevk.pte.source import Source
 
-_MOST_HEADER = 1 << 27
 MOST_TEXT = 1 << 26  # bytes of a JSON file
-_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8, "I8": 1,
-          "U8": 1, "F64": 8, "I16": 2, "BOOL": 1}  # fmt: skip
+_ITEMSIZES = {**safetensors.ITEMSIZES, "F8_E4M3": 1, "F8_E5M2": 1}
+_BLOCK = 128  # rows and columns of FP8 that have one scale
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Stored(files.Tensor):
     def floats(self) -> np.ndarray:
         if self.type.startswith("F8"):
             numbers = _FLOAT8[self.type]()[self.array("u1")]
-            factors = 1.0 if self.scale is None else self._spread(self.scale.floats())
+            factors = 1.0 if self.scale is None else self._factors(self.scale)
             return np.asarray(numbers * factors, np.float32)
         if self.type not in files.FLOATS:
             raise UnsupportedProgramError(
@@ -58,12 +58,18 @@ class Stored(files.Tensor):
             )
         return files.floats_of(own(self.data), self.type).reshape(self.dims)
 
-    def _spread(self, scale: np.ndarray) -> np.ndarray:
-        """A scale for each element: of blocks of 128 each way, unless it broadcasts."""
-        if scale.ndim < 2 or scale.shape[1] == 1:
-            return scale.reshape(-1, 1) if scale.size > 1 else scale.reshape(())
-        rows, columns = self.dims
-        return scale.repeat(128, 0)[:rows].repeat(128, 1)[:, :columns]
+    def _factors(self, scale: Stored) -> np.ndarray:
+        """A scale for each element, unless it broadcasts."""
+        rows = self.dims[:1]
+        if math.prod(scale.dims) == 1:
+            return scale.floats().reshape(())
+        if len(self.dims) == 2 and scale.dims in (rows, (*rows, 1)):
+            return scale.floats().reshape(-1, 1)
+        if len(self.dims) != 2 or scale.dims != tuple(-(-size // _BLOCK) for size in self.dims):
+            why = f"{list(scale.dims)} scales of {list(self.dims)} elements"
+            raise damaged(self.name, f"{why}; one, one a row, or one a block of 128 are known")
+        factors = scale.floats().repeat(_BLOCK, 0)[: self.dims[0]]
+        return factors.repeat(_BLOCK, 1)[:, : self.dims[1]]
 
 
 @dataclass(frozen=True)
@@ -153,42 +159,16 @@ def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:
 
     Raises:
         FileFormatError: the file is damaged.
+        UnsupportedProgramError: a tensor has a type that is not known.
         OSError: it cannot be opened.
     """
     source = Source(path, "safetensors")
     try:
-        size = int.from_bytes(bytes(own(source.slice(0, 8, "the size of the header"))), "little")
-        if not 2 <= size <= min(_MOST_HEADER, source.size - 8):
-            raise damaged(source.name, f"the header has {size} bytes")
-        header = parse_json(bytes(own(source.slice(8, size, "the header"))), source.name)
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, about in header.items():
-            tensors[name] = _stored(source, 8 + size, name, about)
+        found = safetensors.read_tensors(source.view, source.name, _ITEMSIZES).by_name
     except BaseException:
         source.close()
         raise
-    return source, tensors
-
-
-def _stored(source: Source, first: int, name: str, about: Any) -> Stored:
-    try:
-        kind, dims, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
-        numbers = (*dims, start, end)
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers):
-            raise TypeError(f"{numbers} are no integers")
-    except (TypeError, KeyError, ValueError) as error:
-        raise damaged(source.name, f"the tensor {name[:80]!r}: {error!r}") from None
-    if not isinstance(kind, str) or kind not in _SIZES:
-        raise UnsupportedProgramError(
-            f"the tensor {name!r} has the type {kind!r}",
-            where=source.name,
-            why=f"known types: {', '.join(_SIZES)}",
-        )
-    fits = len(dims) <= 4 and min(numbers) >= 0 and math.prod(dims) * _SIZES[kind] == end - start
-    if not fits:
-        raise damaged(source.name, f"{name[:80]!r} has {list(dims)} of {kind} in {start}:{end}")
-    return Stored(name, kind, dims, source.slice(first + start, end - start, f"the tensor {name}"))
+    return source, {name: Stored(name, *stored) for name, stored in found.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from purevk.dtypes import DType
-from purevk.errors import FileFormatError
+from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.mapped import own
 from purevk.pte.values import MAX_RANK
 
@@ -20,14 +20,19 @@ _DTYPES = {
     "I64": DType.int64, "I32": DType.int32, "I16": DType.int16, "I8": DType.int8, "U8": DType.uint8,
     "BOOL": DType.bool,
 }  # fmt: skip
+ITEMSIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a file; `data` is a slice of it."""
+    """A tensor of a file; `type` is the format's name of its dtype, `data` a slice of the file."""
 
-    dtype: DType
+    type: str
     sizes: tuple[int, ...]
     data: memoryview
+
+    @property
+    def dtype(self) -> DType:
+        return _DTYPES[self.type]
 
 
 class Tensors(NamedTuple):
@@ -37,15 +42,17 @@ class Tensors(NamedTuple):
     start: int
 
 
-def read_tensors(view: memoryview, where: str) -> Tensors:
+def read_tensors(view: memoryview, where: str, types: Mapping[str, int] = ITEMSIZES) -> Tensors:
     """Reads the header of a safetensors file. No tensor is copied.
 
     Args:
         view: the file's bytes.
         where: its name, for messages.
+        types: which are read, with the bytes of an element.
 
     Raises:
-        FileFormatError: the file is damaged, or a tensor has a dtype that purevk does not have.
+        FileFormatError: the file is damaged.
+        UnsupportedProgramError: a tensor has another type.
     """
 
     def fail(what: str, why: str) -> NoReturn:
@@ -57,7 +64,9 @@ def read_tensors(view: memoryview, where: str) -> Tensors:
         fail("the header of the tensors is cut short", f"{len(view)} bytes")
     (length,) = _LENGTH.unpack(own(view[: _LENGTH.size]))
     start = _LENGTH.size + length
-    if length > _MOST_HEADER or start > len(view):
+    if length > _MOST_HEADER:
+        fail(f"the header of the tensors has {length} bytes", f"{_MOST_HEADER} are accepted")
+    if start > len(view):
         fail("the header of the tensors lies outside the file", f"{length} bytes of {len(view)}")
     try:
         header = json.loads(
@@ -71,9 +80,13 @@ def read_tensors(view: memoryview, where: str) -> Tensors:
     data, end = view[start:], 0
     tensors = {}
     for name, (dtype, sizes, first, last) in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if dtype not in _DTYPES:
-            fail(f"the tensor {name!r} has the dtype {dtype!r}", f"{', '.join(_DTYPES)} are read")
-        nbytes = prod(sizes) * _DTYPES[dtype].itemsize
+        if dtype not in types:
+            raise UnsupportedProgramError(
+                f"the tensor {name!r} has the dtype {dtype!r}",
+                where=where,
+                why=f"{', '.join(types)} are read",
+            )
+        nbytes = prod(sizes) * types[dtype]
         if not end <= first <= last <= len(data) or last - first != nbytes:
             fail(
                 f"the tensor {name!r} lies outside of its place",
@@ -81,7 +94,7 @@ def read_tensors(view: memoryview, where: str) -> Tensors:
                 f" {dtype}{list(sizes)} needs {nbytes}",
             )
         end = last
-        tensors[name] = StoredTensor(_DTYPES[dtype], sizes, data[first:last])
+        tensors[name] = StoredTensor(dtype, sizes, data[first:last])
     return Tensors(tensors, start)
 
 

@@ -17,8 +17,9 @@ torch = pytest.importorskip("torch")
 
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.checkpoint import Folder  # noqa: E402
-from purevk.llm.safetensors import read_tensors  # noqa: E402
+from purevk.llm.safetensors import Stored, read_tensors  # noqa: E402
 from purevk.llm.tokenizer import tokenizer_of  # noqa: E402
+from purevk.pte import safetensors as tensor_files  # noqa: E402
 from tests.llm.families import tiny  # noqa: E402
 
 
@@ -70,6 +71,28 @@ def test_float8_has_scales(blocks: tuple[int, int], tmp_path: Path) -> None:
     spread = spread.repeat_interleave(128 if blocks[1] == 2 else 256, 1)[:192]
     have = folder.tensors["blk.0.attn_q.weight"].floats()
     assert (have == (weight.float() * spread).numpy()).all()
+
+
+def float8(dims: tuple[int, ...], scale_dims: tuple[int, ...]) -> Stored:
+    """Ones, with scales that count from 0."""
+    scales = np.arange(np.prod(scale_dims), dtype=np.float32)
+    scale = Stored("s", "F32", scale_dims, memoryview(scales.tobytes()))
+    return Stored("w", "F8_E4M3", dims, memoryview(b"\x38" * int(np.prod(dims))), scale)
+
+
+def test_one_block_of_columns_has_one_scale() -> None:
+    have = float8((192, 100), (2, 1)).floats()
+    assert (have == np.arange(2).repeat(128)[:192, None] * np.ones(100)).all()
+
+
+@pytest.mark.parametrize("dims, scale_dims", [
+    ((64, 64), (8000, 2)), ((64, 64), (8000,)), ((64,), (64,)), ((2, 8, 8), (2,)), ((64, 64), (0,)),
+    ((1, 64), (1, 2)),
+], ids=str)  # fmt: skip
+def test_scales_of_other_tensors(dims: tuple[int, ...], scale_dims: tuple[int, ...]) -> None:
+    """They were broadcast: a file of 64 MB made arrays of 8 GB."""
+    with pytest.raises(FileFormatError, match="scales of"):
+        float8(dims, scale_dims).floats()
 
 
 def packed(integers: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
@@ -137,6 +160,12 @@ def write_file(path: Path, header: Any, data: bytes = b"") -> Path:
         {"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
         {"x": {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]}},
         {"x": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+        {
+            "x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            "y": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+        },
+        b'{"x": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "x": {"dtype": "U8",'
+        b' "shape": [0], "data_offsets": [0, 0]}}',
         {"x": 1},
         {"x": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}},
     ],
@@ -145,6 +174,14 @@ def write_file(path: Path, header: Any, data: bytes = b"") -> Path:
 def test_damaged_headers(header: Any, tmp_path: Path) -> None:
     with pytest.raises(PurevkError):
         read_tensors(write_file(tmp_path / "x.safetensors", header, bytes(8)))
+
+
+def test_long_headers_are_refused() -> None:
+    """JSON of a header takes many times its bytes."""
+    data = bytearray(100_000_009)
+    struct.pack_into("<Q", data, 0, len(data) - 8)
+    with pytest.raises(FileFormatError, match="has 100000001 bytes"):
+        tensor_files.read_tensors(memoryview(data), "x")
 
 
 def test_cut_and_empty_files(tmp_path: Path) -> None:
@@ -157,6 +194,19 @@ def test_cut_and_empty_files(tmp_path: Path) -> None:
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
     with pytest.raises(UnsupportedProgramError, match="MambaForCausalLM"):
+        Folder(tmp_path)
+
+
+@pytest.mark.parametrize("width", [1 << 17, -2])
+def test_wide_heads_are_refused(width: int, tmp_path: Path) -> None:
+    """The factors of a rotation have no tensor that says how many there are."""
+    write_file(tmp_path / "model.safetensors", {})
+    rotation = {"rope_type": "llama3", "rope_theta": 1e4, "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0}  # fmt: skip
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "hidden_size": 64,
+              "head_dim": width, "rope_scaling": rotation}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FileFormatError, match="head_dim"):
         Folder(tmp_path)
 
 
