@@ -178,7 +178,7 @@ OVERRIDE = Knob(
     str,
     "",
     "Folder with kernels to run in place of purevk's: files of PUREVK_DUMP that were changed. The driver"
-    " takes them unchecked.",
+    " takes them unchecked. A folder or a file that other users may write is refused.",
 )
 PROGRESS = Knob(
     "PUREVK_PROGRESS", parse_flag, True, "0 hides progress bars. They only appear on a terminal."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from purevk import knobs
 from purevk.errors import InputError, ShaderCompilerError
-from purevk.paths import read_file
+from purevk.paths import others_may_write, read_file
 from purevk.shaders.cache_entry import MOST_BYTES, CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
@@ -57,8 +58,8 @@ def overridden(
     its kernels.
 
     Raises:
-        InputError: there is no such folder, a file is no SPIR-V, or has the same name as changed
-            GLSL and is changed too.
+        InputError: there is no such folder, others may write it or a file, a file is no SPIR-V, or
+            has the same name as changed GLSL and is changed too.
         ShaderCompilerError: the GLSL does not compile, or there is no compiler.
     """
     folder = Path(knobs.OVERRIDE())
@@ -68,6 +69,7 @@ def overridden(
             where=str(folder),
             next=f"make it with {knobs.DUMP.name}, or unset the variable",
         )
+    _refuse_shared(folder)
     _note_used(folder, spirv)
     found = {}
     for key, own in spirv.items():
@@ -155,10 +157,22 @@ def _changed_spirv(folder: Path, key: CacheKey, own: bytes) -> bytes | None:
     return None if code == own else code
 
 
+def _refuse_shared(path: Path) -> None:
+    """Raises InputError for a folder or a file that others may write: the driver runs what is there."""
+    if why := others_may_write(path):
+        raise InputError(
+            f"other users may write what {knobs.OVERRIDE.name} names",
+            where=str(path),
+            why=f"{why}; the device and its driver run what is there",
+            next=f"if you trust it, make it your own: chown, and chmod go-w {shlex.quote(str(path))}",
+        )
+
+
 def _read(path: Path, what: str) -> bytes | None:
     """The content of a file; None if there is none, or something else has its name."""
     if not os.path.isfile(path):
         return None
+    _refuse_shared(path)
     try:
         return read_file(path, MOST_BYTES)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,20 @@ def test_files_that_do_not_fit(dumped: tuple[Path, Path], monkeypatch: pytest.Mo
     monkeypatch.setenv(knobs.OVERRIDE.name, str(cache / "nowhere"))
     with pytest.raises(InputError, match="names no folder"):
         run(cache)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs modes of POSIX")
+def test_what_others_may_write_is_refused(dumped: tuple[Path, Path]) -> None:
+    cache, glsl = dumped
+    for path in (glsl.parent, glsl, glsl.with_suffix(".spv")):
+        mode = path.stat().st_mode
+        for shared in (0o020, 0o002):
+            path.chmod(mode | shared)
+            with pytest.raises(InputError, match="other users may write") as caught:
+                run(cache)
+            assert caught.value.where == str(path) and "chmod go-w" in caught.value.next
+        path.chmod(mode)
+    assert torch.equal(run(cache), X / 2)
 
 
 def test_kernels_that_do_not_compile_are_dumped(
