@@ -33,6 +33,7 @@ from purevk.graph import kernel_files
 from purevk.integrations.worker import Worker
 from purevk.ir import Graph
 from purevk.ir.printer import to_text
+from purevk.llm.session import Session
 from purevk.ops import extension
 from purevk.passes import pipeline
 from purevk.report.etrecord import read_etrecord
@@ -256,12 +257,18 @@ def _output(path: Path) -> None:
         file.write(b"page")
 
 
+def _session(path: Path) -> None:
+    model: Any = None  # is not asked
+    Session(model, "be brief", "error", {}).save(path)
+
+
 WRITERS = {
     "Program.save": _save,
     "save_state": lambda path: States().save(path),
     "bundle": _export,
     "cache export": _cache_export,
     "-o": _output,
+    "Session.save": _session,
 }
 
 

@@ -4,8 +4,10 @@ the signal SIGBUS."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ import purevk
 from purevk.errors import FileFormatError
 from purevk.frontends.files import FileSource, open_file
 from purevk.frontends.saved import write_program
+from purevk.llm.checkpoint import Folder
+from purevk.llm.files import ModelFile
+from purevk.llm.gguf import GgufFile
 from purevk.mapped import own
 from purevk.pte import source
 from tests.harness import DATA
@@ -83,6 +88,28 @@ def test_constants_that_the_host_reads(tmp_path: Path) -> None:
             np.testing.assert_array_equal(two, three)  # of the file as it was
 
 
+LANGUAGE_MODELS: dict[str, Callable[[Path], ModelFile]] = {
+    "gguf": GgufFile,
+    "safetensors": lambda path: Folder(path.parent),
+}
+
+
+def _write_language_model(path: Path) -> None:
+    if path.suffix == ".gguf":
+        writer = pytest.importorskip("gguf").GGUFWriter(path, "llama")
+        writer.add_tensor("output_norm.weight", np.zeros((40, 40), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return
+    about = {"dtype": "F32", "shape": [40, 40], "data_offsets": [0, 6400]}
+    header = json.dumps({"model.norm.weight": about}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(6400))
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "hidden_size": 40}
+    (path.parent / "config.json").write_text(json.dumps(config))
+
+
 def _in_a_child(work: Callable[[], None]) -> int:
     """The end of a process that does something: 0, or the negative number of a signal."""
     child = os.fork()
@@ -96,12 +123,14 @@ def _in_a_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # is multi-threaded, and forks
-@pytest.mark.parametrize("kind", ["pte", "inline.pte", "ptn", "pvk", "pt2", "ptd"])
+@pytest.mark.parametrize("kind", [
+    "pte", "inline.pte", "ptn", "pvk", "pt2", "ptd", "gguf", "safetensors",
+])  # fmt: skip
 def test_files_that_are_cut_while_they_are_opened(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each step that opens one, with nothing or a page left of it."""
-    path, data = tmp_path / f"model.{kind[-3:]}", []
+    path, data = tmp_path / f"model.{kind.split('.')[-1]}", []
     if kind == "inline.pte":
         monkeypatch.setattr("purevk.pte.flatbuffer._COPIED_AT_ONCE", 0)
         monkeypatch.setattr("purevk.pte.flatbuffer._PAGE", 1024)
@@ -115,6 +144,8 @@ def test_files_that_are_cut_while_they_are_opened(
             write_program(path, "name", sources, "test")
     elif kind == "ptn":
         shutil.copy(DATA.parent / "ptn/cached.ptn", path)
+    elif kind in LANGUAGE_MODELS:
+        _write_language_model(path)
     elif kind == "ptd":
         shutil.copy(next((DATA / "linear_relu_external").glob("*.ptd")), path)
         data = [path]
@@ -123,6 +154,13 @@ def test_files_that_are_cut_while_they_are_opened(
     program = DATA / "linear_relu_external.pte" if data else path
 
     def read(error: bool) -> None:
+        if kind in LANGUAGE_MODELS:
+            with contextlib.closing(LANGUAGE_MODELS[kind](path)) as model:
+                for tensor in model.tensors.values():
+                    tensor.floats()
+            if error:
+                raise ValueError("nothing was missing")
+            return
         with open_file(program, data) as opened, contextlib.suppress(FileFormatError):
             for name in opened.methods if kind != "pt2" else ():  # torch has copies
                 graph = opened.graph(name)

@@ -7,9 +7,11 @@ import io
 import math
 import os
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +20,13 @@ from purevk.cli.inputs import _read, make_inputs
 from purevk.errors import FileFormatError, InputError, PurevkError
 from purevk.frontends.files import FileSource, open_file
 from purevk.frontends.saved import write_program
+from purevk.llm.checkpoint import Folder
+from purevk.llm.gguf import GgufFile
+from purevk.llm.safetensors import read_tensors
+from purevk.llm.session import Session
+from purevk.llm.tokenizer.files import read_tokenizer
 from purevk.pte.source import _data_bytes
+from purevk.shaders.bundle import Bundle
 from tests.harness import DATA
 from tests.states import States
 
@@ -35,12 +43,25 @@ def _etrecord(path: Path) -> None:
     read_etrecord(path, "forward")
 
 
+def _config(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").symlink_to(path)
+        Folder(folder)
+
+
 READERS: dict[str, Callable[[Path], object]] = {
     "program": open_file,
     "data": lambda path: open_file(DATA / "linear_relu.pte", [path]),
     "state": lambda path: States(total=("float32", (3,))).load(path),
     "input.npy": lambda path: _read(str(path), "*", 1 << 30),
     "ETRecord": _etrecord,
+    "GGUF": GgufFile,
+    "safetensors": read_tensors,
+    "config.json": _config,
+    "tokenizer": read_tokenizer,
+    "session": lambda path: Session(cast(Any, None), None, "error", {}).load(path),
+    "bundle": lambda path: Bundle(path, trust=True),
 }
 HEADS = {
     "pte": b"\0\0\0\0ET12",
