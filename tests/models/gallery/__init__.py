@@ -19,6 +19,7 @@ from tests.models.gallery import (
     pairs,
     plain,
     scenes,
+    sizes,
     speech,
     times,
     vision,
@@ -27,7 +28,7 @@ from tests.models.gallery.model import Model
 
 _ROOMS = (
     plain, generators, graphs, vision, images, language, encoders, decoders, media, speech, pairs, scenes, times,
-    packages, detectors,
+    packages, detectors, sizes,
 )  # fmt: skip
 MODELS: dict[str, Model] = {model.name: model for room in _ROOMS for model in room.MODELS}
 
