@@ -359,6 +359,15 @@ def settled(left: Size, op: str, right: Size) -> bool | None:
     return op == "!=" if low > 0 or high < 0 or apart else None
 
 
+def same(left: Size, right: Size) -> bool:
+    """Whether two sizes are equal, for those to whom that is a chance and who are right without it:
+    sizes that differ for the hint are taken to differ, and no call has to repeat that."""
+    known = settled(left, "==", right)
+    if known is None:
+        return hint(left - right) == 0 and decide(left, "==", right)
+    return known
+
+
 def assume(left: Size, op: str, right: Size) -> bool:
     """Whether a comparison holds. If the bounds leave it open, it is taken to hold, with a guard."""
     answer = settled(left, op, right)

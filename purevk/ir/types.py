@@ -93,7 +93,10 @@ class Layout:
     def is_contiguous(self, sizes: Sequence[Size]) -> bool:
         """Dense and row-major (sizes of 1 may have any stride)."""
         expected = contiguous_strides(sizes)
-        return all(size == 1 or a == b for size, a, b in zip(sizes, self.strides, expected))
+        return all(
+            dims.same(a, b) or dims.same(size, 1)
+            for size, a, b in zip(sizes, self.strides, expected)
+        )
 
     def dense_order(self, sizes: Sequence[Size]) -> tuple[int, ...] | None:
         """The order of dims in memory, outermost first, if the tensor is dense; None otherwise."""
@@ -103,9 +106,9 @@ class Layout:
         )
         step: Size = 1
         for dim in reversed(order):
-            if sizes[dim] == 1:
+            if dims.same(sizes[dim], 1):
                 continue
-            if self.strides[dim] != step:
+            if not dims.same(self.strides[dim], step):
                 return None
             step = step * sizes[dim]
         return tuple(order)

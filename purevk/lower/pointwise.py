@@ -27,13 +27,13 @@ from purevk.lower.transpose import emit_transposed
 def _collapse(
     sizes: Sequence[Size], strides: list[tuple[Size, ...]], output: int
 ) -> tuple[list[Size], list[list[Size]]]:
-    order = [d for d, size in enumerate(sizes) if size != 1]
+    order = [d for d, size in enumerate(sizes) if not _dims.same(size, 1)]
     order.sort(key=lambda d: -_dims.hint(strides[output][d]))
     merged: list[Size] = []
     steps: list[list[Size]] = []  # per loop dim, one stride per operand
     for d in order:
         mine = [operand[d] for operand in strides]
-        if merged and all(outer == sizes[d] * inner for outer, inner in zip(steps[-1], mine)):
+        if merged and all(_dims.same(o, sizes[d] * i) for o, i in zip(steps[-1], mine)):
             merged[-1] = merged[-1] * sizes[d]
             steps[-1] = mine
         else:

@@ -168,7 +168,7 @@ def in_one_row(sizes: Sequence[Size], strides: Sequence[Size], offset: Size) -> 
     one another, in one row of the innermost dim or two, are a vector of 4."""
     count: Size = 1
     for size, stride in zip(reversed(sizes), reversed(strides)):
-        if stride != count:
+        if not _dims.same(stride, count):
             return False
         count = count * size
     return all(_dims.gcd_of(number) % 4 == 0 for number in (count, offset))

@@ -135,7 +135,7 @@ def _permute(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> Va
 
 def _same(a: Value, b: Value) -> bool:
     return a.type.rank == b.type.rank and all(
-        type(x) is type(y) and x == y for x, y in zip(a.type.dims, b.type.dims)
+        type(x) is type(y) and _dims.same(x, y) for x, y in zip(a.type.dims, b.type.dims)
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from purevk.errors import GraphError
 from purevk.ir import Graph, Layout, Node, Value, values_in
+from purevk.ir import dims as _dims
 from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.complex.views import INTERLEAVE, pair_type, part_layout
@@ -113,7 +114,7 @@ class _StorageAssigner:
         if value.type.dtype.is_complex and (shared or storage is not value):
             return self._dense_pairs(value, storage, shared)
         whole = (
-            storage.type.numel == value.type.numel
+            _dims.same(storage.type.numel, value.type.numel)
             and isinstance(layout.offset, int)
             and layout.offset == 0
         )

@@ -192,7 +192,7 @@ def _in_tiles(
     index = indices[0]
     if along is not None:
         others = [d for d in range(len(out.dims)) if d != along]
-        if any(index.dims[d] != out.dims[d] for d in others):
+        if not all(_dims.same(index.dims[d], out.dims[d]) for d in others):
             return False
         return emit_tiles(
             lowering,
