@@ -87,11 +87,15 @@ def test_tiktoken(tmp_path: Path) -> None:
 
 def test_long_tokens_are_refused(tmp_path: Path) -> None:
     """The search for what a token is merged from takes the square of its length."""
-    tokens = [bytes([byte]) for byte in range(256)] + [b"a" * 1025]
-    lines = [b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)]
-    (tmp_path / "tokenizer.model").write_bytes(b"\n".join(lines))
-    with pytest.raises(FileFormatError, match="1025 bytes"):
-        tokenizer(tmp_path)
+    path, alphabet = tmp_path / "tokenizer.model", [bytes([byte]) for byte in range(256)]
+    for more, why in (
+        ([b"a" * 1025], "1025 bytes"),
+        ([b"%1024d" % number for number in range(257)], "squares"),
+    ):
+        tokens = enumerate([*alphabet, *more])
+        path.write_bytes(b"\n".join(b"%s %d" % (base64.b64encode(each), at) for at, each in tokens))
+        with pytest.raises(FileFormatError, match=why):
+            tokenizer(path)
 
 
 def pieces_of(texts: list[str]) -> SavedFile:

@@ -25,6 +25,7 @@ _LLAMA3_NAMES = (
     "python_tag", "image",
 )  # fmt: skip
 _RESERVED = 256  # control tokens of Llama 3
+_MOST_OF_SEARCH = 1 << 28  # squares of the bytes of tokens: 10 s. 200,000 tokens may have 36 each
 _BPE = 2  # model_type of SentencePiece
 _CONTROL = 3
 
@@ -113,6 +114,8 @@ def _of_tiktoken(path: Path, data: bytes) -> dict[str, Any]:
         raise _damaged(path, "a token is there twice, or a byte has none")
     if (longest := max(map(len, tokens))) > MOST_OF_TOKEN:
         raise _damaged(path, f"a token has {longest} bytes; {MOST_OF_TOKEN} are accepted")
+    if sum(len(token) ** 2 for token in tokens) > _MOST_OF_SEARCH:
+        raise _damaged(path, f"the squares of its tokens' bytes exceed {_MOST_OF_SEARCH}")
     codes = {byte: chr(code) for byte, code in byte_codes().items()}
 
     def text(token: bytes) -> str:
