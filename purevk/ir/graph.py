@@ -127,10 +127,15 @@ _reads: contextvars.ContextVar[ReadLog | None] = contextvars.ContextVar("reads",
 
 
 class ReadLog:
-    """Collects, while entered, the bytes of every constant whose elements are read."""
+    """Collects, while entered, the bytes of every constant whose elements are read.
+
+    Attributes:
+        borrowed: those of a `BorrowedConstant` are read.
+    """
 
     def __init__(self) -> None:
         self.data: list[memoryview] = []
+        self.borrowed = False
 
     def __enter__(self) -> ReadLog:
         self._token = _reads.set(self)
@@ -214,7 +219,10 @@ class BorrowedConstant(Constant):
         return memory
 
     def _read(self) -> memoryview:
-        return memoryview(bytes(self.data))  # passes keep arrays; no file is compared with them
+        log = _reads.get()
+        if log is not None:
+            log.borrowed = True
+        return memoryview(bytes(self.data))  # passes keep arrays
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,11 @@ class GraphBuilder(Builder):
 
 
 def source_of(build: Callable[[], Graph]) -> ReadGraph:
-    """What a program reads the graph from that `build` makes."""
+    """What a program reads the graph from that `build` makes. Its plan is in the cache by the graph."""
     from purevk.frontends.respecialize import ReadGraph
 
     with GuardLog() as log:
         graph = build()
-    return ReadGraph(graph, tuple(log.guards), graph.name)
+    source = ReadGraph(graph, tuple(log.guards), graph.name)
+    source.built = graph
+    return source

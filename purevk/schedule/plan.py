@@ -139,7 +139,8 @@ class Lowered:
         plan: what runs.
         guards: what was decided from sizes. Calls that break a guard are lowered again.
         indices: what the inputs that are indices have to be within, by their positions.
-        read: the bytes of constants whose elements decided about the rest.
+        read: the bytes of constants whose elements decided about the rest; None: also bytes that no
+            file has as they are.
     """
 
     imported: Graph
@@ -147,7 +148,7 @@ class Lowered:
     plan: Plan
     guards: tuple[Guard, ...]
     indices: Mapping[int, tuple[IndexRange, ...]]
-    read: tuple[memoryview, ...] = ()
+    read: tuple[memoryview, ...] | None = ()
 
 
 def count_steps(plans: Iterable[Plan]) -> dict[str, int]:

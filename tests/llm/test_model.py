@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,11 @@ pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
+from purevk.cache import Cache  # noqa: E402
 from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.llm import decoding, loading  # noqa: E402
 from purevk.llm.decoding import ChunkSize, prompt_lengths  # noqa: E402
+from purevk.llm.gguf import GgufFile  # noqa: E402
 from purevk.pte.blocks import FORMS  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
@@ -278,3 +280,55 @@ def test_prompts_of_gpus_have_methods_by_their_length(
             want = expected_logits(reference, prompt)
             np.testing.assert_allclose(prompt_logits(model, prompt), want, atol=1e-4 * want.std())
         assert set(model.program.methods) == {"prompt_2", "prompt_5", "prompt_32", "decode"}
+
+
+Load = Callable[..., tuple[list[int], np.ndarray, bool]]
+
+
+@pytest.fixture
+def load(
+    pair: tuple[purevk.llm.Model, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Load:
+    """Loads a file of the folder with a cache of its own: the tokens after a prompt, the logits, and
+    whether something was lowered."""
+    monkeypatch.setenv("PUREVK_VERIFY", "0")
+    monkeypatch.setattr(pair[0].program.context, "cache", Cache(tmp_path / "cache"))
+    write_llama(tmp_path / "tiny.gguf", "Q4_1", table="Q8_0")
+
+    def load(name: str = "tiny.gguf", **options: Any) -> tuple[list[int], np.ndarray, bool]:
+        options = {"context": 32, "dtype": "float32", **options}
+        with purevk.llm.load(tmp_path / name, **options) as model:
+            tokens = model.generate(PROMPT, max_tokens=6).tokens()
+            return tokens, model.logits, "lower" in model.program.seconds
+
+    return load
+
+
+def test_plans_are_in_the_cache(
+    pair: tuple[purevk.llm.Model, Any], load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second load lowers nothing, and takes the weights of its own file."""
+    first, again = load(), load()
+    assert first[2] and not again[2]
+    assert first[0] == again[0] and np.array_equal(first[1], again[1])
+    data = (tmp_path / "tiny.gguf").read_bytes()
+    with GgufFile(tmp_path / "tiny.gguf") as file:
+        weights = [bytes(file.tensors[f"blk.{n}.attn_output.weight"].data) for n in range(2)]
+    (tmp_path / "other.gguf").write_bytes(data.replace(weights[0], weights[1]))
+    other = load("other.gguf")
+    monkeypatch.setattr(pair[0].program.context, "cache", Cache(tmp_path / "fresh"))
+    want = load("other.gguf")
+    assert want[2] and not other[2]
+    np.testing.assert_array_equal(other[1], want[1])
+    assert not np.array_equal(other[1], first[1])
+
+
+@pytest.mark.slow
+def test_other_models_have_other_plans(load: Load, tmp_path: Path) -> None:
+    """By context, dtype, cache, sizes, and elements that become numbers of the graph."""
+    assert load()[2]
+    for options in ({"context": 33}, {"dtype": "float16"}, {"cache": "int8"}):
+        assert load(**options)[2]
+    write_llama(tmp_path / "wide.gguf", "Q4_1", table="Q8_0", width=96)
+    write_llama(tmp_path / "factors.gguf", "Q4_1", table="Q8_0", rotation_factors=True)
+    assert load("wide.gguf")[2] and load("factors.gguf")[2]

@@ -6,6 +6,9 @@ what was measured on it, the environment variables, the sizes. The file is compa
 Those of weights are left out, unless a decision was taken from their elements (`ReadLog` notes
 these), or graphs are read from these bytes too. So no entry needs a file's name or date, and a model
 that was trained further keeps its plan.
+
+A graph that is built, not read from bytes of a file, is in the key itself: its record. Its weights
+are `BorrowedConstant`s, which go by their names there.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from purevk import knobs
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.graph.context import Context
-from purevk.ir import Constant, Size, TensorType, Value
+from purevk.ir import BorrowedConstant, Constant, Graph, Size, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.mapped import address_of, own
 from purevk.program.leaves import ConstantKey, Leaves, StateKey
@@ -66,6 +69,7 @@ class PlanCache:
         leaves: of the program.
         digests: of parts of the files, as far as they are known.
         label: the file and the method, for lists of entries.
+        built: the graph, if it is from no file.
     """
 
     def __init__(
@@ -75,10 +79,16 @@ class PlanCache:
         leaves: Leaves,
         digests: dict[str, str],
         label: str = "",
+        built: Graph | None = None,
     ) -> None:
         self.context, self.parts, self.leaves, self.label = context, parts, leaves, label
         self.files = [part.view for part in parts]
-        self._digests = digests
+        self._digests, self._built = digests, built
+        constants = built.constants.items() if built is not None else ()
+        # Names of borrowed constants by what tells them apart, and the constants by these.
+        borrowed = [(v.name, each) for v, each in constants if isinstance(each, BorrowedConstant)]
+        self._names = {each.memory: name for name, each in borrowed}
+        self._borrowed = dict(borrowed)
 
     @staticmethod
     def of(context: Context, source: Any, leaves: Leaves) -> PlanCache | None:
@@ -88,10 +98,16 @@ class PlanCache:
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
         stores_plans = knobs.CACHE().plans and not knobs.DUMP() and not knobs.VERIFY()
-        if parts is None or not stores_plans or type(context.traits.choices) is not Choices:
+        built: Graph | None = getattr(source, "built", None)
+        if parts is None and built is None:
+            return None
+        if not stores_plans or type(context.traits.choices) is not Choices:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:
             return None
+        if built is not None:
+            return PlanCache(context, (), leaves, {}, built.name, built)
+        assert parts is not None
         return PlanCache(context, parts, leaves, source.digests, source.label)
 
     def key(
@@ -120,13 +136,14 @@ class PlanCache:
                     (len(file), hashlib.sha256(own(file[:_HEAD])).hexdigest())
                     for file in self.files
                 ],
+                "graph": self._record(),
                 "method": method,
                 "sizes": plain(sizes),
                 "expected": plain(expected or {}),
                 "shares_weights": shares_weights,
                 "round": round,
             }
-        except (TypeError, FileFormatError) as error:  # a file may have been cut short
+        except (TypeError, FileFormatError, NotCacheable) as error:  # a file may be cut short
             _log.debug("%s: its plan is not cached: %s", method, error)
             return None
         return json.dumps(parts, sort_keys=True)
@@ -138,7 +155,7 @@ class PlanCache:
         if payload is None:
             return None
         try:
-            reader = Reader(payload, self.files, self._leaf)
+            reader = Reader(payload, self.files, self._leaf, self._borrowed)
             skipped = _ranges(reader.head["skipped"])
             if self._digest(skipped) != reader.head["digest"]:
                 return None
@@ -165,6 +182,7 @@ class PlanCache:
                 payload,
                 self.files,
                 lambda name, dtype, dims, *_: Value(name, TensorType(dtype, dims)),
+                self._borrowed,
             ).root()
         except (NotCacheable, *DAMAGED) as error:
             _log.debug("%s: its plan is not cached: %s", self.label, error)
@@ -180,7 +198,7 @@ class PlanCache:
             for value in (*inner.constants, *inner.states):
                 if value not in leaves:
                     leaves[value] = self._described(value, inner.constants.get(value))
-        writer = Writer(self._span_of, leaves)
+        writer = Writer(self._span_of, leaves, borrowed=self._names)
 
         def head() -> dict[str, Any]:
             skipped = self._skipped(lowered, writer.ranges)
@@ -188,12 +206,21 @@ class PlanCache:
 
         return writer.payload(dataclasses.replace(lowered, read=()), head)
 
+    def _record(self) -> str:
+        """What the graph is that was built: the SHA-256 of its record. "" if it is read from files."""
+        if self._built is None:
+            return ""
+        payload = Writer(borrowed=self._names).payload(self._built, None)
+        return hashlib.sha256(payload).hexdigest()
+
     def _skipped(self, lowered: Lowered, ranges: Sequence[Span]) -> list[list[tuple[int, int]]]:
         """What a plan does not depend on, in each file: (first byte, bytes), sorted.
 
         Args:
             ranges: the tensors of the plan that are in the files.
         """
+        if lowered.read is None:
+            raise NotCacheable("elements of weights decided that are in no file as they are")
         spans = [self._span_of(data) for data in lowered.read if len(data)]
         skipped = []
         for number, part in enumerate(self.parts):
@@ -212,7 +239,8 @@ class PlanCache:
         if isinstance(leaf, StateKey):
             return value.name, leaf.dtype, leaf.dims, leaf.name, None
         if isinstance(leaf, ConstantKey) and constant is not None:
-            return value.name, leaf.dtype, leaf.dims, None, constant.data
+            data = self._names.get(constant.memory) or constant.data
+            return value.name, leaf.dtype, leaf.dims, None, data
         raise NotCacheable(f"where {value.name} comes from is not known")
 
     def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -238,13 +266,14 @@ class PlanCache:
         dtype: DType,
         dims: tuple[Size, ...],
         state: str | tuple[str, str] | None,
-        data: memoryview | None,
+        data: memoryview | str | None,
     ) -> Value:
         if state is not None:
             return self.leaves.state(name, StateKey(state, dtype, dims))
         if data is None:
             raise Unreadable(f"the constant {name} has no bytes")
-        return self.leaves.constant(name, TensorType(dtype, dims), Constant(data))
+        constant = self._borrowed[data] if isinstance(data, str) else Constant(data)
+        return self.leaves.constant(name, TensorType(dtype, dims), constant)
 
 
 def _ranges(skipped: Any) -> list[list[tuple[int, int]]]:

@@ -20,14 +20,14 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from purevk.dtypes import DType, dtype_named
 from purevk.errors import FileFormatError
-from purevk.ir import Arg, Dim, Node, Sealed, Size, Value
+from purevk.ir import Arg, BorrowedConstant, Constant, Dim, Node, Sealed, Size, Value
 from purevk.ir.dims import _Function
 from purevk.ir.symbols import Symbol
 from purevk.mapped import address_of
@@ -88,8 +88,9 @@ class Writer:
     Args:
         span_of: where in the files bytes are; None if they are in no file.
         leaves: what each value that methods share is: name, dtype, sizes, name of a state or None,
-            bytes or None.
+            bytes or their name or None.
         plain: there are no tensors.
+        borrowed: names of borrowed constants, by what tells these apart.
 
     Attributes:
         ranges: where the tensors are that are in the files.
@@ -100,8 +101,10 @@ class Writer:
         span_of: Callable[[memoryview], Span | None] = lambda _: None,
         leaves: Mapping[Value, tuple[Any, ...]] | None = None,
         plain: bool = False,
+        borrowed: Mapping[Hashable, str] | None = None,
     ) -> None:
         self._span_of, self._leaves, self._plain = span_of, leaves or {}, plain
+        self._borrowed = borrowed or {}
         self.ranges: list[Span] = []
         self._rows: list[tuple[int, str, tuple[int, ...], Any]] = []  # level, kind, fields, scalar
         self._known: dict[Any, int] = {}
@@ -192,6 +195,8 @@ class Writer:
             return self._row("complex", self._all([obj.real, obj.imag]))
         if kind is memoryview:
             return self._bytes(obj)
+        if kind is BorrowedConstant and obj.memory in self._borrowed:
+            return self._row("borrowed", self._all([self._borrowed[obj.memory]]))
         if kind is Value and obj in self._leaves:
             return self._row("leaf", self._all(self._leaves[obj]), key=("leaf", id(obj)))
         if kind is Attribute:
@@ -321,7 +326,8 @@ class Reader:
     Args:
         files: the bytes of the files of the program.
         leaf: makes a value that methods share, of its name, dtype, sizes, the name of a state or
-            None, and its bytes or None.
+            None, and its bytes or their name or None.
+        borrowed: constants by their names.
 
     Attributes:
         head: see `Writer.payload`.
@@ -335,6 +341,7 @@ class Reader:
         payload: bytes | memoryview,
         files: Sequence[memoryview] = (),
         leaf: Callable[..., Value] | None = None,
+        borrowed: Mapping[str, Constant] | None = None,
     ) -> None:
         payload = memoryview(payload)
         size, self._count = _SIZES.unpack_from(payload)
@@ -347,10 +354,11 @@ class Reader:
         self._own = {
             "span": _kind(self._span, int, int, int),
             "bytes": _kind(self._inline, int, int),
+            "borrowed": _kind((borrowed or {}).__getitem__, str),
         }
         if leaf is not None:
             state = str | tuple[str, str] | None
-            hints = (str, DType, tuple[Size, ...], state, memoryview | None)
+            hints = (str, DType, tuple[Size, ...], state, memoryview | str | None)
             self._own["leaf"] = _kind(leaf, *hints)
 
     def root(self) -> Any:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Graph, Value
+from purevk.ir import BorrowedConstant, Constant, Dim, Graph, Value
 from purevk.ir.arguments import Attribute
 
 Check: TypeAlias = "Callable[[Collection[Any]], None]"
@@ -92,6 +92,9 @@ def _collect(hint: Any, exact: set[type], generic: dict[type, Check]) -> None:
         exact.update((float, int))
     elif isinstance(hint, type) and hint is not type and hint is not object:
         exact.add(hint)
+        exact.update(
+            [BorrowedConstant] if hint is Constant else []
+        )  # which are not made by reading
     elif typing.get_origin(hint) is not type and hint is not type:
         raise Unreadable(f"a field of type {hint} cannot be checked")
 

@@ -54,7 +54,8 @@ def lower_graph(
             done("lower", start)
     _check_decisions(graph, log)
     indices = ranges_of_inputs(imported)
-    return Lowered(imported, graph, plan, tuple(log.guards), indices, tuple(reads.data))
+    read = None if reads.borrowed else tuple(reads.data)
+    return Lowered(imported, graph, plan, tuple(log.guards), indices, read)
 
 
 def _check_decisions(graph: Graph, log: GuardLog) -> None:
