@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
-from purevk.errors import FileFormatError, InputError  # noqa: E402
+from purevk.errors import FileFormatError, InputError, OutputError  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -30,7 +30,13 @@ def test_a_saved_model_is_the_same(tmp_path: Path) -> None:
         tokens = model.generate(PROMPT, max_tokens=8).tokens()
         answer = model.chat("hi", max_tokens=4).text()
         logits, weights = model.logits, model.plan.weights
+        link = tmp_path / "link.pvk"
+        link.symlink_to(saved.name)
+        with pytest.raises(OutputError, match="link"):  # to nothing
+            model.save(link)
         model.save(saved)
+        model.save(link)  # stays one
+    assert link.is_symlink() and not saved.is_symlink()
     path.unlink()
     assert saved.stat().st_size <= 1.2 * weights + 100_000  # weights once, and stay packed
     with purevk.llm.load(saved) as model:
