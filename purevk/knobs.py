@@ -104,7 +104,7 @@ CACHE = Knob(
     CacheOptions(),
     "The on-disk cache: its folder (empty or 1: the user's cache folder; 0: none), then options,"
     " separated by commas. max_bytes limits its size; the least recently used entries are removed"
-    " first. plans=0 stores no plans of .pte and .pvk files, so each load lowers them. only=1"
+    " first. plans=0 stores no plans, so each load lowers the methods of its file. only=1"
     " compiles no kernel: one that is not in the cache raises KernelNotCachedError (`purevk warmup`"
     " fills the cache, and ignores this option). Example: /var/cache/purevk,only=1.",
     merges=True,
