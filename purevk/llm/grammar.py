@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.llm.tokenizer import Tokenizer, is_error
 
-_MOST_TEXT = 1 << 20  # characters of a grammar
+_MOST_TEXT = 1 << 17  # characters of a grammar
+_MOST_RULES = 500  # and references of a schema: llguidance follows chains of them by recursion
+_RULE = re.compile(r"^\s*[?!]?\w+[^:\n]*:|\$ref", re.MULTILINE)
 
 
 class Constraint:
@@ -132,13 +135,19 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         ) from None
     try:
         if grammar is not None:
+            rules = len(_RULE.findall(grammar))
             text: str = LLMatcher.grammar_from_lark(grammar)
         else:
             schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+            rules = schema.count("$ref")
             text = LLMatcher.grammar_from_json_schema(schema)
     except (TypeError, ValueError, RecursionError) as error:
         what = "json_schema is no JSON schema" if grammar is None else "this is no grammar"
         raise InputError(what, why=str(error)[:1000]) from None
+    if rules > _MOST_RULES:
+        raise InputError(
+            f"the grammar has {rules} rules or references", why=f"{_MOST_RULES} are accepted"
+        )
     if len(text) > _MOST_TEXT:
         raise InputError(
             f"the grammar has {len(text)} characters", why=f"{_MOST_TEXT} are accepted"

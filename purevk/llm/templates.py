@@ -24,6 +24,7 @@ MOST_TEXT = 1 << 22  # characters of a text, more than any context holds
 _MOST_TEMPLATE = 1 << 18  # characters
 _MOST_VALUE = 1 << 24  # bytes of a value, with all that it holds
 _MOST_BYTES = 1 << 29  # of all values that a run makes or compares
+_MOST_DEPTH = 200  # containers in one another: Python compares and hashes them by recursion
 _MOST_NUMBER = 100_000  # as an argument of a call or a filter, such as a width
 _MOST_SOUGHT = (
     100  # characters that a call strips from the ends of a text, or looks for from its end
@@ -56,8 +57,8 @@ _COMPARISONS = {
 }  # fmt: skip
 
 
-class _LimitError(Exception):
-    """A template has broken a limit."""
+class _LimitError(BaseException):
+    """A template has broken a limit. Tests of jinja2 catch each `Exception`."""
 
 
 class _Meter:
@@ -66,12 +67,12 @@ class _Meter:
     Attributes:
         end: when it has to have ended, in seconds of `time.monotonic`.
         left: bytes of values.
-        measured: containers and their bytes, by their ids.
+        measured: containers, their bytes and their depth, by their ids.
     """
 
     def __init__(self) -> None:
         self.end, self.left = time.monotonic() + SECONDS, _MOST_BYTES
-        self.measured: dict[int, tuple[Any, int]] = {}
+        self.measured: dict[int, tuple[Any, int, int]] = {}
 
     def check_time(self) -> None:
         if time.monotonic() > self.end:
@@ -218,21 +219,26 @@ def _nbytes(value: Any) -> int:
     measured = _meter.get().measured
     if id(value) in measured:
         return measured[id(value)][1]
-    total, waiting = 0, [value]
+    total, deepest, waiting = 0, 0, [(value, 0)]
     while waiting and total <= _MOST_VALUE:
-        each = waiting.pop()
+        each, depth = waiting.pop()
+        deepest = max(deepest, depth)
         total += 8
         if isinstance(each, _SIZED):
             total += sys.getsizeof(each)
         elif id(each) in measured:
             total += measured[id(each)][1]
+            deepest = max(deepest, depth + measured[id(each)][2])
         elif isinstance(each, dict):
             total += 16 * len(each)
-            waiting += [] if total > _MOST_VALUE else [*each, *each.values()]
+            items = [] if total > _MOST_VALUE else [*each, *each.values()]
+            waiting += [(item, depth + 1) for item in items]
         elif isinstance(each, _CONTAINERS):
             total += 8 * len(each)
-            waiting += [] if total > _MOST_VALUE else each
-    measured[id(value)] = value, total
+            waiting += [] if total > _MOST_VALUE else [(item, depth + 1) for item in each]
+    if deepest > _MOST_DEPTH:
+        raise _LimitError(f"it nests more than {_MOST_DEPTH} values in one another")
+    measured[id(value)] = value, total, deepest
     return total
 
 

@@ -9,7 +9,6 @@ constants. What two parameters have in common, such as zeros, tells nothing.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import zipfile
@@ -195,7 +194,9 @@ def _tensors(data: bytes) -> dict[str, Any]:
     """Tensors of torch.save by name. No other classes are made and no code runs."""
     import torch
 
-    found = torch.load(io.BytesIO(data), weights_only=True) if data else {}
+    from purevk.frontends.torch.archive.members import unpickled
+
+    found = unpickled(data) if data else {}
     return {
         name: each
         for name, each in found.items()

@@ -20,6 +20,7 @@ import purevk
 from purevk.errors import FileFormatError, PurevkError
 from purevk.frontends.files import FileSource, open_file
 from purevk.frontends.saved import write_program
+from purevk.frontends.torch.archive.members import unpickled
 from purevk.pte import source
 from tests.harness import DATA
 from tests.pickles import members, older, packed, pickles
@@ -294,6 +295,14 @@ def test_members_that_are_refused(name: str, small: bytes, mark: str) -> None:
 def test_compressed_and_double_members(small: bytes) -> None:
     contents = members(small)
     assert "compressed" in load(packed(contents, zipfile.ZIP_DEFLATED)).why
+    saved, inner = io.BytesIO(), io.BytesIO()
+    torch.save({"x": torch.zeros(1000)}, saved)
+    with zipfile.ZipFile(saved) as parts, zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in parts.namelist():
+            made.writestr(name, parts.read(name))
+    assert torch.equal(unpickled(saved.getvalue())["x"], torch.zeros(1000))
+    with pytest.raises(FileFormatError, match="compressed"):
+        unpickled(inner.getvalue())
     data = io.BytesIO(small)
     with zipfile.ZipFile(data, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("archive/models/model.json", b"{}")

@@ -234,6 +234,12 @@ def test_grammars_of_a_hostile_vocabulary(tmp_path: Path) -> None:
         checked_grammar("\ud800", None)
     with pytest.raises(InputError, match="no JSON schema"):
         checked_grammar(None, "\ud800")
+    rules = "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(2700)) + 'r2700: "a"'
+    parts = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(2000)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**parts, "a2000": {"type": "string"}}}
+    for one in ((rules, None), (None, schema)):  # they ended the process
+        with pytest.raises(InputError, match="500 are accepted"):
+            checked_grammar(*one)
 
 
 def test_files_with_random_damage_raise_typed_errors_only(tmp_path: Path) -> None:

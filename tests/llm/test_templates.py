@@ -126,6 +126,8 @@ HOSTILE = {
     "strip": f"{LONG} {{{{ a.strip(b) }}}}",
     "search from the end": f"{LONG} {{{{ a.rfind('ab' ~ a[1:2000000]) }}}}",
     "split from the end": f"{LONG} {{{{ a.rsplit('ab' ~ a[1:2000000]) }}}}",
+    "depth": "{% set ns = namespace(x=()) %}{% for i in range(3000) %}"
+    "{% set ns.x = cycler(ns.x).items %}{% endfor %}{% set d = {ns.x: 1} %}",
     "number of a text": "{{ ('9' * 4000000) | int }}",
     "dict of equal hashes": "{{ {}.fromkeys(range(0, 2305843009213693951 * 9999, 2305843009213693951)) }}",
 }

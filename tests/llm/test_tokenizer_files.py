@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,22 @@ def test_replacements_that_grow() -> None:
     assert len(of_json(normalizer=longer).encode("a")) == 16
     with pytest.raises(FileFormatError, match="more than 64 characters"):
         of_json(normalizer={"type": "Sequence", "normalizers": [longer] * 9})
+
+
+@pytest.mark.parametrize("part", ["bytes", "charsmap", "post_processor", "prefix"])
+def test_parts_that_ask_for_much(part: str) -> None:
+    """They took gigabytes or minutes, from files of some kilobytes."""
+    text = b"x" * 1000
+    charsmap = base64.b64encode(struct.pack("<I", 4) + bytes(4) + text + b"\0").decode()
+    pieces = [{"SpecialToken": {"id": "a", "type_id": 0}}] * 1000
+    parts: dict[str, Any] = {
+        "bytes": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 9}},
+        "charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}},
+        "post_processor": {"post_processor": {"type": "TemplateProcessing", "single": pieces}},
+        "prefix": {"model": {**A_OR_B, "continuing_subword_prefix": "a" * 1000}},
+    }
+    with pytest.raises(FileFormatError, match="more than (64|16384) characters"):
+        of_json(**parts[part])
 
 
 def test_regular_expressions_that_fail() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +55,7 @@ MOST_OF_TOKEN = 1024  # bytes or characters of a token whose merges are searched
 _MOST_OF_MERGES = 1 << 26  # characters
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
 _MOST_GROWTH = 64  # characters that the normalizers of a tokenizer.json may make of one
+_MOST_OF_TEMPLATE = 1 << 14  # characters of a post_processor
 _SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _END_NAMES = (
@@ -297,6 +300,14 @@ def _of_json(file: ModelFile, text: str) -> Tokenizer:
     data = json.loads(text)
     if _growth(data.get("normalizer")) > _MOST_GROWTH:
         raise _damaged(file.name, f"a character becomes more than {_MOST_GROWTH} characters")
+    # Each piece of a template stands for a list of tokens, and each part of a word has the affixes.
+    if len(json.dumps(data.get("post_processor"))) > _MOST_OF_TEMPLATE:
+        raise _damaged(
+            file.name, f"its post_processor has more than {_MOST_OF_TEMPLATE} characters"
+        )
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    if any(len(str(data["model"].get(name))) > _MOST_GROWTH for name in affixes):
+        raise _damaged(file.name, f"an affix has more than {_MOST_GROWTH} characters")
     implementation: Any = Implementation.from_str(text)
     implementation.no_padding()
     implementation.no_truncation()
@@ -319,6 +330,12 @@ def _growth(normalizer: Any) -> int:
     if not isinstance(normalizer, dict):
         return 1
     growth = max(len(str(normalizer.get("content", ""))), 1)
+    if normalizer.get("type") == "ByteLevel":
+        growth = 4  # bytes of a character
+    if normalizer.get("type") == "Precompiled":
+        data = base64.b64decode(normalizer["precompiled_charsmap"])
+        (first,) = struct.unpack_from("<I", data)  # bytes of a tree, which the texts follow
+        growth = max(map(len, data[4 + first :].split(b"\0")))
     for part in normalizer.get("normalizers") or ():
         growth *= _growth(part)
     return growth

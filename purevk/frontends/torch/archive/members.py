@@ -197,7 +197,7 @@ def _tensors(members: Mapping[str, memoryview], kind: str) -> dict[str, Any]:
     if config is None:
         older = "state_dict" if kind == "weights" else kind
         names = (f"data/{kind}/model.pt", f"serialized_{older}.pt", f"serialized_{older}.json")
-        payload = _unpickled(next(members[name] for name in names if name in members))
+        payload = unpickled(next(members[name] for name in names if name in members))
         if not isinstance(payload, dict):
             raise TypeError(f"the {kind} are a {type(payload).__name__}")
         return payload
@@ -240,7 +240,7 @@ def _tensor(entry: Any, data: memoryview, shared: dict[str, Any]) -> Any:
 
     read = _torch()
     if entry.use_pickle:  # a subclass of torch.Tensor
-        return _unpickled(data)
+        return unpickled(data)
     meta = entry.tensor_meta
     sizes: Any = read.deserialize_size(meta.sizes)
     dtype, device = read.deserialize_scalar_type(meta.dtype), read.deserialize_device(meta.device)
@@ -264,10 +264,26 @@ def _tensor(entry: Any, data: memoryview, shared: dict[str, Any]) -> Any:
     return torch.nn.Parameter(tensor, meta.requires_grad) if entry.is_param else tensor
 
 
-def _unpickled(data: memoryview) -> Any:
-    """Tensors of torch.save. No other classes are made and no code runs."""
+def unpickled(data: bytes | memoryview) -> Any:
+    """Tensors of torch.save. No other classes are made and no code runs.
+
+    Raises:
+        FileFormatError: a part of it is compressed, so that it may be of any size.
+    """
     import torch
 
+    stream = io.BytesIO(own(data) if isinstance(data, memoryview) else data)
+    if zipfile.is_zipfile(stream):
+        with zipfile.ZipFile(stream) as parts:
+            for part in parts.infolist():
+                if part.compress_type != zipfile.ZIP_STORED or part.file_size > part.compress_size:
+                    raise FileFormatError(
+                        "tensors in the file are compressed",
+                        where=part.filename[:100],
+                        why="torch.save stores them as they are",
+                        next="write the file again",
+                    )
+    stream.seek(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(io.BytesIO(own(data)), weights_only=True)
+        return torch.load(stream, weights_only=True)
