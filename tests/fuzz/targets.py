@@ -171,7 +171,7 @@ def parse(seed: Seed, data: bytes) -> None:
     else:
         with open_file(data) as file:
             _plan(file)
-            if language.is_model(file):
+            if seed.kind == "pte" and language.is_model(file):
                 language.read_pte(file)
 
 
