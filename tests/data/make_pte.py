@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
@@ -20,9 +19,6 @@ from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import nn
 from torch.export import Dim, export
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.llm import executorch_models
 
 BUILDERS: dict[str, Callable[[], Any]] = {}
 
@@ -188,14 +184,6 @@ def two_methods() -> Any:
     }
     partitioners = {name: [VulkanPartitioner()] for name in programs}
     return to_edge_transform_and_lower(programs, partitioner=partitioners).to_executorch()
-
-
-@_program
-def language_model() -> Any:
-    """With a cache, and the numbers by which runners call it."""
-    sizes = {"VOCAB": 24, "WIDTH": 8, "LAYERS": 1, "CONTEXT": 16}
-    with mock.patch.multiple(executorch_models, **sizes):
-        return executorch_models.program("input_pos", dynamic=False)
 
 
 def write(name: str, folder: Path) -> Path:

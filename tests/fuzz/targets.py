@@ -82,6 +82,7 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
     """
     found: list[Seed] = []
     paths = [*sorted(DATA.glob("*.pte")), *sorted((DATA.parent / "ptn").glob("*.ptn"))]
+    paths += (DATA.parent / "llm").glob("*.pte")
     paths += (
         sorted(p for p in Path(extra).glob("*") if p.suffix in (".pte", ".pvk")) if extra else []
     )

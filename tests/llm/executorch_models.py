@@ -4,6 +4,7 @@ torch's answers."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,14 @@ def write_tokenizer(folder: Path) -> Path:
     about = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return path
+
+
+def write_small(path: Path) -> None:
+    """Writes tests/data/llm/language_model.pte: `python -m tests.llm.executorch_models FILE`."""
+    sizes = {"VOCAB": 24, "WIDTH": 8, "LAYERS": 1, "CONTEXT": 16}
+    globals().update(sizes)
+    path.write_bytes(export("input_pos", dynamic=False))
+
+
+if __name__ == "__main__":
+    write_small(Path(sys.argv[1]))

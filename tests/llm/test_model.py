@@ -20,6 +20,7 @@ from purevk.errors import InputError, UnsupportedProgramError  # noqa: E402
 from purevk.llm import decoding, loading  # noqa: E402
 from purevk.llm.decoding import ChunkSize, prompt_lengths  # noqa: E402
 from purevk.llm.gguf import GgufFile  # noqa: E402
+from purevk.program.plan_cache import cache  # noqa: E402
 from purevk.pte.blocks import FORMS  # noqa: E402
 from tests.llm.harness import write_llama  # noqa: E402
 
@@ -292,6 +293,7 @@ def load(
     """Loads a file of the folder with a cache of its own: the tokens after a prompt, the logits, and
     whether something was lowered."""
     monkeypatch.setenv("PUREVK_VERIFY", "0")
+    monkeypatch.setattr(cache, "_is_extended", lambda: False)  # by other tests
     monkeypatch.setattr(pair[0].program.context, "cache", Cache(tmp_path / "cache"))
     write_llama(tmp_path / "tiny.gguf", "Q4_1", table="Q8_0")
 

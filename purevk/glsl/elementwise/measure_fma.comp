@@ -7,6 +7,7 @@
 layout(local_size_x = 128) in;
 RAW_PUSH_CONSTANT(0, count)
 BUFFER(0, x, vec4)
+LOOPS(loop(count))
 
 void main() {
     vec4 k = buf_x[0], x = vec4(float(gl_GlobalInvocationID.x) * 1e-6);
