@@ -54,6 +54,9 @@ class Variant:
         self.calls = 0
         self.used = 0
         self._rounded = ROUNDED
+        self._undecided: list[
+            Mapping[str, Expected]
+        ] = []  # that gave lowerings which serve nothing
         # A module is rather exported again for sizes outside of the ranges of an export.
         self.lenient = program.bounds in ("grow", "open") and not hasattr(source, "again")
         first = self._prepare(None)
@@ -282,7 +285,17 @@ class Variant:
         first = self.specializations[0]
         env = first.environment(call.arrays)
         expected = decided_by(first.guards, env)
-        return expected is not None and self._serve(call, self._tried(None, expected))
+        if expected is None or expected in self._undecided:
+            return False
+        made = self._tried(None, expected)
+        if self._serve(call, made):
+            return True
+        self._undecided = [*self._undecided[-31:], expected]
+        if made in self.specializations[1:]:  # it serves no call: its memory is for the next one
+            self.specializations.remove(made)
+            made.executable.close()
+            self.program.release_unused()
+        return False
 
     def _exact(self, call: MethodCall) -> SizeConstraintError | bool:
         """A new one for these sizes alone."""
