@@ -170,3 +170,16 @@ def _fixed_here(
 def _within(graph: Graph, symbol: Symbol, value: int) -> bool:
     lower, upper = graph.ranges.get(symbol, (0, symbol.upper))
     return lower <= value and (upper is None or value <= upper)
+
+
+def sizes_text(sizes: Sizes | None) -> str:
+    """What a graph is lowered for, in a message."""
+    if sizes is None:
+        return "exported bounds"
+    shown = (
+        "any"
+        if dims is None
+        else "x".join(f"..{size.upper}" if isinstance(size, Bound) else str(size) for size in dims)
+        for dims in sizes
+    )
+    return f"inputs of sizes {', '.join(shown)}"

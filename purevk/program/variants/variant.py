@@ -31,7 +31,7 @@ from purevk.program.plan_cache.cache import PlanCache
 from purevk.program.variants.coverage import by_sizes, decided_by, wider_sizes
 from purevk.program.variants.lowering import lower_graph, uncollected, with_line
 from purevk.program.variants.ranges import refused_sizes
-from purevk.program.variants.specialization import Sizes, Specialization
+from purevk.program.variants.specialization import Sizes, Specialization, sizes_text
 from purevk.schedule.plan import Lowered
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Variant:
         except KernelNotCachedError as error:
             raise KernelNotCachedError(
                 error.what,
-                where=f"{program.name}, method {self.name}, {_sizes_text(sizes)}; {error.where}",
+                where=f"{program.name}, method {self.name}, {sizes_text(sizes)}; {error.where}",
                 why=error.why,
                 next=error.next,
             ) from None
@@ -481,19 +481,6 @@ def _sizes_of(value: Any, array: Any) -> tuple[int, ...] | None:
         sized = any(symbol.is_size for symbol in _dims.symbols(value))
         return (array,) if sized and isinstance(array, int) else None
     return tuple(array.shape) if hasattr(array, "shape") else None
-
-
-def _sizes_text(sizes: Sizes | None) -> str:
-    """What a graph is lowered for, in a message."""
-    if sizes is None:
-        return "exported bounds"
-    shown = (
-        "any"
-        if dims is None
-        else "x".join(f"..{size.upper}" if isinstance(size, Bound) else str(size) for size in dims)
-        for dims in sizes
-    )
-    return f"inputs of sizes {', '.join(shown)}"
 
 
 def _dims_of(value: Any) -> tuple[Size, ...]:
