@@ -92,9 +92,8 @@ def _collect(hint: Any, exact: set[type], generic: dict[type, Check]) -> None:
         exact.update((float, int))
     elif isinstance(hint, type) and hint is not type and hint is not object:
         exact.add(hint)
-        exact.update(
-            [BorrowedConstant] if hint is Constant else []
-        )  # which are not made by reading
+        if hint is Constant:
+            exact.add(BorrowedConstant)  # no record makes one: it names one that there is
     elif typing.get_origin(hint) is not type and hint is not type:
         raise Unreadable(f"a field of type {hint} cannot be checked")
 
