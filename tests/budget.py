@@ -10,9 +10,10 @@
 - each operator: its name and the dtypes of its inputs and results, that this test of its tier
   imported or lowered first.
 
-`--budget` fails a test that takes more than tests/budget.txt allows: twice its figure, or two seconds
-more if that is more; 3 seconds if it has no line and is not marked `slow`. Runs of one test on shared
-machines differ by 1.6 times. A test over its budget runs once or twice
+`--budget` fails a test that takes more than tests/budget.txt allows: three times its figure, or four
+seconds more if that is more; 5 seconds if it has no line and is not marked `slow`. Runs of one test on
+shared machines differ by up to 2.4 times: of 8,800 tests a few go beyond twice their figures in each
+run, always others. A test over its budget runs once or twice
 more, and only what it takes then counts: not what it imports, compiles or fills a cache with. CPU
 seconds are those of the process and of the processes that it waited for, divided by how much slower
 than the reference a loop is beside the tests: a busy machine fails nothing. Machines differ by more than
@@ -41,8 +42,8 @@ from _pytest import runner
 from tests import tiers
 
 REFERENCE = 0.05  # CPU seconds of `slowness`'s loop on the machine of tests/budget.txt
-NEW = 3.0  # CPU seconds of a test without a line
-FACTOR, SLACK = 2.0, 2.0
+NEW = 5.0  # CPU seconds of a test without a line
+FACTOR, SLACK = 3.0, 4.0
 NOTABLE = 0.5  # CPU seconds of a test that says how slow the machine is for tests
 RECENT = 20.0  # seconds that a measurement of the loop holds
 LANDING = 38 * 60.0  # CPU seconds of the landing tier

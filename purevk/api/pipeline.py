@@ -14,6 +14,7 @@ from purevk import knobs
 from purevk.api import vk
 from purevk.api.device import DeviceObject
 from purevk.errors import DeviceError, InputError
+from purevk.pool import Pool
 
 if TYPE_CHECKING:
     from purevk.api.device import Device
@@ -345,7 +346,7 @@ def create_pipelines(
                 jobs[-1].set_exception(raised)
                 break
     else:
-        with concurrent.futures.ThreadPoolExecutor(min(wanted, len(specs))) as pool:
+        with Pool(min(wanted, len(specs))) as pool:
             jobs = [pool.submit(make, spec) for spec in specs]
     error = next((found for job in jobs if (found := job.exception()) is not None), None)
     if error is None:

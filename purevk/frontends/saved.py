@@ -8,7 +8,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from purevk.errors import FileFormatError
@@ -18,6 +17,7 @@ from purevk.ir.expected import FAR, rounding
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
 from purevk.mapped import address_of, own, pieces
+from purevk.pool import Pool
 from purevk.pte.source import FileLike, Source
 from purevk.whole_file import replace_file
 
@@ -192,11 +192,8 @@ class SavedProgram:
         threads = min(_MOST_THREADS, os.cpu_count() or 1, self.tensor_bytes // _ZLIB_STEP)
         numbers = range(len(self._tensors))
         of_tensor = lambda number: checksum(self._tensor(number))  # noqa: E731
-        try:
-            with ThreadPoolExecutor(max(threads, 1), "purevk-check") as pool:
-                sums = list((pool.map if threads > 1 else map)(of_tensor, numbers))
-        except RuntimeError:  # the interpreter is about to end, and starts no more threads
-            sums = list(map(of_tensor, numbers))
+        with Pool(max(threads, 1), "purevk-check") as pool:
+            sums = list((pool.map if threads > 1 else map)(of_tensor, numbers))
         for number, (found, (start, _, stored_sum)) in enumerate(zip(sums, self._tensors)):
             if found != stored_sum:
                 raise _damaged(

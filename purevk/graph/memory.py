@@ -7,7 +7,6 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from purevk import api
@@ -15,6 +14,7 @@ from purevk.ir import Value
 from purevk.lower.lowering import BufferWindow, Dispatch
 from purevk.mapped import read_into
 from purevk.memory_planner import aligned
+from purevk.pool import Pool
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
 _PART = 4 << 20  # bytes that are worth a thread of their own
@@ -47,7 +47,7 @@ class Staging:
     def __init__(self, device: api.Device) -> None:
         self._device = device
         self._buffer: api.Buffer | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Pool | None = None
 
     def buffer(self, nbytes: int) -> api.Buffer:
         """A buffer of at least so many bytes. An earlier one is destroyed if it is smaller; nothing
@@ -70,7 +70,7 @@ class Staging:
             buffer.flush()
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, "purevk-staging")
+            self._pool = Pool(_THREADS, "purevk-staging")
         target = buffer.view(at, len(data))
         ends = [len(data) * number // count for number in range(count + 1)]
         spans = [slice(first, last) for first, last in itertools.pairwise(ends)]
@@ -78,10 +78,7 @@ class Staging:
         def copy(span: slice) -> None:
             read_into(target[span], data[span])
 
-        try:
-            list(self._pool.map(copy, spans))
-        except RuntimeError:  # the interpreter is about to end, and starts no more threads
-            list(map(copy, spans))
+        list(self._pool.map(copy, spans))
         buffer.flush()
 
     def close(self) -> None:

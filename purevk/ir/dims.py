@@ -253,15 +253,15 @@ def range_within(size: Size, ranges: Ranges) -> tuple[int, int]:
         return size, size
     if not ranges and size._range is not None:
         return size._range
-    low = high = 0
-    for atoms, factor in size._terms:
-        a, b = factor, factor
-        for atom in atoms:
-            c, d = _range_of_atom(atom, ranges)
-            corners = (a * c, a * d, b * c, b * d)
-            a, b = min(corners), max(corners)
-        low, high = low + a, high + b
-    return low, high
+    return _intervals.of_sum(size._terms, lambda atom: _range_of_atom(atom, ranges), _quotient)
+
+
+def _quotient(atom: _Atom) -> tuple[Iterable[polynomials.Term], int] | None:
+    """Dividend and divisor of a floor division by a positive number."""
+    if isinstance(atom, _Function) and atom.kind == "//":
+        if isinstance(atom.right, int) and atom.right > 0:
+            return _terms(atom.left), atom.right
+    return None
 
 
 def upper(size: Size) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from purevk.errors import InputError
+from purevk.ir import polynomials
 
 Range = tuple[int, int]  # both included
 
@@ -42,6 +44,46 @@ def power(base: int, exponent: int) -> int:
             f"{base} ** {exponent} is no integer", next="keep exponents and shifts above -1"
         )
     return int(base ** min(exponent, 64))
+
+
+def of_sum(
+    terms: Iterable[polynomials.Term],
+    range_of: Callable[[Any], Range],
+    quotient: Callable[[Any], tuple[Iterable[polynomials.Term], int] | None],
+) -> Range:
+    """Of a sum of products of atoms.
+
+    Args:
+        terms: the products.
+        range_of: of an atom.
+        quotient: dividend and divisor of an atom that is a floor division by a positive number.
+    """
+    terms = tuple(terms)
+    low = high = 0
+    for atoms, factor in terms:
+        a, b = factor, factor
+        for atom in atoms:
+            c, d = range_of(atom)
+            corners = (a * c, a * d, b * c, b * d)
+            a, b = min(corners), max(corners)
+        low, high = low + a, high + b
+    if sum(bool(atoms) for atoms, _ in terms) < 2:
+        return low, high
+    # In `x - x // 2` the dividends cancel: floor(x / n) is (x - r) / n with 0 <= r < n.
+    quotients = [quotient(atoms[0]) if len(atoms) == 1 else None for atoms, _ in terms]
+    scale = math.lcm(*(found[1] for found in quotients if found is not None))
+    if scale == 1:
+        return low, high
+    scaled: dict[tuple[Any, ...], int] = {}
+    least = most = 0
+    for (atoms, factor), found in zip(terms, quotients):
+        dividend, divisor = found or ([(atoms, 1)], 1)
+        each = factor * scale // divisor
+        scaled = polynomials.add(scaled.items(), ((key, each * n) for key, n in dividend))
+        rest = -each * (divisor - 1)
+        least, most = least + min(rest, 0), most + max(rest, 0)
+    whole = of_sum(((key, n) for key, n in scaled.items() if n), range_of, quotient)
+    return max(low, -(-(whole[0] + least) // scale)), min(high, (whole[1] + most) // scale)
 
 
 class Function(NamedTuple):

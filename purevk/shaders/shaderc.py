@@ -17,12 +17,13 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 from typing import Any
 
 from purevk import knobs
 from purevk.errors import ShaderCompilerError
+from purevk.pool import Pool
 from purevk.shaders.source import CompileJob, Include, expand, source_files
 from purevk.shaders.spirv import declare_narrow_integers, forbid_contraction
 
@@ -484,7 +485,7 @@ def compile_many(
 
     if count == 1:
         return [one(job) for job in jobs]
-    with ThreadPoolExecutor(count, thread_name_prefix="purevk-shaderc") as pool:
+    with Pool(count, thread_name_prefix="purevk-shaderc") as pool:
         futures = [pool.submit(one, job) for job in jobs]
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:

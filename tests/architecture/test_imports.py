@@ -25,6 +25,7 @@ EVERYONE = {
     "mapped",
     "paths",
     "plain_text",
+    "pool",
     "whole_file",
 }
 BELOW = {
@@ -33,6 +34,7 @@ BELOW = {
     "knob_values": set(),
     "dtypes": set(),
     "plain_text": set(),
+    "pool": set(),
     "paths": set(),
     "whole_file": set(),
     "mapped": set(),

@@ -202,3 +202,12 @@ def test_a_broken_guard_is_explained() -> None:
     text = guard.explain(env)
     assert str(guard) in text and "0 and -3" in text and text.endswith("with s0 = 3, u0 = 9")
     assert Guard(0, "<", 0, True).explain({}).endswith("0 and 0")
+
+
+def test_the_range_of_parts_of_a_size() -> None:
+    """Parts that halve a size until it fits end: the size cancels in the last part."""
+    n = Dim.of(Symbol("n", 1 << 20))
+    assert dims.range_of(n - n // 2) == (0, 1 << 19)
+    assert dims.upper(n * 2 // 3 - n // 3) <= -(-(1 << 20) // 3)
+    assert dims.range_of(dims.align(n, 8) - n) == (0, 7)
+    assert dims.range_of(n - n // 2 - n // 2) == (0, 1)

@@ -202,15 +202,13 @@ def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Val
     type = matmul_type(a.type, b.type)
     depth, most = a.type.dims[-1], builder.traits.max_iterations
     if _dims.upper(depth) >= most:
-        halves: list[tuple[Size, Size]] = [(0, depth // 2), (depth // 2, depth)]
 
-        def cut(value: Value, dim: int, ends: tuple[Size, Size]) -> Value:
-            return builder.aten.slice.Tensor(value, value.type.rank - dim, *ends, 1)
+        def part(start: Size, end: Size) -> Value:
+            left = builder.aten.slice.Tensor(a, a.type.rank - 1, start, end)
+            right = builder.aten.slice.Tensor(b, b.type.rank - 2, start, end)
+            return multiply_elements(builder, left, right, dtype)
 
-        parts = [
-            multiply_elements(builder, cut(a, 1, ends), cut(b, 2, ends), dtype) for ends in halves
-        ]
-        return builder.aten.add.Tensor(*parts, 1)
+        return builder.aten.add.Tensor(part(0, depth // 2), part(depth // 2, depth))
     rank = type.rank
 
     def at(value: Value, row_text: str, column: str) -> str:
