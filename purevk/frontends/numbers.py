@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.importer import Importer
-from purevk.ir import Arg, Dim, Relation, TensorType, Value
+from purevk.ir import Arg, Dim, Relation, TensorType, Value, polynomials
 from purevk.ir import dims as _dims
 from purevk.ir.relations import as_size
 
@@ -26,6 +26,13 @@ class _Operator(NamedTuple):
     of_tensors: str = ""
 
 
+def _power(base: Any, exponent: Any) -> Any:
+    is_fraction = isinstance(exponent, int) and exponent < 0 and not isinstance(base, Dim)
+    if is_fraction or isinstance(base, float) or isinstance(exponent, float):
+        return base**exponent
+    return _dims.power(base, exponent)
+
+
 _OPERATORS = {
     "+": _Operator(operator.add, "aten.add.Tensor"),
     "-": _Operator(operator.sub, "aten.sub.Tensor"),
@@ -33,12 +40,11 @@ _OPERATORS = {
     "//": _Operator(operator.floordiv, "aten.floor_divide.default"),
     "%": _Operator(operator.mod, "aten.remainder.Tensor"),
     "/": _Operator(operator.truediv, "aten.div.Tensor"),
-    "**": _Operator(_dims.power, "aten.pow.Tensor_Tensor"),
+    "**": _Operator(_power, "aten.pow.Tensor_Tensor"),
     "<<": _Operator(lambda left, right: left * _dims.power(2, right)),
     ">>": _Operator(lambda left, right: left // _dims.power(2, right)),
     "neg": _Operator(operator.neg, "aten.neg.default"),
     "abs": _Operator(lambda size: _dims.maximum(size, -size), "aten.abs.default"),
-    "same": _Operator(lambda value: value),
     "max": _Operator(_dims.maximum, "aten.maximum.default"),
     "min": _Operator(_dims.minimum, "aten.minimum.default"),
     "&": _Operator(_dims.bitwise_and, "aten.logical_and.default"),
@@ -74,9 +80,15 @@ def kind_of(example: Any) -> type | None:
 
 
 def of_sizes(op: str, *args: Any) -> Any:
-    """One step of arithmetic on sizes and truth values."""
+    """One step of arithmetic on sizes and truth values. Raises `ShapeError` if the result is larger
+    than numbers of programs are."""
+    if op == "same":
+        return args[0]
     if not any(isinstance(arg, _AT_CALL) for arg in args):
-        return _OPERATORS[op].of_sizes(*args)
+        if not all(isinstance(arg, (int, float, complex)) for arg in args):
+            raise TypeError(f"{op} takes numbers, and there are {args!r}")
+        result = _OPERATORS[op].of_sizes(*args)
+        return polynomials.bounded(result) if isinstance(result, int) else result
     if op == "not":
         return ~args[0] if isinstance(args[0], Relation) else Relation(args[0], "==", 0)
     sizes = [as_size(arg) for arg in args]

@@ -25,6 +25,7 @@ _UNEXPECTED = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
     TypeError,
     ValueError,
@@ -59,7 +60,7 @@ def reading(where: str) -> Iterator[None]:
             f"{subject} cannot be read",
             where=place_of(where, node),
             why=f"{type(error).__name__}: {str(error)[:200]}",
-            next=NEXT,
+            next="free some memory" if isinstance(error, MemoryError) else NEXT,
         ) from error
 
 

@@ -40,6 +40,10 @@ class _Function:
     left: Size
     right: Size
 
+    @property
+    def parts(self) -> int:
+        return 1 + sum(side.parts for side in (self.left, self.right) if isinstance(side, Dim))
+
     def __repr__(self) -> str:
         if self.kind.isalpha():
             return f"{self.kind}({self.left}, {self.right})"
@@ -54,12 +58,13 @@ _Atom = Symbol | _Function
 
 class Dim:
     """An integer expression over at least one symbol. Made by arithmetic on
-    `Dim.of(Symbol(...))`."""
+    `Dim.of(Symbol(...))`. Raises `ShapeError` if it is larger than `polynomials.MOST_PARTS`."""
 
-    __slots__ = ("_hash", "_range", "_terms")
+    __slots__ = ("_hash", "_range", "_terms", "parts")
 
     def __init__(self, terms: tuple[tuple[tuple[_Atom, ...], int], ...]) -> None:
         self._terms = terms
+        self.parts = polynomials.parts(terms)
         self._hash = hash(terms)
         self._range: tuple[int, int] | None = None
 
@@ -199,12 +204,7 @@ def _floordiv(left: Size, right: Size) -> Size:
         whole = {atoms: factor // right for atoms, factor in _terms(left) if factor % right == 0}
         rest = {atoms: factor for atoms, factor in _terms(left) if factor % right}
         if whole:
-            remainder = _build(rest)
-            return _build(whole) + (
-                _floordiv(remainder, right)
-                if not isinstance(remainder, int)
-                else remainder // right
-            )
+            return _build(whole) + _build(rest) // right
     if isinstance(left, Dim) and isinstance(right, Dim):
         if left._terms == right._terms:
             return 1
@@ -228,31 +228,34 @@ def _mod(left: Size, right: Size) -> Size:
     return left - quotient * right
 
 
-Ranges = Mapping[Symbol, Range]
+def _range_of_atom(atom: _Atom, ranges: dict[_Atom, Range]) -> Range:
+    if atom not in ranges:
+        if isinstance(atom, Symbol):
+            ranges[atom] = atom.range
+        else:
+            sides = _range(atom.left, ranges), _range(atom.right, ranges)
+            ranges[atom] = _intervals.FUNCTIONS[atom.kind].range_of(*sides)
+    return ranges[atom]
 
 
-def _range_of_atom(atom: _Atom, ranges: Ranges) -> tuple[int, int]:
-    if isinstance(atom, Symbol):
-        return ranges.get(atom) or atom.range
-    sides = range_within(atom.left, ranges), range_within(atom.right, ranges)
-    return _intervals.FUNCTIONS[atom.kind].range_of(*sides)
-
-
-def range_of(size: Size) -> tuple[int, int]:
+def range_of(size: Size) -> Range:
     """Smallest and largest value that the symbols' bounds allow (conservative)."""
     if not isinstance(size, Dim):
         return size, size
     if size._range is None:
-        size._range = range_within(size, {})
+        size._range = _range(size, {})
     return size._range
 
 
-def range_within(size: Size, ranges: Ranges) -> tuple[int, int]:
+def range_within(size: Size, ranges: Mapping[Symbol, Range]) -> Range:
     """As `range_of`, some symbols having other bounds than their own."""
+    return _range(size, dict(ranges.items()))
+
+
+def _range(size: Size, ranges: dict[_Atom, Range]) -> Range:
+    """Notes the ranges of atoms in `ranges`: a function may be there many times."""
     if not isinstance(size, Dim):
         return size, size
-    if not ranges and size._range is not None:
-        return size._range
     return _intervals.of_sum(size._terms, lambda atom: _range_of_atom(atom, ranges), _quotient)
 
 
@@ -298,7 +301,7 @@ def evaluate(size: Size, env: Mapping[Symbol, int]) -> int:
         for atom in atoms:
             factor *= env[atom] if isinstance(atom, Symbol) else _evaluate_function(atom, env)
         total += factor
-    return total
+    return polynomials.bounded(total)
 
 
 def _evaluate_function(atom: _Function, env: Mapping[Symbol, int]) -> int:
@@ -424,11 +427,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 def ceil_div(left: Size, right: Size) -> Size:
     """left / right rounded up. Both are positive."""
-    return (
-        -((-left) // right)
-        if isinstance(left, int) and isinstance(right, int)
-        else (left + (right - 1)) // right
-    )
+    return (left + (right - 1)) // right
 
 
 def align(size: Size, multiple: int) -> Size:
@@ -462,13 +461,12 @@ def maximum(left: Size, right: Size) -> Size:
 
 def power(base: Size, exponent: Size) -> Size:
     """`base ** exponent`, where the exponent is at least 0."""
-    if isinstance(exponent, int):
-        return (
-            product([base] * exponent)
-            if isinstance(base, Dim)
-            else _intervals.power(base, exponent)
-        )
-    return _atom("**", base, exponent)
+    if isinstance(exponent, Dim):
+        return _atom("**", base, exponent)
+    if not isinstance(base, Dim):
+        return _intervals.power(base, exponent)
+    root = power(base, exponent // 2) if exponent > 1 else 1
+    return root * root * (base if exponent % 2 else 1)
 
 
 def bitwise_and(left: Size, right: Size) -> Size:

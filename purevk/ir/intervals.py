@@ -11,6 +11,7 @@ from purevk.errors import InputError
 from purevk.ir import polynomials
 
 Range = tuple[int, int]  # both included
+_LARGE = 256  # bits that no number of a program has
 
 
 def of_quotient(left: Range, right: Range) -> Range:
@@ -38,12 +39,14 @@ def of_bits(left: Range, right: Range) -> Range:
 
 
 def power(base: int, exponent: int) -> int:
-    """`base ** exponent`. Exponents above 64 count as 64: no program has such a number."""
+    """`base ** exponent`; where that is larger than any number of a program, another one that is: an
+    exponent may be a number without a bound."""
     if exponent < 0:
         raise InputError(
             f"{base} ** {exponent} is no integer", next="keep exponents and shifts above -1"
         )
-    return int(base ** min(exponent, 64))
+    most = max(_LARGE // max(base.bit_length(), 1), 2)
+    return int(polynomials.bounded(base) ** min(exponent, most - (most - exponent) % 2))
 
 
 def of_sum(
@@ -65,14 +68,14 @@ def of_sum(
         for atom in atoms:
             c, d = range_of(atom)
             corners = (a * c, a * d, b * c, b * d)
-            a, b = min(corners), max(corners)
+            a, b = polynomials.bounded(min(corners)), polynomials.bounded(max(corners))
         low, high = low + a, high + b
     if sum(bool(atoms) for atoms, _ in terms) < 2:
         return low, high
     # In `x - x // 2` the dividends cancel: floor(x / n) is (x - r) / n with 0 <= r < n.
     quotients = [quotient(atoms[0]) if len(atoms) == 1 else None for atoms, _ in terms]
     scale = math.lcm(*(found[1] for found in quotients if found is not None))
-    if scale == 1:
+    if scale == 1 or scale > 1 << 64:
         return low, high
     scaled: dict[tuple[Any, ...], int] = {}
     least = most = 0

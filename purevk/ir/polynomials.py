@@ -1,12 +1,56 @@
 """Polynomials with integer factors: sums of products of atoms, each as (atoms, factor). The atoms of
-a product are sorted by their text."""
+a product are sorted by their text.
+
+What is computed here and in `intervals` is bounded: programs are read from files, and a few
+products of sums, or powers of powers, would take all memory. The bounds are far above those of any
+model, and what exceeds one raises `ShapeError`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from purevk.errors import ShapeError
+
 Term = tuple[tuple[Any, ...], int]
+
+MOST_PARTS = 1 << 15
+"""Symbols, functions and products of an expression, those within functions counted as often as they
+are there: as many as in the square of a sum of 90 symbols."""
+MOST_BITS = 4096
+"""Bits of a number that sizes are computed with."""
+_MOST_STEPS = 1 << 16  # of a division, after which it is taken to leave a remainder
+
+
+def parts(terms: Iterable[Term]) -> int:
+    """How large a sum is, see `MOST_PARTS`. Atoms other than symbols have an attribute `parts`."""
+    count = 0
+    for atoms, factor in terms:
+        count += 1
+        for atom in atoms:
+            count += getattr(atom, "parts", 1)
+        if factor.bit_length() > MOST_BITS:
+            bounded(factor)
+    return bounded_parts(count)
+
+
+def bounded_parts(count: int) -> int:
+    if count > MOST_PARTS:
+        raise ShapeError(
+            f"an expression of sizes has {count} parts", why=f"at most {MOST_PARTS} are computed"
+        )
+    return count
+
+
+def bounded(number: int) -> int:
+    """The number, if it has no more than `MOST_BITS` bits."""
+    if number.bit_length() > MOST_BITS:
+        raise ShapeError(
+            f"a number that sizes are computed with has {number.bit_length()} bits",
+            why=f"at most {MOST_BITS} are computed",
+        )
+    return number
 
 
 def add(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...], int]:
@@ -18,7 +62,9 @@ def add(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...], in
 
 def multiply(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...], int]:
     terms: dict[tuple[Any, ...], int] = {}
-    right = tuple(right)
+    left, right = tuple(left), tuple(right)
+    if len(left) > 1 < len(right):
+        bounded_parts(parts(left) * len(right) + parts(right) * len(left))
     for atoms, a in left:
         for others, b in right:
             key = tuple(sorted(atoms + others, key=repr))
@@ -27,12 +73,16 @@ def multiply(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...
 
 
 def divide(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...], int] | None:
-    """left / right; None if right does not divide left."""
+    """left / right; None if right does not divide left, or if that takes long to see."""
     right = tuple(right)
     divisor, divisor_factor = max(right, key=_degree)
     quotient: dict[tuple[Any, ...], int] = {}
     remainder = dict(left)
+    steps = 0
     while remainder:
+        steps += len(remainder)
+        if steps > _MOST_STEPS:
+            return None
         atoms, factor = max(remainder.items(), key=_degree)
         remaining = list(atoms)
         if factor % divisor_factor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.errors import KernelInterfaceError
+from purevk.errors import KernelInterfaceError, UnsupportedOperatorError
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.declared import EpilogueMacros, Form, Tensor, fill
@@ -35,6 +35,7 @@ TEXEL_FORMATS = (
     "rgba16ui",
     "rgba32ui",
 )
+_MOST_DISPATCHES = 1 << 19
 _TEXELS = {DType.float32: "32f", DType.float16: "16f", DType.bool: "8ui", DType.bfloat16: "16ui"}
 
 
@@ -434,6 +435,10 @@ class Lowering:
                 repeat,
             )
         )
+        if len(self.dispatches) > _MOST_DISPATCHES:
+            raise UnsupportedOperatorError(
+                f"the graph takes more than {_MOST_DISPATCHES} dispatches", where=source
+            )
 
     def _check_loops(self, takes: KernelInterface, values: Mapping[str, Size]) -> int:
         """Raises if a device would end the loops of a dispatch; see `check_loops`."""

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import GraphError
+from purevk.errors import GraphError, UnsupportedOperatorError
 from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
 from purevk.ir.host import SEED
 from purevk.ops import registry
 from purevk.tuning import DeviceTraits
+
+_MOST_NODES = 1 << 19  # an operator over a long dim may take some for each step
 
 
 class Builder(ABC):
@@ -112,6 +114,10 @@ class Builder(ABC):
         stem = definition.name.split(".")[1]
         values = tuple(Value(self.names.fresh(stem), type) for type in types)
         self.nodes.append(Node(definition.name, full, values, self.source))
+        if len(self.nodes) > _MOST_NODES:
+            raise UnsupportedOperatorError(
+                f"the graph takes more than {_MOST_NODES} nodes", where=self.source
+            )
         return values
 
 

@@ -8,6 +8,20 @@ from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.ops.registry import ShapeError
 
+_MOST_PIECES = 1 << 16
+
+
+def piece_count(size: Size, most: int = _MOST_PIECES) -> int:
+    """`size` as a number, for what has a result, or a row of a table that the host makes, for each.
+
+    Raises:
+        ShapeError: there are more than `most`, as a small file can state.
+    """
+    count = _dims.specialize(size)
+    if count > most:
+        raise ShapeError(f"it takes {count} pieces", why=f"at most {most} are made")
+    return count
+
 
 def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     """The common shape of shapes under broadcasting."""

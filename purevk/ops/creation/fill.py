@@ -212,13 +212,16 @@ rewrite("aten.stack.default", _stack_shape, _stack, moves=Moves.TENSORS)
 
 # -- triangles -----------------------------------------------------------------------------------
 def _triangle(upper: bool) -> None:
+    def first_rows(count: int, columns: int) -> int:
+        """Elements on and below the diagonal, of as many rows from the top."""
+        count = max(count, 0)
+        sloping = min(count, columns)
+        return sloping * (sloping + 1) // 2 + (count - sloping) * columns
+
     def count(rows: int, columns: int, offset: int) -> int:
-        return sum(
-            1
-            for i in range(rows)
-            for j in range(columns)
-            if (j - i >= offset if upper else j - i <= offset)
-        )
+        diagonal = offset - 1 if upper else offset
+        below = first_rows(rows + diagonal, columns) - first_rows(diagonal, columns)
+        return rows * columns - below if upper else below
 
     @signature(
         "row: int, col: int, offset: int = 0, dtype=None, layout=None, device=None, pin_memory=None"

@@ -11,11 +11,12 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import TensorType, Value
-from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.map import mapped
+from purevk.ops.shapes import piece_count
 
 _MOST_BITS = 22  # of a weight's fraction
+_MOST_ROWS = 1 << 20  # of an image: the host makes a table with weights for each
 
 
 class _Weights(NamedTuple):
@@ -125,7 +126,7 @@ def resize_bytes(
     """
     cubic, averages = kind.startswith("cubic"), kind.endswith("aa")
     for d in (3, 2):
-        size, out = _dims.specialize(x.type.dims[d]), _dims.specialize(type.dims[d])
+        size, out = (piece_count(dims[d], _MOST_ROWS) for dims in (x.type.dims, type.dims))
         if size == out:
             continue
         scale = _scale(size, out, factors[d - 2], align)

@@ -8,7 +8,7 @@ from purevk.ir import Dim, Layout, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.movement.views import define_view
 from purevk.ops.registry import ShapeError
-from purevk.ops.shapes import wrap
+from purevk.ops.shapes import piece_count, wrap
 from purevk.ops.signatures import signature
 
 
@@ -115,6 +115,7 @@ def split_lengths(x: TensorType, split_sizes: Sequence[Size] | Size, dim: int) -
     but the last."""
     if isinstance(split_sizes, (int, Dim)):
         size, step = _dims.specialize(x.dims[wrap(dim, x.rank)]), int(split_sizes)
+        piece_count(-(-size // step))
         return [min(step, size - at) for at in range(0, size, step)] or [0]
     return list(split_sizes)
 
@@ -145,7 +146,7 @@ define_view(
 
 def _unbind_shape(x: TensorType, dim: int = 0) -> tuple[TensorType, ...]:
     at = wrap(dim, x.rank)
-    return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * _dims.specialize(x.dims[at])
+    return (x.with_dims((*x.dims[:at], *x.dims[at + 1 :])),) * piece_count(x.dims[at])
 
 
 def _unbind_layout(
