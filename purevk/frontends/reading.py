@@ -81,6 +81,11 @@ def place_of(where: str, node: Node | None) -> str:
     return where if node is None else f"{where}, {node.source} ({node.op})"
 
 
+def check_nodes(count: int, where: str) -> None:
+    """Compares the nodes of a graph that is being read with the limit that the knobs set."""
+    _within(count, "nodes", knobs.LIMITS().nodes, "nodes", where)
+
+
 def check_limits(graph: Graph, where: str) -> None:
     """Compares a graph with the limits that the knobs set for files.
 
@@ -88,9 +93,8 @@ def check_limits(graph: Graph, where: str) -> None:
         FileFormatError: it is larger.
     """
     nested = list(graph.nested())
-    nodes = sum(len(inner.nodes) for inner in nested)
     limits = knobs.LIMITS()
-    _within(nodes, "nodes", limits.nodes, "nodes", where)
+    check_nodes(sum(len(inner.nodes) for inner in nested), where)
     symbols = sum(len(inner.symbols) for inner in nested)
     _within(symbols, "symbols", limits.symbols, "symbols", where)
     for inner in nested:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import bisect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from purevk.errors import UnsupportedProgramError
@@ -68,6 +70,10 @@ class _Structure:
     def __init__(self, plan: P.ExecutionPlan, where: str) -> None:
         self.plan, self.where = plan, where
         self.instructions = plan.chains[0].instructions
+        self.jumps: dict[int, list[int]] = {}  # to an instruction, in their order
+        for at, instruction in enumerate(self.instructions):
+            if isinstance(instruction, P.JumpFalse):
+                self.jumps.setdefault(instruction.destination, []).append(at)
 
     def steps(self, first: int, last: int) -> tuple[Step, ...]:
         found: list[Step] = []
@@ -88,11 +94,9 @@ class _Structure:
 
     def _end_of_loop(self, first: int, last: int) -> int | None:
         """The jump back to an instruction, the last one if there are several."""
-        for at in range(last - 1, first, -1):
-            jump = self.instructions[at]
-            if isinstance(jump, P.JumpFalse) and jump.destination == first:
-                return at
-        return None
+        jumps = self.jumps.get(first, ())
+        before = bisect.bisect_left(jumps, last)
+        return jumps[before - 1] if before and jumps[before - 1] > first else None
 
     def _loop(self, first: int, last: int) -> Loop:
         """Exporters end a loop with: counter += 1; done = counter == length; jump back unless
@@ -176,6 +180,7 @@ class Uses:
             self.touched.append(frozenset(self._flat(args)))
             self.written.append(frozenset(outputs_of(instruction)))
         self.ever_written = {number for numbers in self.written for number in numbers}
+        self._count = Counter(self._marks([*self.touched, set(self._flat(plan.outputs))]))
 
     def _flat(self, numbers: Sequence[int]) -> Iterator[int]:
         for number in numbers:
@@ -190,21 +195,28 @@ class Uses:
     def written_by(self, instructions: Sequence[int]) -> set[int]:
         return {number for at in instructions for number in self.written[at]}
 
-    def wanted_outside(self, first: int, last: int) -> set[int]:
-        """The values that other instructions than `first` to `last` touch, or that the method
-        returns. A value that nobody writes also counts for those at its address."""
-        others = [at for at in range(len(self.touched)) if not first <= at <= last]
-        read_elsewhere = self.touched_by(others) | set(self._flat(self.plan.outputs))
-        addresses = {
-            address_of(self.plan.values[n])
-            for n in read_elsewhere
-            if n >= 0 and n not in self.ever_written
-        } - {None}
-        if addresses:
-            read_elsewhere |= {
-                n for n in self.ever_written if address_of(self.plan.values[n]) in addresses
-            }
-        return read_elsewhere
+    def wanted_outside(self, numbers: Collection[int], first: int, last: int) -> list[int]:
+        """Those of the values that other instructions than `first` to `last` touch, or that the
+        method returns. A value that nobody writes also counts for those at its address."""
+        inside = Counter(self._marks(self.touched[first : last + 1]))
+        return [
+            number
+            for number in numbers
+            if self._count[number] > inside[number]
+            or any(self._count[mark] > inside[mark] for mark in self._address(number))
+        ]
+
+    def _address(self, number: int) -> tuple[tuple[int, int], ...]:
+        address = address_of(self.plan.values[number]) if number >= 0 else None
+        return () if address is None else (address,)
+
+    def _marks(self, touched: Iterable[Collection[int]]) -> Iterator[int | tuple[int, int]]:
+        """What instructions touch: values, and the addresses of those that nobody writes."""
+        for numbers in touched:
+            yield from numbers
+            for number in numbers:
+                if number not in self.ever_written:
+                    yield from self._address(number)
 
 
 def address_of(value: P.EValue) -> tuple[int, int] | None:

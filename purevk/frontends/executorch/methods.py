@@ -27,6 +27,7 @@ from purevk.frontends.executorch.names import (
 from purevk.frontends.executorch.plan_arguments import kernel_inputs, kernel_outputs
 from purevk.frontends.executorch.plan_values import PlanValues
 from purevk.frontends.importer import Importer, InputSizes
+from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, Dim, Graph, Relation, Value
 from purevk.ir.relations import indicator
 from purevk.pte import types as P
@@ -52,6 +53,10 @@ def read_method(
         FileFormatError: the file contradicts itself.
     """
     return settled(lambda: _Plan(program, program.method(method), sizes).run())
+
+
+_LISTS = (P.BoxedIntList, P.TensorList, P.OptionalTensorList, V.DoubleList, V.BoolList)
+_MOST_ITEMS = 1 << 22  # of lists that instructions read
 
 
 class _ScannedRow(NamedTuple):
@@ -97,8 +102,27 @@ class _Plan:
             self.values.refuse(
                 "control flow", f"{len(self.plan.chains)} chains of instructions; one is accepted"
             )
+        self._check_lists()
         self._steps(structure(self.plan, self.where))
         return self.importer.finish([self.values.arg(n) for n in self.plan.outputs])
+
+    def _check_lists(self) -> None:
+        """Raises if instructions read lists over and over: a list of some bytes per instruction."""
+        lists = {
+            number: len(value.items)
+            for number, value in enumerate(self.plan.values)
+            if isinstance(value, _LISTS)
+        }
+        count = sum(
+            lists.get(number, 0)
+            for instruction in self.plan.chains[0].instructions
+            if isinstance(instruction, (P.KernelCall, P.DelegateCall))
+            for number in instruction.args
+        )
+        if count > _MOST_ITEMS:
+            self.values.refuse(
+                "a program", f"it reads {count} items of lists; at most {_MOST_ITEMS}"
+            )
 
     # -- control flow -----------------------------------------------------------------------------
     def _steps(self, steps: Sequence[Step]) -> None:
@@ -109,6 +133,7 @@ class _Plan:
                 self._loop(step)
             else:
                 self._instruction(step)
+            check_nodes(len(self.importer.nodes), self.where)
 
     def _instruction(self, position: int) -> None:
         match self.plan.chains[0].instructions[position]:
@@ -141,7 +166,7 @@ class _Plan:
         written = self.uses.written_by([at for part in parts for at in instructions_of(part)])
         outputs = [
             n
-            for n in sorted(written & self.uses.wanted_outside(step.first, step.last))
+            for n in self.uses.wanted_outside(sorted(written), step.first, step.last)
             if n not in self.values.states
         ]
 

@@ -10,6 +10,7 @@ from purevk.frontends import control, numbers
 from purevk.frontends.bounds import settled
 from purevk.frontends.executorch.names import INTEGER_OPERATORS
 from purevk.frontends.executorch.packed import PackedWeight, emit_packed, packed_weight
+from purevk.frontends.executorch.shared_memory import SharedMemory
 from purevk.frontends.importer import Importer, InputSizes
 from purevk.ir import Arg, Dim, Graph, Label, TensorType, Value
 from purevk.ir import dims as _dims
@@ -74,8 +75,7 @@ class _Method:
 
     Attributes:
         importer: takes the nodes; that of a sub-graph inside of control flow.
-        env: what each value is in the graph, by its name. roots: of a value that shares memory with
-            another one, that one.
+        env: what each value is in the graph, by its name. memory: which of them share memory.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class _Method:
         self.method, self.where = program.methods[name], f"{file}, method {name}"
         self.importer = Importer(name, self.where, sizes)
         self.env: dict[str, Any] = {}
-        self.roots: dict[str, str] = {}
+        self.memory = SharedMemory(self.method.graph)
         self.states: dict[str, Value] = {}  # by the key of the buffer
+        self.state_values: set[Value] = set()
 
     def run(self) -> Graph:
         graph = self.method.graph
@@ -93,6 +94,8 @@ class _Method:
             self.env[name] = self._input(graph.types.get(name), name)
         for name, binding in self.method.bindings.items():
             self.env[name] = self._bound(binding)
+        for name in self.env:
+            self.memory.add(name)
         self._nodes(graph)
         outputs: list[Arg] = []
         updates: dict[int, Arg] = {}
@@ -140,9 +143,9 @@ class _Method:
             return self.importer.constant(binding.initial.data, type, binding.key)
         if binding.key not in self.states:
             data = None if binding.initial is None else binding.initial.data
-            self.states[binding.key] = self.importer.state(
-                data, type, Label(binding.key, binding.key)
-            )
+            state = self.importer.state(data, type, Label(binding.key, binding.key))
+            self.states[binding.key] = state
+            self.state_values.add(state)
         return self.states[binding.key]
 
     # -- values -----------------------------------------------------------------------------------
@@ -169,16 +172,11 @@ class _Method:
             return self._value(arg.name)
         return tuple(map(self._arg, arg)) if type(arg) is tuple else arg
 
-    def _root(self, name: str) -> str:
-        while name in self.roots:
-            name = self.roots[name]
-        return name
-
     # -- nodes ------------------------------------------------------------------------------------
     def _nodes(self, graph: NativeGraph) -> None:
         for at, node in enumerate(graph.nodes):
             if any(argument.mutated for argument in node.arguments):
-                self._check_write(graph, at)
+                self._check_write(node, at)
             source = f"{node.name} = {node.target}"
             if node.target.endswith(("higher_order.cond", "torch.cond")):
                 self._cond(node, source)
@@ -232,38 +230,30 @@ class _Method:
         if len(names) != len(values):
             self._fail(f"{node.name!r} has {len(names)} results", f"{len(values)} are given")
         for result in node.results:
-            if result.alias_of:
-                if result.alias_of not in self.env:
-                    self._fail(f"{node.name!r} shares memory with a value that is not there yet")
-                self.roots |= dict.fromkeys(result.names, result.alias_of)
+            if result.alias_of and result.alias_of not in self.env:
+                self._fail(f"{node.name!r} shares memory with a value that is not there yet")
+            for name in result.names:
+                self.memory.add(name, result.alias_of)
         for name, value in zip(names, values):
             if name in self.env:
                 self._fail(f"the value {name!r} is there twice")
             self.env[name] = value
 
     # -- writes -----------------------------------------------------------------------------------
-    def _check_write(self, graph: NativeGraph, at: int) -> None:
+    def _check_write(self, node: NativeNode, at: int) -> None:
         """Raises if a node writes memory that is read later by a name that does not show it: here each
         name is a tensor of its own."""
-        node = graph.nodes[at]
-        read = {
-            name
-            for later in graph.nodes[at + 1 :]
-            for argument in later.arguments
-            for name in argument_names(argument.value)
-        } | set(graph.outputs)
         for argument in node.arguments:
             for name in argument_names(argument.value) if argument.mutated else ():
-                root = self._root(name)
-                shown = {name, *(each for result in node.results for each in result.names)}
-                others = {each for each in self.env if self._root(each) == root} - shown
-                if self.env.get(name) in self.states.values():
-                    others -= {root}
-                if others & read:
+                hidden = {name}
+                value = self.env.get(name)
+                if isinstance(value, Value) and value in self.state_values:
+                    hidden.add(self.memory.owner(name))
+                if read := self.memory.read_after(name, at, hidden):
                     raise UnsupportedProgramError(
                         f"{node.target} writes memory that is read by other names",
                         where=f"{self.where}, {node.name}",
-                        why=f"{', '.join(sorted(others & read))} are read later",
+                        why=f"{', '.join(read)} are read later",
                         next="write to a clone of the tensor",
                     )
 
@@ -285,16 +275,18 @@ class _Method:
 
         def walk(graph: NativeGraph) -> control.Walk:
             def run(region: control.Region, args: tuple[Any, ...]) -> list[Arg]:
-                outer = self.importer, self.env, self.roots
+                outer = self.importer, self.env, self.memory
                 if len(args) != len(graph.inputs):
                     self._fail(f"a graph of {node.name!r} takes {len(graph.inputs)} values")
                 self.importer, self.env = region.importer, dict(zip(graph.inputs, args))
-                self.roots = {}
+                self.memory = SharedMemory(graph)
+                for name in graph.inputs:
+                    self.memory.add(name)
                 try:
                     self._nodes(graph)
                     return [self._value(name) for name in graph.outputs]
                 finally:
-                    self.importer, self.env, self.roots = outer
+                    self.importer, self.env, self.memory = outer
 
             return run
 
