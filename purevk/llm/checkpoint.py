@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -33,22 +34,25 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3", "Gemma3ForCausalLM": "gemma3",
     "Gemma2ForCausalLM": "gemma2", "Phi3ForCausalLM": "phi3", "Qwen3MoeForCausalLM": "qwen3moe",
-    "GptOssForCausalLM": "gpt-oss", "Lfm2ForCausalLM": "lfm2",
+    "GptOssForCausalLM": "gpt-oss", "Lfm2ForCausalLM": "lfm2", "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5ForConditionalGeneration": "qwen35", "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }  # fmt: skip
 """By the class of transformers that config.json names."""
 _KEYS = {
     "num_hidden_layers": "block_count", "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window",
     "num_experts": "expert_count", "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "query_pre_attn_scalar": "attention.scale_width", "conv_L_cache": "shortconv.l_cache",
-    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon", "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size", "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank", "linear_value_head_dim": "ssm.value_size",
 }  # fmt: skip
 _ROTATION = {
     "rope_theta": "rope.freq_base", "factor": "rope.scaling.factor",
@@ -59,33 +63,25 @@ _ROTATION = {
 _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "input_layernorm": "attn_norm",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "input_layernorm": "attn_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
     "post_attention_layernorm": "ffn_norm", "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
-_PARTS_OF = {
-    "gemma2": {"post_attention_layernorm": "post_attention_norm"},
-    "gemma3": {"post_attention_layernorm": "post_attention_norm"},
-    "gpt-oss": {
-        "post_attention_layernorm": "post_attention_norm",
-        "mlp.router": "ffn_gate_inp",
-    },
-    "lfm2": {
-        "operator_norm": "attn_norm",
-        "ffn_norm": "ffn_norm",
-        "self_attn.out_proj": "attn_output",
-        "self_attn.q_layernorm": "attn_q_norm",
-        "self_attn.k_layernorm": "attn_k_norm",
-        "conv.conv": "shortconv.conv",
-        "conv.in_proj": "shortconv.in_proj",
-        "conv.out_proj": "shortconv.out_proj",
-        "feed_forward.w1": "ffn_gate",
-        "feed_forward.w3": "ffn_up",
-        "feed_forward.w2": "ffn_down",
-    },
-}
+_NORM_AFTER_ATTENTION = ("gemma2", "gemma3", "gpt-oss", "qwen35", "qwen35moe")
+"""Architectures whose `post_attention_layernorm` GGUF calls so too."""
 _WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight", "lm_head.weight": "output.weight",
@@ -109,7 +105,7 @@ class Folder(files.ModelFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self.adds_one = True
+        self.is_raw = True
         self._sources: list[Source] = []
         if not (path / "config.json").is_file():
             raise FileFormatError(
@@ -217,14 +213,17 @@ class Folder(files.ModelFile):
         plain = {name.replace("model.model.", "model.", 1): each for name, each in plain.items()}
         tensors: dict[str, files.Tensor] = {}
         experts: dict[str, dict[int, files.Tensor]] = {}
-        parts = {**_PARTS, **_PARTS_OF.get(self.metadata["general.architecture"], {})}
+        architecture = self.metadata["general.architecture"]
+        parts = dict(_PARTS)
+        if architecture in _NORM_AFTER_ATTENTION:
+            parts["post_attention_layernorm"] = "post_attention_norm"
         for name, tensor in [*plain.items(), *self._packed(plain).items()]:
             if name in _WHOLE:
                 tensors[_WHOLE[name]] = tensor
                 continue
             match = _LAYER.fullmatch(name)
             if match is None:
-                tensors.update(_of_gpt_oss(name, tensor))
+                tensors.update(_bare(name, tensor, architecture == "gpt-oss"))
                 continue
             layer, part, kind = match.groups()
             expert = _EXPERT.fullmatch(part)
@@ -233,7 +232,7 @@ class Folder(files.ModelFile):
                 experts.setdefault(whole, {})[int(expert[1])] = tensor
             elif part in parts:
                 whole = f"blk.{layer}.{parts[part]}.{kind}"
-                if parts[part] == "shortconv.conv" and isinstance(tensor, Stored):
+                if "conv" in parts[part] and isinstance(tensor, Stored):
                     tensor = replace(tensor, dims=(tensor.dims[0], tensor.dims[-1]))
                 tensors[whole] = tensor
         for name, numbered in experts.items():
@@ -307,18 +306,27 @@ def _constant(numbers: Any) -> Transformed:
     return Transformed("factors", array.shape, lambda: array)
 
 
-_OSS = re.compile(r"model\.layers\.(\d+)\.(self_attn\.sinks|mlp\.experts\.(\w+))")
+_BARE = {
+    "self_attn.sinks": "attn_sinks.weight", "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+}  # fmt: skip
+_BARE_NAME = re.compile(r"model\.layers\.(\d+)\.((?:mlp\.)?experts\.(\w+)|\w+\.\w+)")
 
 
-def _of_gpt_oss(name: str, tensor: files.Tensor) -> dict[str, files.Tensor]:
-    """Tensors that gpt-oss names in its own way. Experts are [experts, columns, rows]; rows of gate
-    and up alternate."""
-    match = _OSS.fullmatch(name)
+def _bare(name: str, tensor: files.Tensor, is_oss: bool) -> dict[str, files.Tensor]:
+    """Tensors whose names do not end in "weight" or "bias". Experts of gpt-oss are [experts, columns,
+    rows]; rows of gate and up alternate."""
+    match = _BARE_NAME.fullmatch(name)
     if match is None:
         return {}
     layer, part = f"blk.{match[1]}", match[3]
     if part is None:
-        return {f"{layer}.attn_sinks.weight": tensor}
+        new = _BARE.get(match[2])
+        if new == "ssm_a":
+            tensor = Transformed(name, tensor.dims, functools.partial(_negated_exp, tensor))
+        return {f"{layer}.{new}": tensor} if new else {}
+    if not is_oss:
+        return {f"{layer}.ffn_{part.removesuffix('_proj')}_exps.weight": tensor}
 
     def part_of(first: int, step: int) -> files.Tensor:
         def read() -> np.ndarray:
@@ -335,6 +343,10 @@ def _of_gpt_oss(name: str, tensor: files.Tensor) -> dict[str, files.Tensor]:
             f"{layer}.ffn_up_exps.{kind}": part_of(1, 2),
         }
     return {f"{layer}.ffn_down_exps.{kind}": part_of(0, 1)}
+
+
+def _negated_exp(tensor: files.Tensor) -> np.ndarray:
+    return np.asarray(-np.exp(tensor.floats()), np.float32)
 
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

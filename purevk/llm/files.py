@@ -56,11 +56,12 @@ class ModelFile(ABC):
         tensors: by the names of GGUF.
         rotates_neighbours: queries and keys are rotated by pairs of neighbours, as files of GGUF are
             for some architectures; else the first half of a head with the second.
-        adds_one: weights of norms are stored without the 1 that some architectures add.
+        is_raw: weights are as transformers has them. Files of GGUF have some in another form: norms
+            with the 1 that some architectures add, heads in another order.
     """
 
     rotates_neighbours = False
-    adds_one = False
+    is_raw = False
 
     def __init__(self, name: str) -> None:
         self.name = name

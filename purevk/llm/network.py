@@ -79,6 +79,11 @@ class Network(GraphBuilder):
         """Whether the file has a tensor."""
         return name in self.file.tensors
 
+    def columns(self, name: str) -> int:
+        """The columns of a weight."""
+        there = self.file.tensors.get(name)
+        return self._tensor(name, there.dims if there else ()).dims[-1]
+
     def vector(
         self, name: str, *dims: int, order: np.ndarray | None = None, plus: float = 0.0
     ) -> Value:
@@ -274,6 +279,12 @@ class Network(GraphBuilder):
         split = self.op("view.default", x, (1, length, count, int(width) // count))
         return self.op("transpose.int", split, 1, 2)
 
+    def joined(self, x: Value) -> Value:
+        """[1, count, S, D] as [1, S, count * D]."""
+        _, count, length, width = x.type.dims
+        rows = self.op("transpose.int", x, 1, 2)
+        return self.op("view.default", rows, (1, length, int(count) * int(width)))
+
     def row_numbers(self) -> Value:
         """The numbers of the rows of the cache, int64 [rows]."""
         if self._numbers is None:
@@ -348,7 +359,7 @@ class Network(GraphBuilder):
             sinks: scores [1, H, 1, 1] of a key without values that each query sees too.
             softcap: scores become tanh(score / softcap) * softcap; 0: they do not.
         """
-        _, count, length, width = q.type.dims
+        width = q.type.dims[-1]
         if k is not None and v is not None:
             self._caches[layer] = self._write(layer, k, v)
         keys, values = self._caches[layer]
@@ -363,8 +374,7 @@ class Network(GraphBuilder):
                 "scaled_dot_product_attention.default",
                 *(q, keys, values, mask, 0.0, False, scale, True),
             )
-        joined = self.op("transpose.int", attended, 1, 2)
-        return self.op("view.default", joined, (1, length, int(count) * int(values.type.dims[-1])))
+        return self.joined(attended)
 
     def _write(self, layer: int, k: Value, v: Value) -> tuple[Value, Value]:
         """Writes rows to the cache of a layer, and returns all of it as `dtype`."""

@@ -15,7 +15,8 @@ class Plan:
 
     Attributes:
         context: tokens that the cache holds.
-        weights: of all weights, packed as they are on the device, and tables.
+        weights: of all weights, packed as they are on the device, of tables, and of the states of
+            recurrent layers.
         cache: of the cache.
     """
 
@@ -37,9 +38,12 @@ class Plan:
 
 
 def plan_of(graph: Graph, context: int) -> Plan:
-    """The plan of the method "decode"."""
+    """The plan of the method "decode". A cache is [1, heads, context, width]; states of recurrent
+    layers have three dims."""
     weights = sum(constant.nbytes for constant in graph.constants.values())
-    cache = sum(int(state.type.nbytes) for state in graph.states if state.type.rank == 4)
+    sizes = [(state.type.rank, int(state.type.nbytes)) for state in graph.states]
+    weights += sum(size for rank, size in sizes if rank == 3)
+    cache = sum(size for rank, size in sizes if rank == 4)
     return Plan(context, weights, cache)
 
 

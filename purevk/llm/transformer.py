@@ -20,7 +20,7 @@ class Transformer:
     """The sizes of a model, and its graph: that of Llama. Architectures replace what differs.
 
     Attributes:
-        layers, width, inner, vocab: of the model.
+        layers, width, vocab: of the model.
         heads, kv_heads, head_width: of attention.
         eps: of norms.
         base, factor: of the rotation.
@@ -48,7 +48,6 @@ class Transformer:
         self.file = file
         self.name = file.value("general.architecture", str)
         self.layers, self.width = self.integer("block_count"), self.integer("embedding_length")
-        self.inner = self.integer("feed_forward_length", 0)
         self.heads = self.integer("attention.head_count")
         self.kv_heads = self.largest("attention.head_count_kv", self.heads)
         self.head_width = self.integer("attention.key_length", self.width // max(self.heads, 1))
@@ -168,7 +167,7 @@ class Transformer:
         return net.embedding(net.tokens, "token_embd", self.vocab, self.width)
 
     def norm(self, net: Network, x: Value, name: str) -> Value:
-        return net.rms_norm(x, name, self.eps, self.norm_plus if self.file.adds_one else 0.0)
+        return net.rms_norm(x, name, self.eps, self.norm_plus if self.file.is_raw else 0.0)
 
     def layer(self, net: Network, layer: int, x: Value) -> Value:
         """A layer: [1, S, width] to the same."""
@@ -179,7 +178,7 @@ class Transformer:
 
     def attention(self, net: Network, layer: int, h: Value) -> Value:
         name = f"blk.{layer}"
-        q, k, v = self.projections(net, layer, h)
+        q, k, v, *gates = self.projections(net, layer, h)
         if net.has(f"{name}.attn_q_norm.weight"):
             q = self.norm(net, q, f"{name}.attn_q_norm")
             k = self.norm(net, k, f"{name}.attn_k_norm")
@@ -193,10 +192,13 @@ class Transformer:
             sinks=self.sinks(net, layer),
             softcap=self.number("attn_logit_softcapping", self.score_cap),
         )
+        for gate in gates:
+            attended = net.op("mul.Tensor", attended, net.op("sigmoid.default", net.joined(gate)))
         return net.linear(attended, f"{name}.attn_output", self.width)
 
     def projections(self, net: Network, layer: int, h: Value) -> list[Value]:
-        """Queries, keys and values, each [1, heads, S, head_width]."""
+        """Queries, keys and values, each [1, heads, S, head_width]; and logits that gate the result,
+        if there are any."""
         counts = self.heads, self.kv_heads, self.kv_heads
         if net.has(f"blk.{layer}.attn_qkv.weight"):
             sizes = [count * self.head_width for count in counts]
@@ -238,14 +240,18 @@ class Transformer:
         return None
 
     def mlp(self, net: Network, layer: int, h: Value) -> Value:
-        name = f"blk.{layer}"
-        if net.has(f"{name}.ffn_gate.weight"):
-            gate, up = (net.linear(h, f"{name}.ffn_{part}", self.inner) for part in ("gate", "up"))
+        return self.gated_mlp(net, f"blk.{layer}.ffn", h)
+
+    def gated_mlp(self, net: Network, name: str, h: Value, kind: str = "") -> Value:
+        """The MLP of the weights NAME_gateKIND, NAME_upKIND and NAME_downKIND; those of the first two
+        may be joined in the second."""
+        inner = net.columns(f"{name}_down{kind}.weight")
+        if net.has(f"{name}_gate{kind}.weight"):
+            gate, up = (net.linear(h, f"{name}_{part}{kind}", inner) for part in ("gate", "up"))
         else:
-            joined = net.linear(h, f"{name}.ffn_up", 2 * self.inner)
-            gate, up = net.split(joined, self.inner, self.inner)
+            gate, up = net.split(net.linear(h, f"{name}_up{kind}", 2 * inner), inner, inner)
         hidden = net.op("mul.Tensor", self.activate(net, gate), up)
-        return net.linear(hidden, f"{name}.ffn_down", self.width)
+        return net.linear(hidden, f"{name}_down{kind}", self.width)
 
     def activate(self, net: Network, x: Value) -> Value:
         return net.op(self.activation, x)

@@ -30,6 +30,10 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0,
         "short_factor": [1.0 + 0.1 * n for n in range(8)],
         "long_factor": [2.0 + 0.5 * n for n in range(8)],
         "original_max_position_embeddings": 16}  # fmt: skip
+DELTA = {"layer_types": ["linear_attention", "linear_attention", "full_attention"],
+         "num_hidden_layers": 3, "head_dim": 16, "linear_conv_kernel_dim": 4,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4}  # fmt: skip
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral": ("Mistral", "llama", {"sliding_window": 5}),
     "llama3": ("Llama", "llama", {"rope_parameters": LLAMA3}),
@@ -51,6 +55,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                       "rope_parameters": {**YARN, "truncate": False}}),
     "lfm2": ("Lfm2", "lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"],
                               "block_auto_adjust_ff_dim": False}),
+    "qwen35": ("Qwen3_5Text", "qwen35", DELTA),
+    "qwen35moe": ("Qwen3_5MoeText", "qwen35moe", {**DELTA, "num_hidden_layers": 2, "num_experts": 4,
+                                                  "layer_types": ["linear_attention", "full_attention"],
+                                                  "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                                                  "shared_expert_intermediate_size": 48}),
 }  # fmt: skip
 """transformers' name, that of GGUF, and what the config has besides `SIZES`."""
 
@@ -91,8 +100,8 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
     )
     writer.add_key_length(width)
     writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
     rotation = config.rope_parameters
+    writer.add_rope_dimension_count(int(width * rotation.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(rotation.get("full_attention", rotation)["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -101,8 +110,14 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family == "lfm2":
         writer.add_shortconv_l_cache(config.conv_L_cache)
-    if family in ("qwen3moe", "gpt-oss"):
-        writer.add_expert_count(config.num_local_experts)
+    if name.startswith("qwen35"):
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    if family in ("qwen3moe", "gpt-oss", "qwen35moe"):
+        writer.add_expert_count(getattr(config, "num_local_experts", config.num_experts))
         writer.add_expert_used_count(config.num_experts_per_tok)
         inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
         writer.add_expert_feed_forward_length(inner)
@@ -123,8 +138,10 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         if name in ("llama", "smollm3") and key.endswith(("q_proj.weight", "k_proj.weight")):
             count = heads if "q_proj" in key else kv_heads
             array = array.reshape(count, 2, width // 2, -1).swapaxes(1, 2).reshape(array.shape)
-        if name in ("gemma2", "gemma3") and key.endswith("norm.weight"):
+        if name in RAISED and key.endswith("norm.weight") and "linear_attn" not in key:
             array = array + 1
+        if "linear_attn" in key:
+            array = _tiled(array, key, config)
         new = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert new is not None, key
         writer.add_tensor(new, np.ascontiguousarray(array))
@@ -132,6 +149,32 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+RAISED = ("gemma2", "gemma3", "qwen35", "qwen35moe")
+"""Whose files have norms with the 1 that is added to their weights."""
+
+
+def _tiled(array: np.ndarray, key: str, config: Any) -> np.ndarray:
+    """A weight of linear attention as files have it: heads of values are in the order of the number
+    among those of one key, then of the key."""
+    keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+    count = config.linear_num_value_heads // keys
+
+    def reordered(rows: np.ndarray, width: int) -> np.ndarray:
+        heads = rows.reshape(keys, count, width, *rows.shape[1:])
+        return heads.swapaxes(0, 1).reshape(rows.shape)
+
+    part = key.split("linear_attn.")[1]
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        first = 2 * keys * config.linear_key_head_dim
+        return np.concatenate((array[:first], reordered(array[first:], width))).squeeze()
+    if part == "out_proj.weight":
+        return reordered(array.T, width).T
+    if part == "norm.weight":
+        return array
+    array = reordered(array, width if part == "in_proj_z.weight" else 1)
+    return -np.exp(array) if part == "A_log" else array
 
 
 def _architecture(name: str) -> Any:
@@ -153,6 +196,8 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
                 weights[f"{new}.{kind}"] = own
         elif key.endswith("conv.conv.weight"):
             weights[key] = weight[:, 0]
+        elif key.endswith("dt_bias"):
+            weights[key.replace("dt_bias", "dt_proj.bias")] = weight
         elif key.endswith("sinks"):
             weights[f"{key}.weight"] = weight
         elif key.endswith("experts.gate_up_proj"):

@@ -10,6 +10,7 @@ from purevk.llm.architectures.lfm2 import Lfm2
 from purevk.llm.architectures.llama import Llama
 from purevk.llm.architectures.phi3 import Phi3
 from purevk.llm.architectures.qwen3moe import Qwen3Moe
+from purevk.llm.architectures.qwen35 import Qwen35, Qwen35Moe
 from purevk.llm.architectures.smollm3 import SmolLM3
 from purevk.llm.transformer import Transformer
 
@@ -25,5 +26,7 @@ ARCHITECTURES: Mapping[str, type[Transformer]] = {
     "qwen3moe": Qwen3Moe,
     "gpt-oss": GptOss,
     "lfm2": Lfm2,
+    "qwen35": Qwen35,
+    "qwen35moe": Qwen35Moe,
 }
 """By the value of `general.architecture`."""

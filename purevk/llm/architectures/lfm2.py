@@ -17,8 +17,6 @@ class Lfm2(Transformer):
     def __init__(self, file: ModelFile) -> None:
         super().__init__(file)
         self.taps = self.integer("shortconv.l_cache")
-        gate = file.tensors.get("blk.0.ffn_gate.weight")
-        self.inner = gate.dims[0] if gate else self.inner  # config.json has another number
 
     def attention(self, net: Network, layer: int, h: Value) -> Value:
         if not net.has(f"blk.{layer}.shortconv.conv.weight"):

@@ -16,7 +16,6 @@ class Qwen3Moe(Transformer):
     def __init__(self, file: ModelFile) -> None:
         super().__init__(file)
         self.experts, self.used = self.integer("expert_count"), self.integer("expert_used_count")
-        self.expert_inner = self.integer("expert_feed_forward_length", self.inner)
         self.normalizes = file.metadata.get("normalizes_routes", True)
         if not 0 < self.used <= self.experts:
             raise FileFormatError(
@@ -30,9 +29,12 @@ class Qwen3Moe(Transformer):
         scores = net.wide(net.linear(h, f"{name}.ffn_gate_inp", self.experts))
         weights, chosen = self.routes(net, scores)
         experts = Experts(net, h, chosen, self.experts)
-        gate, up = (
-            experts.linear(f"{name}.ffn_{part}_exps", self.expert_inner) for part in ("gate", "up")
-        )
+        inner = net.columns(f"{name}.ffn_down_exps.weight")
+        if net.has(f"{name}.ffn_gate_up_exps.weight"):
+            both = experts.linear(f"{name}.ffn_gate_up_exps", 2 * inner)
+            gate, up = net.split(both, inner, inner)
+        else:
+            gate, up = (experts.linear(f"{name}.ffn_{part}_exps", inner) for part in ("gate", "up"))
         hidden = self.gated(net, gate, up)
         return experts.joined(experts.linear(f"{name}.ffn_down_exps", self.width, hidden), weights)
 

@@ -5,6 +5,7 @@ from purevk.ops.matmul import (  # noqa: F401
     few_rows,
     fragments,
     fused,
+    gated_delta,
     grouped,
     matmul,
     operators,
