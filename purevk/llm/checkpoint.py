@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3", "Gemma3ForCausalLM": "gemma3",
     "Gemma2ForCausalLM": "gemma2", "Phi3ForCausalLM": "phi3", "Qwen3MoeForCausalLM": "qwen3moe",
     "GptOssForCausalLM": "gpt-oss", "Lfm2ForCausalLM": "lfm2", "Qwen3_5ForCausalLM": "qwen35",
+    "Gemma4ForCausalLM": "gemma4", "Gemma4ForConditionalGeneration": "gemma4",
     "Qwen3_5ForConditionalGeneration": "qwen35", "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
 }  # fmt: skip
@@ -46,7 +47,9 @@ _KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window",
     "num_experts": "expert_count", "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
+    "num_experts_per_tok": "expert_used_count", "top_k_experts": "expert_used_count",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "final_logit_softcapping": "final_logit_softcapping",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "query_pre_attn_scalar": "attention.scale_width", "conv_L_cache": "shortconv.l_cache",
@@ -78,12 +81,19 @@ _PARTS = {
     "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.out_proj": "ssm_out", "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2", "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
 }  # fmt: skip
-_NORM_AFTER_ATTENTION = ("gemma2", "gemma3", "gpt-oss", "qwen35", "qwen35moe")
+_NORM_AFTER_ATTENTION = ("gemma2", "gemma3", "gemma4", "gpt-oss", "qwen35", "qwen35moe")
 """Architectures whose `post_attention_layernorm` GGUF calls so too."""
 _WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.embedding_norm.weight": "token_embd_norm.weight", "lm_head.weight": "output.weight",
 }  # fmt: skip
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -162,11 +172,13 @@ class Folder(files.ModelFile):
             {f"{name}.{key}": rotation[old] for old, key in _ROTATION.items() if rotation.get(old)}
         )
         kind = rotation.get("rope_type", rotation.get("type", "default"))
-        if kind not in ("default", "llama3"):
+        if kind not in ("default", "llama3", "proportional"):
             metadata[f"{name}.rope.scaling.type"] = kind
         metadata["yarn_truncates"] = rotation.get("truncate", True)
         part = rotation.get("partial_rotary_factor", found.get("partial_rotary_factor"))
-        if part is not None:
+        if kind == "proportional":
+            metadata["rotated_part"] = float(1 if part is None else part)
+        elif part is not None:
             heads = int(found["num_attention_heads"])
             width = found.get("head_dim") or int(found["hidden_size"]) // heads
             metadata[f"{name}.rope.dimension_count"] = int(width * part)
@@ -308,9 +320,10 @@ def _constant(numbers: Any) -> Transformed:
 
 _BARE = {
     "self_attn.sinks": "attn_sinks.weight", "linear_attn.dt_bias": "ssm_dt.bias",
-    "linear_attn.A_log": "ssm_a",
+    "linear_attn.A_log": "ssm_a", "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
-_BARE_NAME = re.compile(r"model\.layers\.(\d+)\.((?:mlp\.)?experts\.(\w+)|\w+\.\w+)")
+_BARE_NAME = re.compile(r"model\.layers\.(\d+)\.((?:mlp\.)?experts\.(\w+)|(?:\w+\.)?\w+)")
 
 
 def _bare(name: str, tensor: files.Tensor, is_oss: bool) -> dict[str, files.Tensor]:

@@ -79,10 +79,10 @@ class Network(GraphBuilder):
         """Whether the file has a tensor."""
         return name in self.file.tensors
 
-    def columns(self, name: str) -> int:
-        """The columns of a weight."""
+    def dims(self, name: str) -> tuple[int, ...]:
+        """The sizes of a weight."""
         there = self.file.tensors.get(name)
-        return self._tensor(name, there.dims if there else ()).dims[-1]
+        return self._tensor(name, there.dims if there else ()).dims
 
     def vector(
         self, name: str, *dims: int, order: np.ndarray | None = None, plus: float = 0.0

@@ -117,15 +117,15 @@ class Transformer:
         width = self.rotated
         frequencies = self.base ** (-np.arange(0, width, 2) / width)
         if net.has("rope_freqs.weight"):
-            frequencies = frequencies / self.factors(net, "rope_freqs.weight")
+            frequencies = frequencies / self.factors(net, "rope_freqs.weight", width)
         scaling = self.file.value(f"{self.name}.rope.scaling.type", str, "none")
         if scaling == "yarn":
             return self._yarn(frequencies, self.base, self.factor)
         return (frequencies / self.factor if scaling == "linear" else frequencies), 1.0
 
-    def factors(self, net: Network, name: str) -> np.ndarray:
-        """Factors of a rotation [rotated / 2]. Raises FileFormatError unless they are above 0."""
-        factors = net.numbers(name, self.rotated // 2)
+    def factors(self, net: Network, name: str, width: int) -> np.ndarray:
+        """Factors of a rotation [width / 2]. Raises FileFormatError unless they are above 0."""
+        factors = net.numbers(name, width // 2)
         if not (factors > 0).all():
             raise FileFormatError(f"{name} is not above 0", where=self.file.name)
         return factors
@@ -245,13 +245,16 @@ class Transformer:
     def gated_mlp(self, net: Network, name: str, h: Value, kind: str = "") -> Value:
         """The MLP of the weights NAME_gateKIND, NAME_upKIND and NAME_downKIND; those of the first two
         may be joined in the second."""
-        inner = net.columns(f"{name}_down{kind}.weight")
+        inner = net.dims(f"{name}_down{kind}.weight")[-1]
         if net.has(f"{name}_gate{kind}.weight"):
             gate, up = (net.linear(h, f"{name}_{part}{kind}", inner) for part in ("gate", "up"))
         else:
             gate, up = net.split(net.linear(h, f"{name}_up{kind}", 2 * inner), inner, inner)
-        hidden = net.op("mul.Tensor", self.activate(net, gate), up)
-        return net.linear(hidden, f"{name}_down{kind}", self.width)
+        return net.linear(self.gated(net, gate, up), f"{name}_down{kind}", self.width)
+
+    def gated(self, net: Network, gate: Value, up: Value) -> Value:
+        """What an MLP makes of its two projections."""
+        return net.op("mul.Tensor", self.activate(net, gate), up)
 
     def activate(self, net: Network, x: Value) -> Value:
         return net.op(self.activation, x)

@@ -30,6 +30,13 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0,
         "short_factor": [1.0 + 0.1 * n for n in range(8)],
         "long_factor": [2.0 + 0.5 * n for n in range(8)],
         "original_max_position_embeddings": 16}  # fmt: skip
+GEMMA4 = {
+    "sliding_window": 5,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+}
 DELTA = {"layer_types": ["linear_attention", "linear_attention", "full_attention"],
          "num_hidden_layers": 3, "head_dim": 16, "linear_conv_kernel_dim": 4,
          "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
@@ -44,6 +51,15 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", "gemma2", {"sliding_window": 5, "head_dim": 32, "query_pre_attn_scalar": 32,
                                     "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
                                     "attn_implementation": "eager"}),
+    "gemma4": ("Gemma4Text", "gemma4", {**GEMMA4, "num_hidden_layers": 6, "use_double_wide_mlp": True,
+                                        "layer_types": ["sliding_attention", "full_attention"] * 3,
+                                        "num_kv_shared_layers": 3, "final_logit_softcapping": 3.0}),
+    "gemma4moe": ("Gemma4Text", "gemma4", {**GEMMA4, "num_hidden_layers": 2, "attention_k_eq_v": True,
+                                           "num_global_key_value_heads": 1,
+                                           "hidden_size_per_layer_input": 0,
+                                           "enable_moe_block": True, "num_experts": 4,
+                                           "top_k_experts": 2, "moe_intermediate_size": 32,
+                                           "layer_types": ["sliding_attention", "full_attention"]}),
     "phi3": ("Phi3", "phi3", {}),
     "longrope": ("Phi3", "phi3", {"rope_parameters": LONG, "max_position_embeddings": 64,
                                   "original_max_position_embeddings": 16}),
@@ -76,6 +92,9 @@ def tiny(family: str) -> Any:
             weight.add_(torch.rand(weight.shape) * 0.4 - 0.2)
         else:
             weight.copy_(torch.randn(weight.shape) * (0.3 if "embed" in key else 0.12))
+    for key, buffer in model.named_buffers():
+        if key.endswith("layer_scalar"):
+            buffer.mul_(0.7)
     return model
 
 
@@ -83,9 +102,12 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
     """Writes a file as llama.cpp's converter does, with tensors of F32."""
     _, name, _ = FAMILIES[family]
     config = model.config
+    config.allow_global_per_layer_attribute_access = True
     writer = gguf.GGUFWriter(path, name)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if name == "gemma4":
+        width = config.per_layer_config["full_attention"].head_dim
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -107,18 +129,28 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family == "lfm2":
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    if name == "gemma4":
+        slides = [each == "sliding_attention" for each in config.layer_types]
+        writer.add_sliding_window_pattern(slides)
+        writer.add_shared_kv_layers(config.num_kv_shared_layers)
+        writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+        factors = np.repeat(np.array([1, 1e30], np.float32), [width // 8, width // 2 - width // 8])
+        writer.add_tensor("rope_freqs.weight", factors)
     if name.startswith("qwen35"):
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)
         writer.add_ssm_group_count(config.linear_num_key_heads)
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-    if family in ("qwen3moe", "gpt-oss", "qwen35moe"):
-        writer.add_expert_count(getattr(config, "num_local_experts", config.num_experts))
-        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family in ("qwen3moe", "gpt-oss", "qwen35moe", "gemma4moe"):
+        count = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
+        writer.add_expert_count(count)
+        used = getattr(config, "top_k_experts", getattr(config, "num_experts_per_tok", None))
+        writer.add_expert_used_count(used)
         inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
         writer.add_expert_feed_forward_length(inner)
     if rotation.get("rope_type") == "yarn":
@@ -143,6 +175,9 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         if "linear_attn" in key:
             array = _tiled(array, key, config)
         new = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if "router." in key and key.endswith("scale"):
+            part = "ffn_down_exps" if "per_expert" in key else "ffn_gate_inp"
+            new = f"blk.{key.split('.')[2]}.{part}.scale"
         assert new is not None, key
         writer.add_tensor(new, np.ascontiguousarray(array))
     writer.write_header_to_file()
@@ -196,6 +231,10 @@ def _weights(model: Any) -> dict[str, torch.Tensor]:
                 weights[f"{new}.{kind}"] = own
         elif key.endswith("conv.conv.weight"):
             weights[key] = weight[:, 0]
+        elif key.endswith("layer_scalar") or (
+            ".experts." in key and "gemma4" in model.config.model_type
+        ):
+            weights[f"{key}.weight"] = weight
         elif key.endswith("dt_bias"):
             weights[key.replace("dt_bias", "dt_proj.bias")] = weight
         elif key.endswith("sinks"):

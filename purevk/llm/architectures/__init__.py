@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from purevk.llm.architectures.gemma import Gemma2, Gemma3
+from purevk.llm.architectures.gemma4 import Gemma4
 from purevk.llm.architectures.gpt_oss import GptOss
 from purevk.llm.architectures.lfm2 import Lfm2
 from purevk.llm.architectures.llama import Llama
@@ -22,6 +23,7 @@ ARCHITECTURES: Mapping[str, type[Transformer]] = {
     "smollm3": SmolLM3,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
+    "gemma4": Gemma4,
     "phi3": Phi3,
     "qwen3moe": Qwen3Moe,
     "gpt-oss": GptOss,

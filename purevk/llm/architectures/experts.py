@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from purevk.dtypes import DType
@@ -63,6 +65,27 @@ class Experts:
             weights = net.op("transpose.int", weights, 1, 2)
             y = net.op("_grouped_mm.default", x, weights, self._ends)
         return y if bias is None else net.add(y, bias)
+
+    def mlp(
+        self,
+        name: str,
+        weights: Value,
+        width: int,
+        gated: Callable[[Network, Value, Value], Value],
+    ) -> Value:
+        """The MLPs of the weights NAME_gate_exps, NAME_up_exps and NAME_down_exps, joined by weights
+        [1, S, chosen]. Those of the first two may be joined in NAME_gate_up_exps.
+
+        Args:
+            gated: what an expert makes of its two projections.
+        """
+        net = self._net
+        inner = net.dims(f"{name}_down_exps.weight")[-1]
+        if net.has(f"{name}_gate_up_exps.weight"):
+            gate, up = net.split(self.linear(f"{name}_gate_up_exps", 2 * inner), inner, inner)
+        else:
+            gate, up = (self.linear(f"{name}_{part}_exps", inner) for part in ("gate", "up"))
+        return self.joined(self.linear(f"{name}_down_exps", width, gated(net, gate, up)), weights)
 
     def joined(self, y: Value, weights: Value) -> Value:
         """The sums of what the experts of each token give, [1, S, width], by weights [1, S, chosen]."""

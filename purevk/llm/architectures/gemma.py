@@ -45,8 +45,12 @@ class Gemma3(Transformer):
         h = self.norm(net, x, f"{name}.attn_norm")
         h = self.attention(net, layer, h)
         x = net.add(x, self.norm(net, h, f"{name}.post_attention_norm"))
-        h = self.mlp(net, layer, self.norm(net, x, f"{name}.ffn_norm"))
+        h = self.feed_forward(net, layer, x)
         return net.add(x, self.norm(net, h, f"{name}.post_ffw_norm"))
+
+    def feed_forward(self, net: Network, layer: int, x: Value) -> Value:
+        """What is normed and added to x [1, S, width] after attention."""
+        return self.mlp(net, layer, self.norm(net, x, f"blk.{layer}.ffn_norm"))
 
     def activate(self, net: Network, x: Value) -> Value:
         return net.op("gelu.default", x, "tanh")

@@ -19,7 +19,9 @@ class Phi3(Transformer):
         which = "long" if net.rows > original else "short"
         frequencies, scale = super().frequencies(net, layer)
         if net.has(f"rope_factors_{which}.weight"):
-            frequencies = frequencies / self.factors(net, f"rope_factors_{which}.weight")
+            frequencies = frequencies / self.factors(
+                net, f"rope_factors_{which}.weight", self.rotated
+            )
             factor = self.trained / max(original, 1)
             growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             scale = self.number("rope.scaling.attn_factor", growth)

@@ -23,20 +23,13 @@ class Qwen3Moe(Transformer):
             )
 
     def mlp(self, net: Network, layer: int, h: Value) -> Value:
-        name = f"blk.{layer}"
-        if not net.has(f"{name}.ffn_gate_inp.weight"):
+        name = f"blk.{layer}.ffn"
+        if not net.has(f"{name}_gate_inp.weight"):
             return super().mlp(net, layer, h)
-        scores = net.wide(net.linear(h, f"{name}.ffn_gate_inp", self.experts))
+        scores = net.wide(net.linear(h, f"{name}_gate_inp", self.experts))
         weights, chosen = self.routes(net, scores)
         experts = Experts(net, h, chosen, self.experts)
-        inner = net.columns(f"{name}.ffn_down_exps.weight")
-        if net.has(f"{name}.ffn_gate_up_exps.weight"):
-            both = experts.linear(f"{name}.ffn_gate_up_exps", 2 * inner)
-            gate, up = net.split(both, inner, inner)
-        else:
-            gate, up = (experts.linear(f"{name}.ffn_{part}_exps", inner) for part in ("gate", "up"))
-        hidden = self.gated(net, gate, up)
-        return experts.joined(experts.linear(f"{name}.ffn_down_exps", self.width, hidden), weights)
+        return experts.mlp(name, weights, self.width, self.gated)
 
     def routes(self, net: Network, scores: Value) -> tuple[Value, Value]:
         """Weights and numbers of the experts of each token, [1, S, used], by scores [1, S, experts]."""
@@ -46,7 +39,3 @@ class Qwen3Moe(Transformer):
             total = net.op("sum.dim_IntList", weights, (-1,), True)
             weights = net.op("div.Tensor", weights, total)
         return weights, chosen
-
-    def gated(self, net: Network, gate: Value, up: Value) -> Value:
-        """What an expert makes of its two projections."""
-        return net.op("mul.Tensor", self.activate(net, gate), up)
