@@ -15,10 +15,9 @@ import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import reading
-from purevk.llm import files
+from purevk.llm import files, packed
 from purevk.llm.safetensors import (
     MOST_TEXT,
-    Quantized,
     Stack,
     Stored,
     Transformed,
@@ -235,7 +234,7 @@ class Folder(files.ModelFile):
                 continue
             match = _LAYER.fullmatch(name)
             if match is None:
-                tensors.update(_bare(name, tensor, architecture == "gpt-oss"))
+                tensors.update(_bare(name, tensor, architecture == "gpt-oss", plain))
                 continue
             layer, part, kind = match.groups()
             expert = _EXPERT.fullmatch(part)
@@ -264,16 +263,19 @@ class Folder(files.ModelFile):
                 scales = (stored.get(f"{name}_scale_inv"), stored.get(f"{name}_scale"))
                 scale = next((each for each in scales if each is not None), None)
                 tensors[name] = Stored(*(name, tensor.type, tensor.dims, tensor.data, scale))
-            if name.endswith(".qweight"):
+            base, _, part = name.rpartition(".")
+            if part == "_weight_qdata":
+                tensors[f"{base}.weight"] = packed.of_torchao(base, stored)
+            if part == "qweight":
                 if method not in ("awq", "gptq") or bits not in (4, 8) or about.get("desc_act"):
                     raise UnsupportedProgramError(
                         f"the quantization {method!r} of {bits!r} bits is not known",
                         where=self.name,
                         why="AWQ and GPTQ of 4 and 8 bits, without desc_act, are",
+                        next="dequantize the model with transformers, and save it again",
                     )
-                base = name.removesuffix(".qweight")
                 plus = int(method == "gptq" and about.get("checkpoint_format") != "gptq_v2")
-                weight = _unpacked(base, stored, method == "awq", bits, plus)
+                weight = packed.of_words(base, stored, method == "awq", bits, plus)
                 tensors[f"{base}.weight"] = weight
         return tensors
 
@@ -326,9 +328,11 @@ _BARE = {
 _BARE_NAME = re.compile(r"model\.layers\.(\d+)\.((?:mlp\.)?experts\.(\w+)|(?:\w+\.)?\w+)")
 
 
-def _bare(name: str, tensor: files.Tensor, is_oss: bool) -> dict[str, files.Tensor]:
+def _bare(
+    name: str, tensor: files.Tensor, is_oss: bool, stored: Mapping[str, Stored]
+) -> dict[str, files.Tensor]:
     """Tensors whose names do not end in "weight" or "bias". Experts of gpt-oss are [experts, columns,
-    rows]; rows of gate and up alternate."""
+    rows], or blocks of MXFP4 [experts, rows, groups, 16]; rows of gate and up alternate."""
     match = _BARE_NAME.fullmatch(name)
     if match is None:
         return {}
@@ -341,7 +345,14 @@ def _bare(name: str, tensor: files.Tensor, is_oss: bool) -> dict[str, files.Tens
     if not is_oss:
         return {f"{layer}.ffn_{part.removesuffix('_proj')}_exps.weight": tensor}
 
+    if part.endswith("_scales"):
+        return {}
+
     def part_of(first: int, step: int) -> files.Tensor:
+        if part.endswith("_blocks"):
+            exponents = stored[f"{name.removesuffix('blocks')}scales"]
+            return packed.Mxfp4(f"{name}.{first}", stored[name], exponents, first, step)
+
         def read() -> np.ndarray:
             return np.asarray(tensor.floats()[..., first::step].swapaxes(1, -1), np.float32)
 
@@ -360,50 +371,3 @@ def _bare(name: str, tensor: files.Tensor, is_oss: bool) -> dict[str, files.Tens
 
 def _negated_exp(tensor: files.Tensor) -> np.ndarray:
     return np.asarray(-np.exp(tensor.floats()), np.float32)
-
-
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-
-
-def _unpacked(
-    base: str, stored: Mapping[str, Stored], is_awq: bool, bits: int, plus: int
-) -> Quantized:
-    """A matrix of AWQ or GPTQ. Integers of AWQ are packed along the rows of the weight, in another
-    order; those of GPTQ along the columns. Zero points of GPTQ are stored without 1."""
-    try:
-        weight, zeros, scales = (
-            stored[f"{base}.{part}"] for part in ("qweight", "qzeros", "scales")
-        )
-        count, groups, rows = 32 // bits, scales.dims[0], scales.dims[1]
-        columns = weight.dims[0] * (1 if is_awq else count)
-        ok = columns % groups == 0 and zeros.dims == (groups, rows // count)
-        ok = ok and weight.dims == (
-            (columns, rows // count) if is_awq else (columns // count, rows)
-        )
-        if not ok or {weight.type, zeros.type} != {"I32"}:
-            raise ValueError(f"{weight.dims}, {zeros.dims} and {scales.dims}")
-    except (KeyError, ValueError, IndexError) as error:
-        raise damaged(base, f"its packed weight: {error!r}") from None
-    shifts = np.arange(count, dtype=np.uint32) * bits
-    order = np.argsort(_AWQ_ORDER) if is_awq and bits == 4 else np.arange(count)
-
-    def integers(packed: Stored) -> np.ndarray:
-        """The last dim is unpacked."""
-        parts = packed.array("<u4")[..., None] >> shifts & ((1 << bits) - 1)
-        return parts[..., order].astype(np.uint8).reshape(packed.dims[0], -1)
-
-    def of_weight() -> np.ndarray:
-        if is_awq:
-            return np.ascontiguousarray(integers(weight).T)
-        parts = weight.array("<u4")[:, None, :] >> shifts[:, None] & ((1 << bits) - 1)
-        return np.ascontiguousarray(parts.reshape(columns, rows).astype(np.uint8).T)
-
-    return Quantized(
-        base,
-        (rows, columns),
-        bits,
-        columns // groups,
-        of_weight,
-        lambda: np.ascontiguousarray(scales.floats().T),
-        lambda: np.ascontiguousarray(integers(zeros).T.astype(np.float32) + plus),
-    )

@@ -30,6 +30,7 @@ class Stored(files.Tensor):
 
     Attributes:
         scale: of FP8: that elements are multiplied by; one, one of each row, or one of each block.
+        about: what the header says of it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Stored(files.Tensor):
     dims: tuple[int, ...]
     data: memoryview
     scale: Stored | None = None
+    about: str = ""
 
     @property
     def kind(self) -> str:
@@ -74,11 +76,12 @@ class Stored(files.Tensor):
 
 @dataclass(frozen=True)
 class Quantized(files.Tensor):
-    """A matrix that AWQ or GPTQ has packed: unsigned integers, with scales and zero points.
+    """A matrix of unsigned integers, each times its scale, plus its minimum.
 
     Attributes:
         integers: reads the integers, uint8 [rows, columns].
-        scales, zeros: read these, float32 [rows, groups].
+        scales, minimums: read these, float32 [rows, groups]. Without minimums, half of what the bits
+            can say stands for 0.
     """
 
     name: str
@@ -87,7 +90,7 @@ class Quantized(files.Tensor):
     group: int
     integers: Callable[[], np.ndarray]
     scales: Callable[[], np.ndarray]
-    zeros: Callable[[], np.ndarray]
+    minimums: Callable[[], np.ndarray] | None = None
 
     @property
     def kind(self) -> str:
@@ -95,11 +98,11 @@ class Quantized(files.Tensor):
 
     @property
     def form(self) -> Form:
-        return Form(self.bits, self.group, True)
+        return Form(self.bits, self.group, self.minimums is not None)
 
     def parts(self) -> Mapping[str, np.ndarray]:
-        scales = self.scales()
-        return {"scales": scales, "minimums": -scales * self.zeros()}
+        parts = {"scales": self.scales, "minimums": self.minimums}
+        return {name: read() for name, read in parts.items() if read is not None}
 
     def values(self) -> np.ndarray:
         integers = self.integers()
@@ -164,11 +167,15 @@ def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:
     """
     source = Source(path, "safetensors")
     try:
-        found = safetensors.read_tensors(source.view, source.name, _ITEMSIZES).by_name
+        found = safetensors.read_tensors(source.view, source.name, _ITEMSIZES)
     except BaseException:
         source.close()
         raise
-    return source, {name: Stored(name, *stored) for name, stored in found.items()}
+    about = {f"{name.removesuffix('.weight')}._weight_qdata": text for name, text in found.about}
+    return source, {
+        name: Stored(name, *stored, about=about.get(name, ""))
+        for name, stored in found.by_name.items()
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

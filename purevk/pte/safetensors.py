@@ -36,10 +36,12 @@ class StoredTensor(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """The tensors of a file by name, and where their bytes begin."""
+    """The tensors of a file by name, where their bytes begin, and the names and texts of its
+    metadata."""
 
     by_name: Mapping[str, StoredTensor]
     start: int
+    about: tuple[tuple[str, str], ...] = ()
 
 
 def read_tensors(view: memoryview, where: str, types: Mapping[str, int] = ITEMSIZES) -> Tensors:
@@ -72,6 +74,7 @@ def read_tensors(view: memoryview, where: str, types: Mapping[str, int] = ITEMSI
         header = json.loads(
             bytes(own(view[_LENGTH.size : start])), object_pairs_hook=_without_repeats
         )
+        about = {**header.get("__metadata__", {})}
         entries = {
             str(name): _entry(entry) for name, entry in header.items() if name != "__metadata__"
         }
@@ -95,7 +98,8 @@ def read_tensors(view: memoryview, where: str, types: Mapping[str, int] = ITEMSI
             )
         end = last
         tensors[name] = StoredTensor(dtype, sizes, data[first:last])
-    return Tensors(tensors, start)
+    texts = ((name, text) for name, text in about.items() if isinstance(text, str))
+    return Tensors(tensors, start, tuple(texts))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

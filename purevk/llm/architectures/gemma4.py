@@ -92,13 +92,12 @@ class Gemma4(Gemma3):
         slides = self.slides(layer)
         base = self.local_base if slides else self.base
         frequencies: np.ndarray = base ** (-np.arange(0, width, 2) / width)
-        if slides:
-            return frequencies
-        if net.has("rope_freqs.weight"):
-            return frequencies / self.factors(net, "rope_freqs.weight", width)
-        part = self.file.value("rotated_part", float, 1.0)
-        frequencies[int(part * width // 2) :] = 0
-        return frequencies / self.factor
+        if not slides and net.has("rope_freqs.weight"):
+            frequencies /= self.factors(net, "rope_freqs.weight", width)
+        elif not slides:
+            frequencies[int(self.file.value("rotated_part", float, 1.0) * width // 2) :] = 0
+            frequencies /= self.factor
+        return frequencies
 
     def feed_forward(self, net: Network, layer: int, x: Value) -> Value:
         name = f"blk.{layer}"

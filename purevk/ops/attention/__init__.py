@@ -5,6 +5,7 @@ from purevk.ops.attention import (  # noqa: F401
     cache,
     choice,
     flex,
+    gated_delta,
     rotary,
     rotary_cache,
 )

@@ -5,7 +5,6 @@ from purevk.ops.matmul import (  # noqa: F401
     few_rows,
     fragments,
     fused,
-    gated_delta,
     grouped,
     matmul,
     operators,

@@ -50,7 +50,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         while lanes < min(_MOST_LANES, traits.subgroup_size) and keys % (2 * lanes) == 0:
             lanes *= 2
     lowering.dispatch(
-        "matmul/gated_delta.comp",
+        "attention/gated_delta.comp",
         {**operands, **others, "out": out, "after": after},
         {
             **{"steps": steps, "values": values, "heads": heads, "key_heads": key_heads},
