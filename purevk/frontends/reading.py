@@ -33,6 +33,7 @@ _UNEXPECTED = (
 )
 # Errors that a valid file never causes.
 _OF_GRAPHS = (GraphError, KernelInterfaceError, ShapeError)
+MOST_DIMS = 64  # of a tensor
 NEXT = "the file is damaged, or purevk and its exporter disagree: copy or export it again"
 
 
@@ -100,13 +101,25 @@ def check_limits(graph: Graph, where: str) -> None:
     for inner in nested:
         leaves = [value for value in inner.inputs if isinstance(value, Value)]
         for value in (*leaves, *inner.constants, *inner.states):
+            _within_dims(value, where)
             nbytes = value.type.nbytes
             _within(nbytes, "tensor_bytes", limits.tensor_bytes, f"bytes of {value!r}", where)
         for node in inner.nodes:
             for value in node.results:
+                _within_dims(value, where, node)
                 if (nbytes := value.type.nbytes) > limits.tensor_bytes:
                     place = place_of(where, node)
                     _within(nbytes, "tensor_bytes", limits.tensor_bytes, "bytes of a result", place)
+
+
+def _within_dims(value: Value, where: str, node: Node | None = None) -> None:
+    if value.type.rank > MOST_DIMS:
+        raise FileFormatError(
+            f"{value.name} has {value.type.rank} dims",
+            where=place_of(where, node),
+            why=f"{MOST_DIMS} are accepted, as by torch and numpy",
+            next="export the model again",
+        )
 
 
 def check_depth(content: Any, where: str) -> None:

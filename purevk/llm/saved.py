@@ -6,15 +6,19 @@ import functools
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from purevk.dtypes import DType
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
+from purevk.frontends.files import FileSource
+from purevk.frontends.files import ModelFile as ProgramFile
 from purevk.frontends.saved import SavedProgram, write_program
 from purevk.graph.context import Context
-from purevk.ir import Constant, Graph
-from purevk.llm.decoding import Decoder
+from purevk.ir import Constant, Graph, Size, Value
+from purevk.ir.dims import range_of
+from purevk.llm.decoding import ChunkSize, Decoder
 from purevk.llm.files import ModelFile, dtype_named
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
@@ -26,42 +30,129 @@ if TYPE_CHECKING:
 KEY = "language_model"
 
 
+class Description(NamedTuple):
+    """What a saved model says of its graphs, which are compared with it.
+
+    Attributes:
+        context: tokens that the cache holds.
+        vocab: tokens that there are.
+        prompts: the methods of prompts, see `prompt_lengths`.
+        dtype: of the state "logits".
+        is_recurrent: see `Decoder`.
+        weights, cache: bytes.
+        metadata: of the tokenizer.
+    """
+
+    context: int
+    vocab: int
+    prompts: dict[str, tuple[int, int]]
+    dtype: DType
+    is_recurrent: bool
+    weights: int
+    cache: int
+    metadata: dict[str, Any]
+
+    @staticmethod
+    def read(path: str, stated: Any, methods: Sequence[str]) -> Description:
+        """Raises FileFormatError if it is none, or has values of other types."""
+        if not isinstance(stated, dict) or "decode" not in methods:
+            raise FileFormatError(
+                "this is no language model", where=path, next="write it with Model.save"
+            )
+        context, vocab, weights, cache = (
+            _number(path, stated, key) for key in ("context", "vocab", "weights", "cache")
+        )
+        dtype, metadata = dtype_named(str(stated.get("dtype"))), stated.get("metadata")
+        if dtype is None or not isinstance(metadata, dict):
+            raise _damaged(path, str(stated)[:200])
+        prompts = _prompts(path, stated.get("prompts"), methods)
+        is_recurrent = bool(stated.get("is_recurrent"))
+        return Description(context, vocab, prompts, dtype, is_recurrent, weights, cache, metadata)
+
+    def check(self, graph: Graph, method: str, path: str) -> None:
+        """Raises FileFormatError if a method takes, gives or keeps something else."""
+        inputs = [_shape(value) for value in graph.inputs]
+        position = (DType.int64, (1,))
+        if method == "decode":
+            fits = inputs == [position]
+        else:
+            least, most = self.prompts[method]
+            fits = len(inputs) == 2 and inputs[1] == position and _takes(graph, least, most)
+        if not fits:
+            raise _damaged(path, f"the inputs of {method} are {graph.inputs}")
+        if [_shape(value) for value in graph.outputs] != [(DType.int64, (1, 1))]:
+            raise _damaged(path, f"{method} gives {graph.outputs}, where it should give a token")
+        states = {
+            graph.labels[value].name: value for value in graph.states if value in graph.labels
+        }
+        for name, shape in (
+            ("logits", (self.dtype, (1, self.vocab))),
+            ("token", (DType.int64, (1, 1))),
+        ):
+            if name not in states or _shape(states[name]) != shape:
+                raise _damaged(path, f"the state {name!r} of {method} is {states.get(name)}")
+        caches = [value for value in graph.states if self.context in value.type.dims]
+        if not caches and not self.is_recurrent:
+            raise _damaged(path, f"no cache of {method} has {self.context} rows")
+
+
+def _shape(value: Any) -> tuple[DType, tuple[Size, ...]] | None:
+    return (value.type.dtype, value.type.dims) if isinstance(value, Value) else None
+
+
+def _takes(graph: Graph, least: int, most: int) -> bool:
+    """Whether the first input is int64 [1, n], with n from `least` to `most`."""
+    dtype, sizes = _shape(graph.inputs[0]) or (None, ())
+    if dtype is not DType.int64 or len(sizes) != 2 or sizes[0] != 1:
+        return False
+    low, high = range_of(sizes[1])
+    return low <= least <= most <= high
+
+
 def save(
     path: str | os.PathLike[str], decoder: Decoder, plan: Plan, about_file: Mapping[str, Any]
 ) -> None:
     """Writes a model; `about_file` is the metadata of what it was loaded from."""
-    from purevk import __version__
-
     program = decoder.program
     program.check_open()
     if type(decoder) is not Decoder:
         raise UnsupportedProgramError(
             "a model of a .pte file is not saved", where=program.name, next="copy the .pte file"
         )
-    constants: dict[Hashable, Constant] = {}
-    methods = {
-        name: functools.partial(_read, source, constants)
-        for name, source in (
-            *((name, decoder.source(name)) for name in decoder.prompts),
-            ("decode", program.methods["decode"].source),
-        )
-    }
+    sources = {name: decoder.source(name) for name in decoder.prompts}
     metadata = {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in about_file.items()
         if key.startswith("tokenizer.")
     }
-    about = {
-        "context": decoder.context,
-        "vocab": decoder.vocab,
-        "prompts": dict(decoder.prompts),
-        "dtype": decoder.dtype.name,
-        "is_recurrent": decoder.is_recurrent,
-        "weights": plan.weights,
-        "cache": plan.cache,
-        "metadata": metadata,
+    description = Description(
+        decoder.context,
+        decoder.vocab,
+        dict(decoder.prompts),
+        decoder.dtype,
+        decoder.is_recurrent,
+        plan.weights,
+        plan.cache,
+        metadata,
+    )
+    write(path, program.name, {**sources, "decode": program.methods["decode"].source}, description)
+
+
+def write(
+    path: str | os.PathLike[str],
+    name: str,
+    sources: Mapping[str, GraphSource],
+    description: Description,
+) -> None:
+    """Writes the methods of a model, of the name `name`."""
+    from purevk import __version__
+
+    constants: dict[Hashable, Constant] = {}
+    methods = {
+        method: functools.partial(_read, source, constants) for method, source in sources.items()
     }
-    write_program(path, program.name, methods, f"purevk {__version__}", {KEY: about})
+    about = {**description._asdict(), "dtype": description.dtype.name}
+    write_program(path, name, methods, f"purevk {__version__}", {KEY: about})
 
 
 def _read(
@@ -101,47 +192,59 @@ def load_saved(
     path: str, device: Context, context: int | None, dtype: str, cache: str
 ) -> tuple[Decoder, SavedFile, Plan]:
     """Loads what `save` wrote: the arguments of a `Model`. Its own are those of `purevk.llm.load`."""
-    from purevk.frontends.files import FileSource, open_file
-    from purevk.llm.decoding import ChunkSize
+    from purevk.frontends.files import open_file
 
     opened = open_file(path)
     try:
         content = opened.content
-        about = content.about.get(KEY) if isinstance(content, SavedProgram) else None
-        if not isinstance(about, dict) or "decode" not in opened.methods:
-            raise FileFormatError(
-                "this is no language model", where=path, next="write it with Model.save"
-            )
-        plan = Plan(*(_number(path, about, key) for key in ("context", "weights", "cache")))
-        vocab, computed = _number(path, about, "vocab"), dtype_named(str(about.get("dtype")))
-        if computed is None or not isinstance(about.get("metadata"), dict):
-            raise FileFormatError("the saved model is damaged", where=path, why=str(about)[:200])
-        fits = context in (None, plan.context) and dtype in ("auto", computed.name)
+        stated = content.about.get(KEY) if isinstance(content, SavedProgram) else None
+        about = Description.read(path, stated, opened.methods)
+        plan = Plan(about.context, about.weights, about.cache)
+        fits = context in (None, plan.context) and dtype in ("auto", about.dtype.name)
         if not fits or cache != "auto":
             raise InputError(
                 f"context={context!r}, dtype={dtype!r}, cache={cache!r} are not those of the file",
                 where=path,
-                why=f"it was saved with context={plan.context} and dtype={computed.name!r}",
+                why=f"it was saved with context={plan.context} and dtype={about.dtype.name!r}",
                 next="leave them out, or load the file that it was saved from",
             )
-        prompts = _prompts(path, about.get("prompts"), opened.methods)
         check_fits(plan, device, path)
-        source = functools.partial(FileSource, opened)
+        source = functools.partial(_CheckedSource, opened, about)
         program = Program(opened.label, {"decode": source("decode")}, device, closing=opened.close)
     except BaseException:
         opened.close()
         raise
     is_gpu = device.traits.profile.has_fast_shared_memory
-    chunk = ChunkSize(max(most for _, most in prompts.values()), is_gpu)
-    decoder = Decoder(program, prompts, source, plan.context, vocab, computed, chunk)
-    decoder.is_recurrent = bool(about.get("is_recurrent"))
-    return decoder, SavedFile(path, about["metadata"]), plan
+    chunk = ChunkSize(max(most for _, most in about.prompts.values()), is_gpu)
+    decoder = Decoder(program, about.prompts, source, plan.context, about.vocab, about.dtype, chunk)
+    decoder.is_recurrent = about.is_recurrent
+    return decoder, SavedFile(path, about.metadata), plan
+
+
+class _CheckedSource(FileSource):
+    """Graphs that are what the file says of them."""
+
+    def __init__(self, file: ProgramFile, about: Description, method: str) -> None:
+        super().__init__(file, method)
+        self.about = about
+
+    def __call__(self, sizes: InputSizes | None) -> Graph:
+        graph = super().__call__(sizes)
+        if sizes is None:
+            self.about.check(graph, self.method, self.file.name)
+        return graph
+
+
+def _damaged(path: str, why: str) -> FileFormatError:
+    return FileFormatError(
+        "the saved model is damaged", where=path, why=why, next="copy or save it again"
+    )
 
 
 def _number(path: str, about: Mapping[str, Any], key: str) -> int:
     number = about.get(key)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 48:
-        raise FileFormatError("the saved model is damaged", where=path, why=f"{key} is {number!r}")
+        raise _damaged(path, f"{key} is {number!r}")
     return number
 
 
@@ -149,10 +252,15 @@ def _prompts(path: str, stated: Any, methods: Sequence[str]) -> dict[str, tuple[
     """The methods of prompts, with the tokens that each takes."""
     prompts = {}
     for name, lengths in stated.items() if isinstance(stated, dict) else ():
-        if name not in methods or not isinstance(lengths, list) or len(lengths) != 2:
+        if name == "decode" or name not in methods:
+            break
+        if not isinstance(lengths, list) or len(lengths) != 2:
             break
         numbers = {str(at): length for at, length in enumerate(lengths)}
         prompts[str(name)] = _number(path, numbers, "0"), _number(path, numbers, "1")
+    ends = [number for lengths in prompts.values() for number in lengths]
+    if ends != sorted(ends) or 0 in ends:
+        prompts = {}
     if not prompts or len(prompts) != len(stated):
-        raise FileFormatError("the saved model is damaged", where=path, why="its prompts")
+        raise _damaged(path, "its prompts")
     return prompts

@@ -174,6 +174,22 @@ def test_limits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"raise {name} in {knobs.LIMITS.name}" in error.value.next
 
 
+@pytest.mark.parametrize("at", ["input", "result", "state"])
+def test_dims(at: str) -> None:
+    """numpy makes no arrays with more."""
+    for rank in (64, 65):
+        sizes = {"input": [64], "result": [64], "state": [64]} | {at: [1] * (rank - 1) + [64]}
+        values = [[name, "float32", dims] for name, dims in sizes.items()]
+        nodes = [("aten.view.default", [value(0), sizes["result"]], [1])]
+        data = program_of(values, nodes, [1], states=[[2, None]], labels=[[2, "s", "s"]])
+        if rank == 64:
+            with open_file(data) as file:
+                file.graph("forward")
+        else:
+            with pytest.raises(FileFormatError, match="has 65 dims"):
+                lower(data)
+
+
 def test_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.LIMITS.name, "depth=20")
     with pytest.raises(FileFormatError, match="levels of nesting"):

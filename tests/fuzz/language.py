@@ -5,6 +5,7 @@ as JSON, whose changes reach each value; a folder is a JSON of its files."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import struct
@@ -151,6 +152,48 @@ def _write_folder(data: bytes, folder: Path) -> Any:
             written = struct.pack("<Q", len(written)) + written + bytes(1 << 15)
         (folder / name).write_bytes(written)
     return content.get("messages")
+
+
+def saved_model() -> bytes:
+    """What `Model.save` writes of `MODEL`."""
+    from purevk.dtypes import DType
+    from purevk.llm import loading, saved
+    from purevk.llm.decoding import prompt_lengths
+    from purevk.llm.graphs import source_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        path.write_bytes(gguf(MODEL))
+        with contextlib.closing(loading.open_model(path)) as file:
+            architecture, rows = loading._architecture(file, 24, clamps=False)
+            prompts = prompt_lengths(20, is_gpu=False)
+            build = functools.partial(
+                loading._step_graph, file, architecture, rows, DType.float32, "float32"
+            )
+            sources = {
+                name: source_of(functools.partial(build, name, length))
+                for name, length in [("decode", None), *prompts.items()]
+            }
+            metadata = {key: file.metadata[key] for key in file.metadata if "tokenizer" in key}
+            lists = {
+                key: each.tolist() for key, each in metadata.items() if hasattr(each, "tolist")
+            }
+            about = saved.Description(
+                rows, architecture.vocab, prompts, DType.float32, False, 1, 1, {**metadata, **lists}
+            )
+            saved.write(Path(folder) / "model.pvk", "model", sources, about)
+        return (Path(folder) / "model.pvk").read_bytes()
+
+
+def read_saved(file: Any) -> None:
+    """Compares the methods of a saved model with what it says of them, and uses its tokenizer."""
+    from purevk.llm import saved
+
+    stated = file.content.about.get(saved.KEY)
+    about = saved.Description.read(file.name, stated, file.methods)
+    for method in ("decode", *about.prompts):
+        about.check(file.graph(method), method, file.name)
+    _use_tokenizer(saved.SavedFile(file.name, about.metadata), _MODEL["messages"])
 
 
 def read_folder(data: bytes) -> None:

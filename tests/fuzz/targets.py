@@ -120,6 +120,7 @@ def seeds(extra: str = "") -> tuple[Seed, ...]:
     found.append(Seed("session", "session", language.SESSION))
     if language.has_packages():
         model = language.MODEL
+        found.append(Seed("model.pvk", "pvk", language.saved_model()))
         found += [Seed("gguf", "gguf", language.gguf(model)), Seed("gguf as JSON", "gguf", model)]
         found.append(Seed("folder", "transformers", language.FOLDER))
         found += [Seed(name, "tokenizer", data) for name, data in language.TOKENIZERS.items()]
@@ -174,6 +175,8 @@ def parse(seed: Seed, data: bytes) -> None:
             _plan(file)
             if seed.kind == "pte" and language.is_model(file):
                 language.read_pte(file)
+            if seed.kind == "pvk" and getattr(file.content, "about", None):
+                language.read_saved(file)
 
 
 _READERS: dict[str, Callable[[bytes], None]] = {

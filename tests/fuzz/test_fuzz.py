@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.fuzz import archives, language
-from tests.fuzz.mutations import apply, draw_changes
+from tests.fuzz.mutations import _draw_item, _places, apply, description, draw_changes
 from tests.fuzz.targets import Seed, check, parse, pick, run, seeds, with_archives
 
 
@@ -182,3 +182,16 @@ def test_many_changed_files() -> None:
 @pytest.mark.device
 def test_changed_files_on_the_device() -> None:
     assert outcomes(5000, 100, runs=True)["read"] > 4
+
+
+@pytest.mark.slow
+def test_changed_models() -> None:
+    """What a saved model says of its graphs and of its tokenizer."""
+    (seed,) = (seed for seed in seeds() if seed.name == "model.pvk")
+    content = description(seed.data)
+    places = [["about", *place] for place in _places(content["about"])]
+    found: Counter[str] = Counter()
+    for number in range(40):
+        change = _draw_item(random.Random(f"model {number}"), places)
+        found[check(parse, seed, apply(seed.data, [change]))] += 1
+    assert found["read"] > 4 and found["FileFormatError"] > 4, found

@@ -109,12 +109,10 @@ class Tokenizer:
         adds = metadata.get("tokenizer.ggml.add_bos_token", default)
         self._adds_bos = bool(adds) and bool(self.bos)
         ends = {self.eos, named("eot"), *_END_NAMES}
-        stated = map(int, metadata.get("tokenizer.ends", ()))
-        usual = {
-            *(ids[name] for name in ends if name in ids),
-            *(each for each in stated if 0 <= each < len(texts)),
-        }
-        self.end_tokens = frozenset(metadata.get("tokenizer.all_ends", usual))
+        stated = _tokens(where, metadata, "tokenizer.ends", len(texts)) or frozenset()
+        usual = stated | {ids[name] for name in ends if name in ids}
+        all_ends = _tokens(where, metadata, "tokenizer.all_ends", len(texts))
+        self.end_tokens = usual if all_ends is None else all_ends
         self.template = metadata.get("tokenizer.chat_template")
 
     @property
@@ -346,6 +344,17 @@ def _list(file: ModelFile, key: str) -> list[str]:
     if not all(isinstance(each, str) for each in texts):
         raise _damaged(file.name, f"{key} is no list of texts")
     return texts
+
+
+def _tokens(where: str, metadata: Mapping[str, Any], key: str, vocab: int) -> frozenset[int] | None:
+    """The token ids of a list in the metadata that are below `vocab`; None if there is no list."""
+    stated = metadata.get(key)
+    items = stated.tolist() if isinstance(stated, np.ndarray) else stated
+    if items is None:
+        return None
+    if not isinstance(items, (list, tuple)) or not all(type(each) is int for each in items):
+        raise _damaged(where, f"{key} is {str(items)[:80]}")
+    return frozenset(each for each in items if 0 <= each < vocab)
 
 
 def _damaged(where: str, why: str) -> FileFormatError:
