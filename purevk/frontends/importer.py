@@ -8,12 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from purevk.dtypes import DType
-from purevk.errors import (
-    FileFormatError,
-    GraphError,
-    InputError,
-    SizeConstraintError,
-)
+from purevk.errors import FileFormatError, GraphError, InputError, SizeConstraintError
 from purevk.frontends.bounds import SizeBounds, position_limits
 from purevk.frontends.operator_arguments import (
     check_schema,
@@ -42,6 +37,7 @@ from purevk.ir import (
     values_in,
 )
 from purevk.ir import dims as _dims
+from purevk.ir.equalities import Equalities
 from purevk.ir.expected import Expected, expected
 from purevk.ir.host import HOST
 from purevk.ops import registry
@@ -79,6 +75,7 @@ class Importer:
         self.bounds = SizeBounds()
         self.types = ResultTypes(where, sizes is not None, self.symbols, self.bounds)
         self.constraints: dict[Guard, None] = {}
+        self.equalities = Equalities()
         self.ranges: dict[Symbol, tuple[int, int | None]] = {}
         self.signature: Signature | None = None
         self.trusted = False
@@ -159,6 +156,8 @@ class Importer:
                 )
         else:
             self.constraints[guard] = None
+            if guard.op == "==" and guard.answer:
+                self.equalities.add(guard.left, guard.right)
 
     def constant(self, data: memoryview | Constant, type: TensorType, name: str = "") -> Value:
         """A tensor of the file. Equal addresses give one value.
@@ -295,6 +294,7 @@ class Importer:
         """
         definition = None if host else registry.find(op)
         truth = lambda arg: self.number(arg, TensorType(DType.bool, ()), source)  # noqa: E731
+        args = args if isinstance(args, Mapping) else self.equalities.rewritten(tuple(args))
         if definition is not None:
             full = complete(definition, args, recorded, self.where)
             full = with_relations(definition.parameters, full, truth)
@@ -315,7 +315,7 @@ class Importer:
                 else:
                     self.check(limit.left, limit.op, limit.right, limit.message)
         else:
-            full = tuple(args.values()) if isinstance(args, Mapping) else tuple(args)
+            full = tuple(args.values() if isinstance(args, Mapping) else args)
             full = with_relations(("",) * len(full), full, truth)
             types = [
                 self.types.unknown(type, moves, exact) for type, moves in zip(recorded, dynamic)
@@ -370,7 +370,7 @@ class Importer:
             raise
         for guard in fixed_sizes(types, recorded) if exact else ():
             self.constrain(guard)
-        return types
+        return list(self.equalities.rewritten(tuple(types)))
 
     def number(self, number: Arg, type: TensorType, source: str) -> Value:
         """A number that is known at a call, as a tensor of one element."""

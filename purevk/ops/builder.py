@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import GraphError, UnsupportedOperatorError
 from purevk.ir import Arg, Constant, Graph, Node, Size, TensorType, Value
+from purevk.ir.equalities import Equalities
 from purevk.ir.host import SEED
 from purevk.ops import registry
 from purevk.tuning import DeviceTraits
@@ -62,6 +64,10 @@ class Builder(ABC):
             self._seeds[generator] = value
         return self._seeds[generator]
 
+    @functools.cached_property
+    def _equalities(self) -> Equalities:
+        return Equalities(self.graph.constraints)
+
     @property
     def aten(self) -> Namespace:
         """PyTorch's operators: `builder.aten.view(x, sizes)` appends `aten.view.default`."""
@@ -109,8 +115,9 @@ class Builder(ABC):
         if definition is None:
             raise GraphError(f"no operator {op}", where=self.source)
         bound = definition.bind(args, keywords)
-        full = tuple(bound[name] for name in definition.parameters)
-        types = results if results is not None else definition.infer(full)
+        rewritten = self._equalities.rewritten
+        full = rewritten(tuple(bound[name] for name in definition.parameters))
+        types = rewritten(results if results is not None else tuple(definition.infer(full)))
         stem = definition.name.split(".")[1]
         values = tuple(Value(self.names.fresh(stem), type) for type in types)
         self.nodes.append(Node(definition.name, full, values, self.source))

@@ -364,6 +364,10 @@ class Sizes:
 
     def size(self, expression: Any) -> Size:
         """A sympy expression as a size."""
+        size: Size = self.importer.equalities.rewritten(self._read(expression))
+        return size
+
+    def _read(self, expression: Any) -> Size:
         if expression.is_Integer:
             return int(expression)
         if expression.is_Symbol:
