@@ -8,7 +8,7 @@ needed. Nothing here asks Python for the truth of a number that is known only at
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from purevk.dtypes import DType
@@ -77,6 +77,15 @@ def kind_of(example: Any) -> type | None:
         if isinstance(example, (kind, symbolic)):
             return kind
     return None
+
+
+def leaves(examples: Any) -> Iterator[Any]:
+    """The results that are not None, in order, also those in lists."""
+    if isinstance(examples, (list, tuple)):
+        for example in examples:
+            yield from leaves(example)
+    elif examples is not None:
+        yield examples
 
 
 def of_sizes(op: str, *args: Any) -> Any:
@@ -195,3 +204,24 @@ def function(importer: Importer, op: str, number: Arg, source: str) -> Value:
     converted = importer.emit(op, (tensor,), [NUMBERS[float]], [False], source)[0]
     importer.numbers.add(converted)
     return converted
+
+
+def steps(importer: Importer, start: Any, end: Any, step: Any, source: str) -> Value:
+    """How many steps there are between two numbers, as a float."""
+    span = arithmetic(importer, "-", (end, start), source)
+    return as_tensor(importer, arithmetic(importer, "/", (span, step), source), source)
+
+
+def in_steps(importer: Importer, start: Any, step: Any, type: TensorType, source: str) -> Value:
+    """Numbers from `start` on by `step`, of which one is a number that an operator gives."""
+    floats = type.dtype.is_float
+    wide = type.with_dtype(DType.float64 if floats else DType.int64)
+    counted = importer.emit(
+        "aten.arange.default", (type.dims[0],), [type.with_dtype(DType.int64)], [False], source
+    )[0]
+    for name, number, neutral in (("aten.mul.Tensor", step, 1), ("aten.add.Tensor", start, 0)):
+        if isinstance(number, (int, float)) and number == neutral:
+            continue
+        number = importer.cast(as_tensor(importer, number, source), wide.dtype, source)
+        counted = importer.emit(name, (counted, number), [wide], [False], source)[0]
+    return importer.cast(counted, type.dtype, source)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,22 +271,23 @@ class NodeReader:
         size = as_size(self.arg(node.args[0]))
         if not isinstance(size, Value):
             return size if isinstance(size, Dim) else int(size)
-        expression = getattr(getattr(node.meta.get("val"), "node", None), "expr", None)
-        if expression is not None:
-            try:
-                return self.sizes.size(expression)
-            except UnsupportedProgramError:
-                pass  # the device computes it
+        return self.rounded(op, lambda: size, node.meta.get("val"), node.name)
+
+    def rounded(self, op: str, number: Callable[[], Value], example: Any, source: str) -> Size:
+        """An integer that an operator makes of a number: of sizes, where they give the same as
+        floats, else what the device computes."""
+        expression = getattr(getattr(example, "node", None), "expr", None)
         hint = lower = None
         if expression is not None:
-            traced = node.meta["val"].node
-            hint = int(traced.hint) if traced.has_hint() else None
-            least = traced.shape_env.bound_sympy(expression).lower
+            with contextlib.suppress(UnsupportedProgramError):
+                return self.sizes.size(expression)
+            hint = int(example.node.hint) if example.node.has_hint() else None
+            least = example.node.shape_env.bound_sympy(expression).lower
             lower = int(least) if least.is_Integer else None
-        number = numbers.whole(self.importer, op, size, node.name, lower, hint)
+        integer = numbers.whole(self.importer, op, number(), source, lower, hint)
         if expression is not None:
-            self.sizes.symbols[str(expression)] = number
-        return number
+            self.sizes.symbols[str(expression)] = integer
+        return integer
 
     # -- operators --------------------------------------------------------------------------------
     def _operator(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
@@ -327,6 +329,13 @@ class NodeReader:
             args = (first, *args[1:])
         if name in BAGS:
             args = with_kernel_of_bags(node, args)
+        if name in positions.STEPS and any(isinstance(arg, Value) for arg in args[:3]):
+            start, end, step = positions.STEPS[name](args)
+            source, (count,) = path_of(node), examples.shape
+            steps = functools.partial(numbers.steps, self.importer, start, end, step, source)
+            length = self.rounded("aten.ceil.default", steps, count, source)
+            type = TensorType(self.dtype(examples.dtype), (length,))
+            return numbers.in_steps(self.importer, start, step, type, source)
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
         return self.emit(node, name, args, examples)
@@ -390,7 +399,7 @@ class NodeReader:
             host: torch runs it on the CPU.
         """
         types: list[Recorded] = []
-        for example in _leaves(examples):
+        for example in numbers.leaves(examples):
             kind = numbers.kind_of(example)
             if kind is not None:
                 types.append(numbers.NUMBERS[kind])
@@ -487,12 +496,3 @@ def _tensor(arg: Arg) -> Value:
     if not isinstance(arg, Value):
         raise UnsupportedProgramError(f"{arg!r} is given where a tensor is needed")
     return arg
-
-
-def _leaves(examples: Any) -> Iterator[Any]:
-    """The results that are not None, in order, also those in lists."""
-    if isinstance(examples, (list, tuple)):
-        for example in examples:
-            yield from _leaves(example)
-    elif examples is not None:
-        yield examples

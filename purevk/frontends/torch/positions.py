@@ -16,6 +16,12 @@ from purevk.ir import dims as _dims
 from purevk.ir.relations import indicator
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
+# Start, end and step of numbers in steps, from the arguments.
+STEPS: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
+    "aten.arange.default": lambda args: (0, args[0], 1),
+    "aten.arange.start": lambda args: (*args[:2], 1),
+    "aten.arange.start_step": lambda args: args[:3],
+}
 SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -112,6 +112,9 @@ class Ratios:
             return Ratio(number.numerator, number.denominator)
         if kind == "ToFloat":
             return self.read(expression.args[0])
+        if kind == "FloatTrueDiv" and expression.args[1] in (1.0, -1.0):  # it rounds nothing
+            ratio = self.read(expression.args[0])
+            return replace(ratio, above=ratio.above * int(expression.args[1]))
         if kind in ("IntTrueDiv", "FloatTrueDiv"):
             one, two = map(self._exact, expression.args)
             return self._made(one.above * two.below, one.below * two.above)

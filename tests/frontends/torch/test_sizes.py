@@ -143,6 +143,83 @@ def test_sizes_that_a_guard_makes_numbers() -> None:
             torch.testing.assert_close(program.forward(x), model(x))
 
 
+class _Quotients(nn.Module):
+    """Numbers in steps that floats of sizes give: of one rounding, and of `several`."""
+
+    def __init__(self, rng: random.Random, several: bool) -> None:
+        super().__init__()
+        self.several = several
+        self.by, self.factor = rng.choice([2, 3, 7]), rng.choice([0.1, 0.3, 1.7])
+        self.dtype = rng.choice([torch.float64, torch.int64, torch.int32])
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        n = x.shape[0]
+        return (
+            torch.arange(n / self.by),
+            torch.arange(n / 4, n, 0.5) + 1,
+            torch.arange(n / self.by, dtype=self.dtype) * 2,
+            torch.arange(n * self.factor, 0, -1) if self.several else x,
+            torch.arange(0, n, n / self.by) if self.several else x,
+            torch.arange(n**0.5, n, dtype=self.dtype) if self.several else x,
+        )
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_numbers_in_steps_of_quotients(several: bool, tmp_path: Path) -> None:
+    model = _Quotients(random.Random(several), several)
+    dims = ({0: Dim.DYNAMIC},)
+    with purevk.compile(model, (torch.randn(9),), dynamic_shapes=dims) as program:
+        program.save(tmp_path / "steps.pvk")
+        with purevk.load(tmp_path / "steps.pvk") as saved:
+            for count in (9, 7, 30):
+                x = torch.randn(count)
+                for run in (program,) if several else (program, saved):
+                    for out, wanted in zip(run.forward(x), model(x), strict=True):
+                        torch.testing.assert_close(out, wanted)
+
+
+class _FixedPatches(nn.Module):
+    """Python asks for numbers of patches, which fixes them, in any order and of either side; the
+    sizes of what was made before stay expressions."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.patch, self.heads, self.extra = (
+            rng.choice([2, 3]),
+            rng.choice([1, 2]),
+            rng.randint(0, 2),
+        )
+        self.asked = rng.sample(["rows", "columns", "product"], rng.randint(1, 3))
+        self.mix = nn.Conv2d(3, 4, self.patch, self.patch)
+
+    def forward(self, x: Any) -> tuple[Any, ...]:
+        y = self.mix(x)
+        rows, columns = y.shape[2:]
+        before = y.flatten(2).transpose(1, 2)
+        before = torch.cat((before.new_zeros(1, self.extra, 4), before), 1)
+        sizes = {"rows": rows, "columns": columns, "product": rows * columns}
+        known = [int(str(int(sizes[name]))) for name in self.asked]
+        count = int(rows * columns)
+        places = torch.arange(count + self.extra, dtype=torch.float32)[:, None] / 7
+        z = before + places
+        heads = z.view(1, -1, self.heads, 4 // self.heads).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        again = mixed.transpose(1, 2).reshape(*before.shape[:2], -1)
+        return again + before, nn.functional.linear(again, z[0, :4, :4]), again * sum(known)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@torch.no_grad()
+def test_fixed_sizes_are_numbers_everywhere(seed: int) -> None:
+    model = _FixedPatches(random.Random(seed))
+    dims = ({2: Dim.AUTO, 3: Dim.AUTO},)
+    with purevk.compile(model, (torch.randn(1, 3, 9, 14),), dynamic_shapes=dims) as program:
+        for size in ((9, 14), (13, 12), (18, 8)):
+            x = torch.randn(1, 3, *size)
+            for out, wanted in zip(program.forward(x), model(x), strict=True):
+                torch.testing.assert_close(out, wanted)
+
+
 class _Pixels(nn.Module):
     """Attention of pixels, as in the middle of the autoencoder of a diffusion model."""
 
