@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C; `purevk.__main__` ends quietly with 130.
     """
+    _escape_what_streams_lack()
     try:
         args, unknown = make_parser().parse_known_args(arguments)
         wrong = _unknown(args, unknown) if unknown else args.chosen.check(args)
@@ -98,6 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         sys.stdout = open(os.devnull, "w")
         return 0
+
+
+def _escape_what_streams_lack() -> None:
+    """Has characters that the encoding of an output lacks be printed as escapes, as stderr does."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _unknown(args: argparse.Namespace, unknown: Sequence[str]) -> str:

@@ -302,3 +302,13 @@ def test_a_module_with_operators_is_imported(tmp_path: Path) -> None:
 def test_a_module_that_cannot_be_imported(cli, data: Path) -> None:
     ran = cli("run", data / "topk.pte", "--import", "no_such_module_of_mine")
     assert ran.code == 1 and "--import no_such_module_of_mine" in ran.err
+
+
+def test_an_output_that_lacks_characters(tmp_path: Path) -> None:
+    """Names of a file have characters that the encoding lacks. It raised UnicodeEncodeError."""
+    path = tmp_path / "m\u00e9\u4e2d.pte"
+    path.write_bytes((ROOT / "tests" / "data" / "pte" / "linear_relu.pte").read_bytes())
+    for command in (["inspect", "--no-device"], ["inspect", "--no-device", "--graph"]):
+        done = shell(command[0], str(path), *command[1:], PYTHONIOENCODING="ascii")
+        assert done.returncode == 0, done.stderr
+        assert "m\\xe9\\u4e2d.pte" in done.stdout

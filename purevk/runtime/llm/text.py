@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ class Runner:
         self._is_stopped = False
         self._stats.inference_start_ms = now_ms()
         if callback is None and not config.warming:
-            return lambda text: print(printable(text), end="", flush=True)
+            return _show
         return callback or (lambda _: None)
 
     def _run(
@@ -130,6 +131,13 @@ class Runner:
         if stats_callback is not None:
             stats_callback(stats)
         return tokens
+
+
+def _show(text: str) -> None:
+    """Prints a text, with escapes in place of what a terminal takes as commands, and of characters
+    that the encoding of the output lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), end="", flush=True)
 
 
 class TextLLMRunner(Runner):
