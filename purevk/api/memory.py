@@ -30,6 +30,7 @@ class MemoryKind(enum.Enum):
     UNIFIED: device-local and host-visible at once; only where the device has such memory
     (`Device.is_unified` says
         whether it is also fast to read).
+    HOST: memory of the host that kernels read over the bus, for what does not fit on the device.
     EXTERNAL: the device's own memory, each buffer an allocation of its own, which other APIs on the
     same device can use too (feature external_memory_fd).
     """
@@ -38,6 +39,7 @@ class MemoryKind(enum.Enum):
     UPLOAD = "upload"
     READBACK = "readback"
     UNIFIED = "unified"
+    HOST = "host"
     EXTERNAL = "external"
 
 
@@ -48,6 +50,7 @@ _PREFERENCE: dict[MemoryKind, tuple[int, tuple[tuple[int, int], ...]]] = {
     MemoryKind.UPLOAD: (HOST_VISIBLE, ((DEVICE_LOCAL, 2), (HOST_COHERENT, 4), (HOST_CACHED, -1))),
     MemoryKind.READBACK: (HOST_VISIBLE, ((HOST_CACHED, 4), (HOST_COHERENT, 2), (DEVICE_LOCAL, -1))),
     MemoryKind.UNIFIED: (HOST_VISIBLE | DEVICE_LOCAL, ((HOST_CACHED, 4), (HOST_COHERENT, 2))),
+    MemoryKind.HOST: (HOST_VISIBLE, ((DEVICE_LOCAL, -8), (HOST_COHERENT, 4), (HOST_CACHED, -1))),
     MemoryKind.EXTERNAL: (0, ((DEVICE_LOCAL, 8), (HOST_VISIBLE, -1))),
 }
 OPAQUE_FD = 1  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT, and the same of semaphores

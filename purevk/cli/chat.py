@@ -32,6 +32,7 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
         context=args.context,
         dtype=args.dtype,
         cache=args.cache,
+        spill=args.spill,
         device=device,
         tokenizer=args.tokenizer,
         data_files=args.data,

@@ -104,6 +104,11 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
         help="what the cache holds (default: as --dtype)",
     )
     parser.add_argument(
+        "--spill",
+        action="store_true",
+        help="keep weights that do not fit on the device in memory of the host",
+    )
+    parser.add_argument(
         "--overflow",
         choices=("slide", "grow", "error"),
         default="slide",

@@ -154,6 +154,8 @@ class DeviceStore:
         device: its device.
         label: names the buffers in validation messages.
         staging: what to copy through; None: memory of its own for each upload.
+        local_bytes: of the device's own memory; what does not fit gets memory of the host. None: all
+            gets memory of the device.
 
     Attributes:
         ranges: where each tensor is.
@@ -161,8 +163,14 @@ class DeviceStore:
             tensor, it waits for all of these.
     """
 
-    def __init__(self, device: api.Device, label: str, staging: Staging | None = None) -> None:
-        self.device, self.label = device, label
+    def __init__(
+        self,
+        device: api.Device,
+        label: str,
+        staging: Staging | None = None,
+        local_bytes: int | None = None,
+    ) -> None:
+        self.device, self.label, self.local_bytes = device, label, local_bytes
         self._staging = staging
         self.ranges: dict[object, BufferRange] = {}
         self.contents = Contents()
@@ -202,20 +210,46 @@ class DeviceStore:
 
     def reserve(self, items: Iterable[tuple[object, int]]) -> None:
         """Reserves memory for (key, bytes) pairs that have none yet."""
+        items = [(key, nbytes) for key, nbytes in items if key not in self.ranges]
+        local, spilled = self._split(items)
+        for pairs, kind in ((local, api.MemoryKind.DEVICE), (spilled, api.MemoryKind.HOST)):
+            for group in self._groups(pairs):
+                self.reserve_in_turn([group], kind)
+
+    def _split(
+        self, items: list[tuple[object, int]]
+    ) -> tuple[list[tuple[object, int]], list[tuple[object, int]]]:
+        """What gets memory of the device, and what gets memory of the host."""
+        if self.local_bytes is None:
+            return items, []
+        own = (each for each in self._buffers if each.kind is api.MemoryKind.DEVICE)
+        room = self.local_bytes - sum(buffer.nbytes for buffer in own)
+        local: list[tuple[object, int]] = []
+        spilled: list[tuple[object, int]] = []
+        for key, nbytes in items:
+            fits = aligned(nbytes) <= room
+            (local if fits else spilled).append((key, nbytes))
+            room -= aligned(nbytes) if fits else 0
+        return local, spilled
+
+    def _groups(self, items: Iterable[tuple[object, int]]) -> Iterator[list[tuple[object, int]]]:
+        """Pairs that share a buffer."""
         group: list[tuple[object, int]] = []
         total = 0
         most = min(_CHUNK, self.device.limits.max_buffer_memory or _CHUNK)
         for key, nbytes in items:
-            if key in self.ranges:
-                continue
             if group and total + aligned(nbytes) > most:
-                self.reserve_in_turn([group])
+                yield group
                 group, total = [], 0
             group.append((key, nbytes))
             total += aligned(nbytes)
-        self.reserve_in_turn([group])
+        yield group
 
-    def reserve_in_turn(self, groups: Iterable[Sequence[tuple[object, int]]]) -> None:
+    def reserve_in_turn(
+        self,
+        groups: Iterable[Sequence[tuple[object, int]]],
+        kind: api.MemoryKind = api.MemoryKind.DEVICE,
+    ) -> None:
         """Reserves one range of memory for several groups of (key, bytes) pairs, which use it one
         group after the other. No key has memory yet."""
         groups = [group for group in groups if group]
@@ -223,7 +257,7 @@ class DeviceStore:
             return
         total = max(sum(aligned(nbytes) for _, nbytes in group) for group in groups)
         usage = api.Usage.DEFAULT | api.Usage.TEXEL
-        buffer = api.Buffer(self.device, total, api.MemoryKind.DEVICE, usage, label=self.label)
+        buffer = api.Buffer(self.device, total, kind, usage, label=self.label)
         self._buffers.append(buffer)
         for group in groups:
             offset = 0

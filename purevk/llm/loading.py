@@ -43,6 +43,7 @@ def load(
     context: int | None = None,
     dtype: str = "auto",
     cache: str = "auto",
+    spill: bool = False,
     device: Context | int | str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     data_files: Sequence[str | os.PathLike[str]] = (),
@@ -59,6 +60,8 @@ def load(
             that have it, else float32.
         cache: what the cache holds: one of these, "int8" with a scale for each head of a token, or
             "float8" (E4M3). "auto" is `dtype`.
+        spill: weights that do not fit on the device are in memory of the host, which kernels read over
+            the bus. False: such a model is refused.
         device: as for `purevk.load`.
         tokenizer: of a .pte file: path of tokenizer.json, or of a tokenizer.model of SentencePiece
             or tiktoken. None: only token ids are taken.
@@ -78,9 +81,9 @@ def load(
     if place.suffix == ".pte":
         from purevk.llm.executorch import load_pte
 
-        if dtype != "auto" or cache != "auto":
+        if dtype != "auto" or cache != "auto" or spill:
             raise InputError(
-                f"dtype={dtype!r}, cache={cache!r} are not accepted for a .pte file",
+                f"{dtype=}, {cache=}, {spill=} are not accepted for a .pte file",
                 where=str(place),
                 why="they were chosen when it was exported",
                 next="leave them out",
@@ -97,10 +100,11 @@ def load(
     if place.suffix == ".pvk":
         from purevk.llm.saved import load_saved
 
-        return Model(*load_saved(str(place), chosen, context, dtype, cache))
+        return Model(*load_saved(str(place), chosen, context, dtype, cache, spill))
     narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
     computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
-    reload = functools.partial(_load, place, chosen, computed, CACHES.get(cache, computed.name))
+    held = CACHES.get(cache, computed.name)
+    reload = functools.partial(_load, place, chosen, computed, held, spill)
     return Model(*reload(context), reload)
 
 
@@ -216,6 +220,7 @@ def _load(
     device: Context,
     dtype: DType,
     cache: str,
+    spill: bool,
     context: int | None,
     replaced: Model | None = None,
 ) -> tuple[Decoder, ModelFile, Plan]:
@@ -227,7 +232,7 @@ def _load(
     """
     file = open_model(place)
     try:
-        return _loaded(file, device, dtype, cache, context, replaced)
+        return _loaded(file, device, dtype, cache, spill, context, replaced)
     except BaseException:
         file.close()
         raise
@@ -238,6 +243,7 @@ def _loaded(
     device: Context,
     dtype: DType,
     cache: str,
+    spill: bool,
     context: int | None,
     replaced: Model | None,
 ) -> tuple[Decoder, ModelFile, Plan]:
@@ -251,14 +257,20 @@ def _loaded(
         )
     build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
     decode = source_of(build)
-    plan = plan_of(decode.graph, rows)
-    check_fits(plan, device, file.name, replaced.plan.total if replaced is not None else 0)
+    released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
+    plan = check_fits(plan_of(decode.graph, rows), device, file.name, spill, released)
     if replaced is not None:
         replaced.close()
     is_gpu = device.traits.profile.has_fast_shared_memory
     most = min(GPU_ROWS if is_gpu else MOST_ROWS, rows)
     prompts = prompt_lengths(most, is_gpu)
-    program = Program(os.path.basename(file.name), {"decode": decode}, device, closing=file.close)
+    program = Program(
+        os.path.basename(file.name),
+        {"decode": decode},
+        device,
+        closing=file.close,
+        local_weights=plan.local_weights,
+    )
     decoder = Decoder(
         program,
         prompts,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.ir import Graph
+
+_WORKSPACE = 8  # part of the memory that is for what a call computes, if weights fill the rest
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,18 @@ class Plan:
         weights: of all weights, packed as they are on the device, of tables, and of the states of
             recurrent layers.
         cache: of the cache.
+        spilled: of weights that are in memory of the host.
     """
 
     context: int
     weights: int
     cache: int
+    spilled: int = 0
+
+    @property
+    def local_weights(self) -> int | None:
+        """Bytes of weights on the device; None: all."""
+        return self.weights - self.spilled if self.spilled else None
 
     @property
     def total(self) -> int:
@@ -34,7 +43,8 @@ class Plan:
 
     def __str__(self) -> str:
         weights, cache = (f"{each / 1e6:.1f} MB" for each in (self.weights, self.cache))
-        return f"weights {weights}, cache {cache} for {self.context} tokens"
+        spilled = f", {self.spilled / 1e6:.1f} MB of them on the host" if self.spilled else ""
+        return f"weights {weights}{spilled}, cache {cache} for {self.context} tokens"
 
 
 def plan_of(graph: Graph, context: int) -> Plan:
@@ -47,21 +57,32 @@ def plan_of(graph: Graph, context: int) -> Plan:
     return Plan(context, weights, cache)
 
 
-def check_fits(plan: Plan, device: Context, where: str, released: int = 0) -> None:
-    """Raises InputError if the model does not fit, with the largest context that does.
+def check_fits(
+    plan: Plan, device: Context, where: str, spill: bool = False, released: int = 0
+) -> Plan:
+    """The plan, with the bytes of weights that do not fit on the device.
 
     Args:
+        spill: these may be in memory of the host.
         released: bytes that are free before it is loaded, besides those that are now.
+
+    Raises:
+        InputError: the model does not fit. The error says the largest context that does.
     """
     from purevk.program.devices.memory import free_bytes
 
     available = free_bytes(device) + released
     if plan.total <= available:
-        return
+        return plan
+    room = available - available // _WORKSPACE - plan.cache
+    spilled = plan.weights - room
+    if spill and room >= 0 and spilled <= free_bytes(device, local=False):
+        return replace(plan, spilled=spilled)
     largest = min(plan.largest_context(available), plan.context - 1)
     raise InputError(
         f"the model needs {plan.total / 1e6:.0f} MB on the device, and {available / 1e6:.0f} MB are free",
         where=where,
         why=str(plan),
-        next=f"load it with context={largest}" if largest > 1 else "take a smaller model",
+        next=(f"load it with context={largest}" if largest > 1 else "take a smaller model")
+        + ("" if spill else ", or load it with spill=True"),
     )

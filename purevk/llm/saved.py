@@ -189,7 +189,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def load_saved(
-    path: str, device: Context, context: int | None, dtype: str, cache: str
+    path: str, device: Context, context: int | None, dtype: str, cache: str, spill: bool
 ) -> tuple[Decoder, SavedFile, Plan]:
     """Loads what `save` wrote: the arguments of a `Model`. Its own are those of `purevk.llm.load`."""
     from purevk.frontends.files import open_file
@@ -208,9 +208,15 @@ def load_saved(
                 why=f"it was saved with context={plan.context} and dtype={about.dtype.name!r}",
                 next="leave them out, or load the file that it was saved from",
             )
-        check_fits(plan, device, path)
+        plan = check_fits(plan, device, path, spill)
         source = functools.partial(_CheckedSource, opened, about)
-        program = Program(opened.label, {"decode": source("decode")}, device, closing=opened.close)
+        program = Program(
+            opened.label,
+            {"decode": source("decode")},
+            device,
+            closing=opened.close,
+            local_weights=plan.local_weights,
+        )
     except BaseException:
         opened.close()
         raise

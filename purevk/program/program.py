@@ -92,6 +92,7 @@ class Program:
         weight_watch: WeightWatch | None = None,
         compile: str = "allowed",
         round: str = "fused",
+        local_weights: int | None = None,
     ) -> None:
         if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
@@ -113,7 +114,7 @@ class Program:
         self.weight_watch = weight_watch
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
-        self.weights = DeviceStore(context.device, "weights")
+        self.weights = DeviceStore(context.device, "weights", local_bytes=local_weights)
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
         self.executables: weakref.WeakSet[Executable] = weakref.WeakSet()
@@ -194,7 +195,9 @@ class Program:
             for method in self.methods.values():
                 method.close()
             self.weights.close()
-            self.weights = DeviceStore(self.context.device, "weights")
+            self.weights = DeviceStore(
+                self.context.device, "weights", local_bytes=self.weights.local_bytes
+            )
             self.leaves.forget_constants()
             for method in self.methods.values():
                 method.restart()

@@ -67,6 +67,31 @@ def test_logits_and_tokens_are_those_of_transformers(pair: tuple[purevk.llm.Mode
     assert model.generate(PROMPT, max_tokens=12).tokens() == greedy(reference, PROMPT, 12)
 
 
+def test_weights_that_do_not_fit_are_on_the_host(
+    pair: tuple[purevk.llm.Model, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, reference = pair
+    heaps = {True: model.plan.total // 2, False: 10**9}
+    memory = "purevk.program.devices.memory.free_bytes"
+    monkeypatch.setattr(memory, lambda device, local=True: heaps[local])
+    arguments = {"context": model.context, "dtype": "float32"}
+    with pytest.raises(InputError, match="context=|spill=True"):
+        purevk.llm.load(model.file.name, **arguments)
+    with purevk.llm.load(model.file.name, **arguments, spill=True) as spilled:
+        plan, buffers = spilled.plan, spilled.program.weights._buffers
+        sizes = {
+            kind: sum(each.nbytes for each in buffers if each.kind.name == kind)
+            for kind in ("DEVICE", "HOST")
+        }
+        assert 0 < sizes["DEVICE"] <= plan.local_weights == plan.weights - plan.spilled
+        assert sizes["HOST"] >= 0.8 * plan.spilled
+        assert f"{plan.spilled / 1e6:.1f} MB of them on the host" in str(plan)
+        assert spilled.generate(PROMPT, max_tokens=4).tokens() == greedy(reference, PROMPT, 4)
+    heaps[False] = 0
+    with pytest.raises(InputError, match="MB are free"):
+        purevk.llm.load(model.file.name, **arguments, spill=True)
+
+
 def test_weights_are_packed(pair: tuple[purevk.llm.Model, Any]) -> None:
     model, reference = pair
     matrices = [each for each in reference.parameters() if each.ndim == 2]

@@ -9,13 +9,14 @@ from purevk.graph.context import Context
 from purevk.program.devices.cuts import read_leaves
 
 
-def free_bytes(context: Context) -> int:
-    """The bytes that programs may still take of the memory that is local to a device."""
+def free_bytes(context: Context, local: bool = True) -> int:
+    """The bytes that programs may still take of the memory that is local to a device, or of the
+    memory of the host that it reads."""
     device = context.device
     return sum(
         max(budget - used, 0)
         for heap, (used, budget) in zip(device.physical.heaps, device.allocator.budget())
-        if heap.device_local
+        if heap.device_local == local
     )
 
 
