@@ -329,7 +329,9 @@ class NodeReader:
             args = (first, *args[1:])
         if name in BAGS:
             args = with_kernel_of_bags(node, args)
-        if name in positions.STEPS and any(isinstance(arg, Value) for arg in args[:3]):
+        if name in positions.STEPS and not any(isinstance(arg, Value) for arg in args[:3]):
+            name, args = positions.in_whole_steps(name, args)
+        elif name in positions.STEPS:
             start, end, step = positions.STEPS[name](args)
             source, (count,) = path_of(node), examples.shape
             steps = functools.partial(numbers.steps, self.importer, start, end, step, source)

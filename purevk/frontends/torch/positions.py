@@ -6,14 +6,19 @@ of the offset of the result in memory.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
-from purevk.ir import Size
+from purevk.ir import Dim, Size
 from purevk.ir import dims as _dims
 from purevk.ir.relations import indicator
+from purevk.ops import registry
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
 # Start, end and step of numbers in steps, from the arguments.
@@ -82,3 +87,25 @@ def with_lengths(args: Sequence[Any], count: int) -> tuple[str, tuple[Any, ...]]
     dim = operator.index(others[0]) if others else 0
     last = tensor.type.dims[dim] - step * (count - 1)
     return "aten.split_with_sizes.default", (tensor, (*(step,) * (count - 1), last), dim)
+
+
+@functools.cache
+def _counts_real_steps() -> bool:
+    """Whether `torch.arange` of int64 counts the steps between real numbers. Before torch 2.14 it
+    cut off the numbers first."""
+    return torch.arange(-1.25, 7, 2, dtype=torch.int64).numel() == 5
+
+
+def in_whole_steps(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """One of `STEPS` of real numbers and of int64, as steps between integers, which are as many in
+    all versions of torch."""
+    start, end, step = STEPS[name](args)
+    real = [number for number in (start, end, step) if isinstance(number, float)]
+    (dtype, *others) = args[-4:]
+    if not real or dtype is not DType.int64 or not _counts_real_steps():
+        return name, args
+    whole, operator_ = "aten.arange.start_step", registry.find("aten.arange.start_step")
+    assert operator_ is not None
+    (type,) = operator_.infer((start, end, step, DType.int32, *others))
+    first, by = (number if isinstance(number, Dim) else int(number) for number in (start, step))
+    return (whole, (first, first + type.dims[0] * by, by, dtype, *others)) if by else (name, args)

@@ -13,18 +13,19 @@ import torch
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-_METHOD = "method_new_full"
-
 
 def fill_with_tensors(enabled: Callable[[], bool]) -> None:
     """Has torch.compile fill tensors with numbers of tensors within a graph, where `enabled` says
     so."""
-    method = getattr(TensorVariable, _METHOD, None)
+    call_method = TensorVariable.call_method
 
-    def new_full(self: Any, tx: Any, size: Any, fill_value: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or not (enabled() and _is_number_of_tensor(fill_value)):
-            return method and method(self, tx, size, fill_value, *args, **kwargs)
-        return _filled(tx, self.call_method(tx, "new_empty", [size], kwargs), fill_value)
+    def call(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name == "new_full" and len(args) <= 2 and enabled():
+            arguments = dict(zip(("size", "fill_value"), args)) | kwargs
+            size, value = arguments.pop("size", None), arguments.pop("fill_value", None)
+            if size is not None and value is not None and _is_number_of_tensor(value):
+                return _filled(tx, self.call_method(tx, "new_empty", [size], arguments), value)
+        return call_method(self, tx, name, args, kwargs)
 
     handlers: Any = TorchInGraphFunctionVariable._get_handlers()
     function = handlers.get(torch.full_like)
@@ -35,7 +36,7 @@ def fill_with_tensors(enabled: Callable[[], bool]) -> None:
         empty: Any = TorchInGraphFunctionVariable(torch.empty_like)
         return _filled(tx, empty.call_function(tx, [x], kwargs), fill_value)
 
-    setattr(TensorVariable, _METHOD, new_full)
+    TensorVariable.call_method = call  # type: ignore[method-assign]
     handlers[torch.full_like] = full_like
 
 
