@@ -15,7 +15,8 @@
 //   the steps of each row (if LENGTHS).
 // Gates are in torch's order, see `recurrent.glslh`. Offsets and strides are in elements.
 // Macros:
-//   T      float, float16_t or uint16_t (bfloat16)
+//   T      float, float16_t, uint16_t (bfloat16) or double
+//   ACC    what sums are: double if T is (with HAS_FLOAT64), else float
 //   KIND   0: tanh, 1: relu, 2: GRU, 3: LSTM
 //   LOCAL  invocations of a workgroup, a multiple of the subgroup size
 //   LANES  invocations of a unit, a power of 2, at most the subgroup size and at least ROWS; 1 for devices
@@ -32,6 +33,9 @@
 
 #ifndef T
 #define T float
+#endif
+#ifndef ACC
+#define ACC float
 #endif
 #ifndef LOCAL
 #define LOCAL 128
@@ -118,7 +122,7 @@ vec4 state_quad(int i) {
 }
 float state_at(int i) { return state_quad(i)[i & 3]; }
 #else
-float state_at(int i) {
+ACC state_at(int i) {
     if (iteration == 0) return FLOAT_OF(T, buf_state[i]);
     return FLOAT_OF(T, buf_made[i]);
 }
@@ -139,7 +143,7 @@ void main() {
     int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
     int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;
     int direction = int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
-    float sum[GATES][ROWS];
+    ACC sum[GATES][ROWS];
     UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
     int from[ROWS];
     UNROLL for (int r = 0; r < ROWS; r++) from[r] = start_of_state(min(row0 + r, batches - 1), direction);
@@ -155,10 +159,10 @@ void main() {
     }
 #else
     for (int k = lane; k < H; k += LANES) {
-        float w[GATES];
+        ACC w[GATES];
         UNROLL for (int g = 0; g < GATES; g++) w[g] = FLOAT_OF(T, buf_weight[offset_weight + (first + g * H + unit) * weight_row + k]);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            float state = state_at(from[r] + k);
+            ACC state = state_at(from[r] + k);
             UNROLL for (int g = 0; g < GATES; g++) sum[g][r] += w[g] * state;
         }
     }
@@ -170,7 +174,7 @@ void main() {
         }
     }
 #endif
-    float mine[GATES];
+    ACC mine[GATES];
     UNROLL for (int g = 0; g < GATES; g++) {
         mine[g] = sum[g][0];
         UNROLL for (int r = 1; r < ROWS; r++) mine[g] = lane == r ? sum[g][r] : mine[g];
@@ -178,7 +182,7 @@ void main() {
     int row = row0 + lane;
     bool finishes = id / LANES < H && lane < ROWS && row < batches;
     int count = STEPS_OF(min(row, batches - 1)), t = step_at(iteration, count, direction);
-    float given[GATES], bias[GATES], before = 0.0, cell = 0.0;
+    ACC given[GATES], bias[GATES], before = 0.0, cell = 0.0;
     UNROLL for (int g = 0; g < GATES; g++) given[g] = bias[g] = 0.0;
     if (finishes) {
         UNROLL for (int g = 0; g < GATES; g++) {
@@ -202,7 +206,7 @@ void main() {
         return;
     }
 #endif
-    float after = state_after(given, mine, before, cell);
+    ACC after = state_after(given, mine, before, cell);
     buf_out[offset_out + t * out_step + row * out_row + direction * H + unit] = ELEMENT_OF(T, after);
 #if KIND == 3
     buf_cell[offset_cell + direction * cell_direction + row * cell_row + unit] = ELEMENT_OF(T, cell);

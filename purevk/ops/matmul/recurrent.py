@@ -16,7 +16,6 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.matmul.recurrent_steps import FLOATS, can_run, emit_steps, last_steps
 from purevk.ops.registry import ShapeError, Types, rewrite
 from purevk.ops.signatures import signature
@@ -289,22 +288,14 @@ def _sizes(x: TensorType, hidden: TensorType, bidirectional: bool) -> TensorType
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
-    x, batch_first = node.tensor("x").type, node.bool("batch_first")
-    steps = x.dims[1 if batch_first and x.rank == 3 else 0]
-    if not isinstance(steps, int) and x.dtype not in FLOATS:
-        return f"no kernel for {x.dtype.name} sequences whose length is known only at a call"
     if node.float("dropout") and node.bool("train"):
         return "no kernel for dropout while training"
-    return supports_float(node, traits)
+    return _refuse_dtype(node, traits)
 
 
-def _refuse_lengths(node: Node, traits: DeviceTraits) -> str | None:
+def _refuse_dtype(node: Node, traits: DeviceTraits) -> str | None:
     dtype = node.tensor("x").type.dtype
-    if dtype not in FLOATS:
-        return f"no kernel for packed sequences of {dtype.name}"
-    if node.float("dropout") and node.bool("train"):
-        return "no kernel for dropout while training"
-    return None
+    return None if dtype in FLOATS else f"no kernel for {dtype.name}"
 
 
 @signature("x, hx, params, has_biases, num_layers: int, dropout, train, bidirectional, batch_first")
@@ -393,9 +384,9 @@ def _register(
     rewrite(f"aten.{name}.input", shape, layer, supports=_refuse)
     rewrite(
         *(f"purevk_recurrent.{name}_of_lengths.default", shape_of_lengths, layer_of_lengths),
-        supports=_refuse_lengths,
+        supports=_refuse,
     )
-    rewrite(f"aten.{name}_cell.default", cell_shape, cell, supports=supports_float)
+    rewrite(f"aten.{name}_cell.default", cell_shape, cell, supports=_refuse_dtype)
 
 
 _register("lstm", _lstm_step, _lstm_shape, _lstm_cell_shape)

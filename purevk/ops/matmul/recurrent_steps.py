@@ -22,7 +22,7 @@ from purevk.tuning import DeviceTraits
 NAME = "purevk.recurrent"
 _KINDS = {"rnn_tanh": 0, "rnn_relu": 1, "gru": 2, "lstm": 3}
 _GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
-FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+FLOATS = (DType.float32, DType.float16, DType.bfloat16, DType.float64)
 _LOCAL = 128
 _ROWS = 4  # of the batch in one invocation, at most: 8 and 2 are slower on an NVIDIA H200
 _MOST_ROWS = 64  # of the batch, up to which reading the weight again for each _ROWS is cheaper
@@ -84,8 +84,10 @@ def _form(
 ) -> _Form | None:
     """Lanes and rows with which a workgroup keeps the weight in registers; None if it cannot, or if
     there are too many rows."""
-    if gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES or not (
-        traits.profile.has_fast_shared_memory and _has_subgroups(traits)
+    if (
+        dtype is DType.float64
+        or gates * hidden * hidden * dtype.itemsize > _WEIGHT_BYTES
+        or not (traits.profile.has_fast_shared_memory and _has_subgroups(traits))
     ):
         return None
     quads, lanes = -(-hidden // 4), 2 if hidden > 4 else 1
@@ -267,7 +269,8 @@ class _Layer:
         lowering, out, weight = self.lowering, self.out, self.weight
         hidden, state = self.hidden, self.state
         size, lanes, rows = lowering.traits.subgroup_size, 1, 1
-        if _has_subgroups(lowering.traits):
+        wide = out.dtype is DType.float64
+        if _has_subgroups(lowering.traits) and not wide:
             lanes = size
             while lanes > 8 and 4 * lanes > _dims.upper(hidden):
                 lanes //= 2
@@ -283,10 +286,11 @@ class _Layer:
             {**self.params, "H": hidden, "iteration": 0},
             {
                 **self.macros,
+                **({"ACC": "double", "HAS_FLOAT64": 1} if wide else {}),
                 "LOCAL": local,
                 "LANES": lanes,
                 "ROWS": rows,
-                "VEC4": int(vector),
+                "VEC4": int(vector and not wide),
             },
             never=("iteration",),
             grid=(
