@@ -284,7 +284,8 @@ class NodeReader:
             hint = int(example.node.hint) if example.node.has_hint() else None
             least = example.node.shape_env.bound_sympy(expression).lower
             lower = int(least) if least.is_Integer else None
-        integer = numbers.whole(self.importer, op, number(), source, lower, hint)
+        name = f"aten.{op}.default"
+        integer = numbers.whole(self.importer, name, number(), source, lower, hint)
         if expression is not None:
             self.sizes.symbols[str(expression)] = integer
         return integer
@@ -335,7 +336,7 @@ class NodeReader:
             start, end, step = positions.STEPS[name](args)
             source, (count,) = path_of(node), examples.shape
             steps = functools.partial(numbers.steps, self.importer, start, end, step, source)
-            length = self.rounded("aten.ceil.default", steps, count, source)
+            length = self.rounded("ceil", steps, count, source)
             type = TensorType(self.dtype(examples.dtype), (length,))
             return numbers.in_steps(self.importer, start, step, type, source)
         if name in positions.SPLITS and isinstance(args[1], Dim):
@@ -482,7 +483,7 @@ _FUNCTIONS: dict[str, Callable[[NodeReader, Any], Any]] = {
     "float": _by(NodeReader.function, ""),
     **{name: _by(NodeReader.arithmetic, name) for name in ("max", "min", "not")},
     **{
-        name: _by(NodeReader.whole, f"aten.{'trunc' if name == 'int' else name}.default")
+        name: _by(NodeReader.whole, "trunc" if name == "int" else name)
         for name in ("int", "trunc", "ceil", "floor", "round")
     },
     **{
