@@ -62,3 +62,22 @@ def test_logits_are_those_of_transformers(family: str, source: str, tmp_path: Pa
         path, context=32 if family != "longrope" else 16, dtype="float32"
     ) as model:
         check(model, reference)
+
+
+@pytest.mark.parametrize("family", ["qwen35", "lfm2"])
+def test_a_recurrent_model_computes_again_what_is_cut(family: str, tmp_path: Path) -> None:
+    reference = tiny(family)
+    reference.save_pretrained(tmp_path)
+    with purevk.llm.load(tmp_path, context=32, dtype="float32") as model:
+        for prompt, reused in (
+            (PROMPT, 0),
+            ([*PROMPT, 3, 4], len(PROMPT)),  # goes on with what is there
+            ([*PROMPT[:5], 6, 7], 0),
+        ):
+            pieces = model.generate(prompt, max_tokens=1)
+            pieces.tokens()
+            assert pieces.stats.reused_tokens == reused
+            want = expected(reference, prompt)
+            assert np.abs(model.logits - want).max() <= 1e-4 * np.abs(want).max()
+        model.position = 4
+        assert model.position == 0
