@@ -110,7 +110,10 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         width = config.per_layer_config["full_attention"].head_dim
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
+    drafts = int(name == "qwen35")  # a layer that predicts further tokens, which is not computed
+    writer.add_block_count(config.num_hidden_layers + drafts)
+    if drafts:
+        writer.add_nextn_predict_layers(drafts)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(heads)
     attends = [each != "conv" for each in getattr(config, "layer_types", None) or [""]]

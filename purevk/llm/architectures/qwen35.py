@@ -22,6 +22,7 @@ class Qwen35(Transformer):
 
     def __init__(self, file: ModelFile) -> None:
         super().__init__(file)
+        self.layers -= self.integer("nextn_predict_layers", 0)  # those draft further tokens
         self.taps, self.key_width = self.integer("ssm.conv_kernel"), self.integer("ssm.state_size")
         self.key_heads = self.integer("ssm.group_count")
         self.value_heads = self.integer("ssm.time_step_rank")
