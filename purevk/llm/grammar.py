@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import InputError, UnsupportedProgramError
+from purevk.llm.arguments import refuse, text
 from purevk.llm.tokenizer import Tokenizer, is_error
 
 _MOST_TEXT = 1 << 17  # characters of a grammar
@@ -125,8 +126,10 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         return None
     if grammar is not None and json_schema is not None:
         raise InputError("both grammar and json_schema are there", next="leave one of them out")
-    if grammar is not None and not isinstance(grammar, str):
-        raise InputError(f"grammar={grammar!r} is not accepted", why="a text is expected")
+    if grammar is not None:
+        text("grammar", grammar)
+    elif not isinstance(json_schema, (str, Mapping, bool)):
+        raise refuse("json_schema", json_schema, "a schema")
     try:
         from llguidance import LLMatcher
     except ImportError:
@@ -136,11 +139,11 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
     try:
         if grammar is not None:
             rules = len(_RULE.findall(grammar))
-            text: str = LLMatcher.grammar_from_lark(grammar)
+            made: str = LLMatcher.grammar_from_lark(grammar)
         else:
             schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
             rules = schema.count("$ref")
-            text = LLMatcher.grammar_from_json_schema(schema)
+            made = LLMatcher.grammar_from_json_schema(schema)
     except (TypeError, ValueError, RecursionError) as error:
         what = "json_schema is no JSON schema" if grammar is None else "this is no grammar"
         raise InputError(what, why=str(error)[:1000]) from None
@@ -148,8 +151,8 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         raise InputError(
             f"the grammar has {rules} rules or references", why=f"{_MOST_RULES} are accepted"
         )
-    if len(text) > _MOST_TEXT:
+    if len(made) > _MOST_TEXT:
         raise InputError(
-            f"the grammar has {len(text)} characters", why=f"{_MOST_TEXT} are accepted"
+            f"the grammar has {len(made)} characters", why=f"{_MOST_TEXT} are accepted"
         )
-    return text
+    return made

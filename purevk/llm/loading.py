@@ -139,7 +139,7 @@ def plan(
 
 def _check_names(dtype: str, cache: str) -> None:
     for key, name, names in (("dtype", dtype, DTYPES), ("cache", cache, CACHES)):
-        if name != "auto" and name not in names:
+        if not isinstance(name, str) or (name != "auto" and name not in names):
             raise InputError(
                 f"{key}={name!r} is not known", why=f"auto, {', '.join(names)} are accepted"
             )

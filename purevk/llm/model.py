@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import InputError, UnsupportedProgramError
+from purevk.llm import arguments
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import ModelFile
 from purevk.llm.grammar import Constraint, checked_grammar, engine_of
@@ -17,7 +18,7 @@ from purevk.llm.kinds import MARKER_TEXTS, TEXT, KindSplitter
 from purevk.llm.pieces import Piece, Pieces, Stats, TextWriter
 from purevk.llm.plan import Plan
 from purevk.llm.sampling import Sampling
-from purevk.llm.session import Session, check_messages
+from purevk.llm.session import Session
 from purevk.llm.templates import Template
 from purevk.llm.tokenizer import Tokenizer, tokenizer_of
 from purevk.plain_text import printable
@@ -63,7 +64,7 @@ class Model:
     @position.setter
     def position(self, position: int) -> None:
         tokens = self.decoder.tokens
-        if not isinstance(position, int) or not 0 <= position <= len(tokens):
+        if type(position) is not int or not 0 <= position <= len(tokens):
             raise InputError(
                 f"position={position!r} is not accepted",
                 why=f"the cache holds {len(tokens)} tokens now",
@@ -160,17 +161,19 @@ class Model:
         """
         sampling = Sampling(
             *(temperature, top_k, top_p, min_p, seed, repetition_penalty, presence_penalty),
-            logit_bias or {},
+            arguments.mapping("logit_bias", logit_bias),
             logprobs,
         )
         sampling.bias(self.vocab)
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._ids(prompt)
+        stops = arguments.texts("stop", stop)
+        tokens = (
+            self.tokenizer.encode(prompt)
+            if isinstance(prompt, str)
+            else arguments.token_ids(prompt, self.vocab)
+        )
         self._check_prompt(tokens)
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise InputError(
-                f"max_tokens={max_tokens!r} is not accepted", why="an integer above 0 is expected"
-            )
+        if max_tokens is not None:
+            arguments.whole("max_tokens", max_tokens, 1, "an integer above 0")
         rules = checked_grammar(grammar, json_schema)
         constraint = None if rules is None else Constraint(self._engine, rules)
         stats = Stats(prompt_tokens=len(tokens))
@@ -239,8 +242,8 @@ class Model:
         Raises:
             InputError: it has not so many.
         """
-        ids = self.tokenizer.encode(text, start=False)
-        if not 0 <= tokens <= len(ids):
+        ids = self.tokenizer.encode(arguments.text("text", text), start=False)
+        if arguments.whole("tokens", tokens, 0, "an integer") > len(ids):
             raise InputError(f"tokens={tokens} is not accepted", why=f"the text has {len(ids)}")
         return self.tokenizer.decode(ids[: len(ids) - tokens])
 
@@ -252,10 +255,10 @@ class Model:
     ) -> str:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        arguments = dict(template_args or {})
+        given = arguments.template_args(template_args)
         if tools is not None:
-            arguments["tools"] = _checked_tools(tools)
-        return self._template.render(check_messages(messages), **arguments)
+            given["tools"] = arguments.tools(tools)
+        return self._template.render(arguments.messages(messages), given)
 
     def session(
         self, *, system: str | None = None, overflow: str = "error", **options: Any
@@ -270,15 +273,6 @@ class Model:
             options: of `chat`, for all messages.
         """
         return Session(self, system, overflow, options)
-
-    def _ids(self, prompt: Sequence[int]) -> list[int]:
-        tokens = [int(token) for token in prompt]
-        wrong = next((token for token in tokens if not 0 <= token < self.vocab), None)
-        if wrong is not None:
-            raise InputError(
-                f"there is no token {wrong}", why=f"token ids are from 0 to {self.vocab - 1}"
-            )
-        return tokens
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -368,15 +362,3 @@ def _by_kind(pieces: Iterator[Piece], splitter: KindSplitter) -> Iterator[Piece]
     if stats is not None:
         for kind, text in splitter.split("", last=True):
             yield Piece(text, (), stats, kind)
-
-
-def _checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InputError(
-                "this is no tool",
-                where=repr(tool)[:200],
-                why='{"type": "function", "function": {"name": ...}} is expected',
-            )
-    return [dict(tool) for tool in tools]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Graph, TensorType, Value
+from purevk.llm.arguments import refuse
 from purevk.llm.graphs import GraphBuilder
 
 MOST_LOGPROBS = 20
@@ -51,9 +51,7 @@ class Sampling:
             fits = isinstance(number, int if whole else (int, float))
             if not fits or isinstance(number, bool) or not least <= number <= most:
                 kind = "an integer" if whole else "a number"
-                raise InputError(
-                    f"{name}={number!r} is not accepted", why=f"{kind} from {least} to {most}"
-                )
+                raise refuse(name, number, f"{kind} from {least} to {most}")
 
     @property
     def greedy(self) -> bool:
@@ -79,8 +77,8 @@ class Sampling:
                 raise InputError(
                     f"logit_bias has {token!r}", why=f"token ids are from 0 to {vocab - 1}"
                 )
-            if not isinstance(number, (int, float)) or math.isnan(number):
-                raise InputError(f"logit_bias[{token}] is {number!r}", why="a number is expected")
+            if not isinstance(number, (int, float)) or number != number:
+                raise refuse(f"logit_bias[{token}]", number, "a number")
             bias[token] = min(max(number, -3e38), 3e38)
         return bias
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from purevk.errors import FileFormatError, InputError
+from purevk.llm import arguments
 from purevk.llm.kinds import TEXT, TOOL_CALL
 from purevk.llm.pieces import Piece, Pieces
 from purevk.paths import read_file
@@ -16,7 +17,6 @@ from purevk.whole_file import replace_file
 
 _MOST_BYTES = 1 << 26
 OVERFLOWS = ("error", "slide", "grow")
-ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatModel(Protocol):
@@ -59,7 +59,8 @@ class Session:
         self.overflow = overflow
         self.messages: list[dict[str, Any]] = []
         if system is not None:
-            self.messages.append({"role": "system", "content": system})
+            content = arguments.text("system", system)
+            self.messages.append({"role": "system", "content": content})
 
     def send(self, text: str | Mapping[str, Any], **options: Any) -> Pieces:
         """Says something, and gives the answer. Both become part of the conversation when the answer
@@ -75,8 +76,8 @@ class Session:
             InputError: the conversation does not fit into the cache, and `overflow` is "error"; or
                 the message alone does not. The conversation is as it was then.
         """
-        message = {"role": "user", "content": text} if isinstance(text, str) else dict(text)
-        messages = [*self.messages, message]
+        said = {"role": "user", "content": text} if isinstance(text, str) else text
+        messages = [*self.messages, arguments.message(said)]
         options = {**self._options, **options}
         if self.overflow == "slide":
             messages = self._latest(messages, options)
@@ -187,32 +188,12 @@ class Session:
         """
         try:
             data = json.loads(read_file(path, _MOST_BYTES))
-            messages = check_messages(data["messages"])
+            messages = arguments.messages(data["messages"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FileFormatError(
                 "this is no saved session", where=os.fspath(path), why=str(error)[:200]
             ) from None
         self.messages = messages
-
-
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of messages. Raises InputError if they are none."""
-    made = []
-    if not isinstance(messages, Sequence):
-        raise InputError("these are no messages", why=f"a list is expected, not {type(messages)}")
-    for each in messages:
-        fits = isinstance(each, Mapping) and each.get("role") in ROLES
-        calls_only = fits and each.get("tool_calls") and each.get("content") is None
-        if not fits or not (calls_only or isinstance(each.get("content"), str)):
-            raise InputError(
-                "this is no message",
-                where=repr(each)[:200],
-                why=f'"role" (one of {", ".join(ROLES)}) and "content" (a text) are expected',
-            )
-        made.append(dict(each))
-    if not made:
-        raise InputError("there are no messages", next="give one message or more")
-    return made
 
 
 def _calls(text: str) -> list[dict[str, Any]]:

@@ -119,7 +119,9 @@ class Template:
             raise self._damaged(f"it has {len(text)} characters")
         self._template = self._limited(lambda: environment.from_string(text))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
+    ) -> str:
         """The text of a conversation, up to where the assistant's next message begins.
 
         Raises:
@@ -130,7 +132,7 @@ class Template:
             "messages": [dict(each) for each in messages],
             "add_generation_prompt": True,
             **self._tokens,
-            **arguments,
+            **(arguments or {}),
         }
 
         def render() -> str:

@@ -249,7 +249,7 @@ def answer_by_pte(data: bytes) -> None:
 
 
 def _use_tokenizer(model: Any, messages: Any) -> None:
-    from purevk.llm.session import check_messages
+    from purevk.llm import arguments
     from purevk.llm.templates import Template
     from purevk.llm.tokenizer import tokenizer_of
 
@@ -257,7 +257,7 @@ def _use_tokenizer(model: Any, messages: Any) -> None:
     text = "<s>ab 1\u00e9\n"
     if isinstance(tokenizer.template, str):
         tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
-        text = Template(tokenizer.template, "here", tokens).render(check_messages(messages))
+        text = Template(tokenizer.template, "here", tokens).render(arguments.messages(messages))
     tokenizer.decode(tokenizer.encode(text[:9999]))
 
 

@@ -238,9 +238,9 @@ def test_tools(model: purevk.llm.Model) -> None:
 def test_tools_and_arguments_reach_the_template(model: purevk.llm.Model) -> None:
     text = "{{ tools[0].function.name }}{{ enable_thinking }}"
     template = Template(text, "test", {})
-    assert template.render([{"role": "user", "content": ""}], tools=[TOOL], enable_thinking=0) == (
-        "add0"
-    )
+    assert template.render(
+        [{"role": "user", "content": ""}], {"tools": [TOOL], "enable_thinking": 0}
+    ) == ("add0")
 
 
 def test_penalties_and_logprobs(model: purevk.llm.Model) -> None:

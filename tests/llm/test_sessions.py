@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from purevk.errors import FileFormatError, InputError
+from purevk.llm import arguments
 from purevk.llm.pieces import Pieces, Stats
-from purevk.llm.session import Session, check_messages
+from purevk.llm.session import Session
 
 
 def session() -> Session:
@@ -77,4 +78,4 @@ def test_damaged_files(data: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("messages", [5, None, "x", {"role": "user"}, [5], []])
 def test_what_is_no_conversation(messages: Any) -> None:
     with pytest.raises(InputError):
-        check_messages(messages)
+        arguments.messages(messages)
