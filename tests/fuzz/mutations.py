@@ -44,6 +44,20 @@ ITEMS: list[Any] = [
     {"dtype": "bool"}, {"float": "nan"}, {"float": "inf"}, {"graph": {}}, {"complex": [0, 1]},
     {"fixed": 3},
 ]  # fmt: skip
+_SUM = [[factor, ["s0"] * factor] for factor in range(20)]
+
+
+def _nested(kind: str, size: Any, other: Any, depth: int) -> Any:
+    return _nested(kind, [[1, [[kind, size, other]]]], other, depth - 1) if depth else size
+
+
+# Sizes that would take all time or memory.
+ITEMS += [
+    [[1, [["//", [[1, ["s0"]], [1, [["%", [[1, ["s0"]]], 7]]]], 1]] * 40]], [[1, [["**", _SUM, 64]]]],
+    [[1, [["**", [[1, ["s0"]]], 10**10]]]], _nested("**", [[1, ["s0"]]], 64, 6), _nested("**", 3, 64, 20),
+    _nested("//", [[1, ["s0"]], [1, []]], 2, 30), _nested("min", [[1, ["s0"]]], [[1, ["s0"]], [-9, []]], 30),
+    [[10**4000, ["s0"]]], 1 << 36, 1 << 61, [1 << 36, 1 << 36], {"size": [[1, [["**", _SUM, 3]] * 9]]},
+]  # fmt: skip
 # In place of bytes, as latin-1.
 PIECES = [
     f"cos\nmkdir\n(X\x12\0\0\0{MARK}tR.", "cbuiltins\neval\n(X\x05\0\0\0hash()tR.", "|O", "-1", "99999999999",
@@ -121,7 +135,7 @@ def _draw_entry(draw: random.Random, data: bytes) -> Change:
 
 def _draw_item(draw: random.Random, places: list[tuple[Any, ...]]) -> Change:
     place = list(draw.choice(places))
-    how = draw.choice(["delete", "double", "swap", "nudge", "copy", "set", "set", "set"])
+    how = draw.choice(["delete", "double", "swap", "nudge", "copy", "repeat", "set", "set", "set"])
     other = list(draw.choice(places)) if how in ("swap", "copy") else None
     return ["json", place, how, draw.choice(ITEMS) if how == "set" else other, draw.randrange(9000)]
 
@@ -292,6 +306,8 @@ def _change_item(content: Any, place: list[Any], how: str, other: Any, number: i
         del around[key]
     elif how == "double" and isinstance(around, list):
         around.insert(key, copy.deepcopy(item))
+    elif how == "repeat" and isinstance(around, list):
+        around[key:key] = [item] * (1 + number % 1000)
     elif how in ("copy", "swap"):
         theirs = _at(content, other[:-1])
         found = copy.deepcopy(theirs[other[-1]])
