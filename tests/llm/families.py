@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transformers
 
+PROMPT = [5, 17, 3, 88, 41, 9, 60, 11, 12, 77]
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -78,6 +79,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                                   "shared_expert_intermediate_size": 48}),
 }  # fmt: skip
 """transformers' name, that of GGUF, and what the config has besides `SIZES`."""
+
+
+def expected(reference: Any, tokens: list[int]) -> np.ndarray:
+    """Logits of transformers after tokens."""
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens])).logits[0, -1].float().numpy()
 
 
 def tiny(family: str) -> Any:

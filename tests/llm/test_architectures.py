@@ -13,15 +13,9 @@ pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
-from tests.llm.families import FAMILIES, tiny, write_gguf  # noqa: E402
+from tests.llm.families import FAMILIES, PROMPT, expected, tiny, write_gguf  # noqa: E402
 
 pytestmark = pytest.mark.device
-PROMPT = [5, 17, 3, 88, 41, 9, 60, 11, 12, 77]
-
-
-def expected(reference: Any, tokens: list[int]) -> np.ndarray:
-    with torch.inference_mode():
-        return reference(torch.tensor([tokens])).logits[0, -1].float().numpy()
 
 
 def check(model: purevk.llm.Model, reference: Any) -> None:

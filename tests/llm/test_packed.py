@@ -17,8 +17,7 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.errors import FileFormatError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.checkpoint import Folder  # noqa: E402
-from tests.llm.families import tiny  # noqa: E402
-from tests.llm.test_architectures import PROMPT, expected  # noqa: E402
+from tests.llm.families import PROMPT, expected, tiny  # noqa: E402
 
 NAME = "model.layers.0.self_attn.q_proj"
 
