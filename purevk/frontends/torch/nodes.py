@@ -284,8 +284,7 @@ class NodeReader:
             hint = int(example.node.hint) if example.node.has_hint() else None
             least = example.node.shape_env.bound_sympy(expression).lower
             lower = int(least) if least.is_Integer else None
-        name = f"aten.{op}.default"
-        integer = numbers.whole(self.importer, name, number(), source, lower, hint)
+        integer = numbers.whole(self.importer, f"aten.{op}.default", number(), source, lower, hint)
         if expression is not None:
             self.sizes.symbols[str(expression)] = integer
         return integer
