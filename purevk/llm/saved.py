@@ -79,9 +79,11 @@ class Description(NamedTuple):
             least, most = self.prompts[method]
             fits = len(inputs) == 2 and inputs[1] == position and _takes(graph, least, most)
         if not fits:
-            raise _damaged(path, f"the inputs of {method} are {graph.inputs}")
+            raise _damaged(path, f"the inputs of {method} are {_types(*graph.inputs)}")
         if [_shape(value) for value in graph.outputs] != [(DType.int64, (1, 1))]:
-            raise _damaged(path, f"{method} gives {graph.outputs}, where it should give a token")
+            raise _damaged(
+                path, f"{method} gives {_types(*graph.outputs)}, where a token is expected"
+            )
         states = {
             graph.labels[value].name: value for value in graph.states if value in graph.labels
         }
@@ -90,7 +92,9 @@ class Description(NamedTuple):
             ("token", (DType.int64, (1, 1))),
         ):
             if name not in states or _shape(states[name]) != shape:
-                raise _damaged(path, f"the state {name!r} of {method} is {states.get(name)}")
+                raise _damaged(
+                    path, f"the state {name!r} of {method} is {_types(states.get(name))}"
+                )
         caches = [value for value in graph.states if self.context in value.type.dims]
         if not caches and not self.is_recurrent:
             raise _damaged(path, f"no cache of {method} has {self.context} rows")
@@ -98,6 +102,11 @@ class Description(NamedTuple):
 
 def _shape(value: Any) -> tuple[DType, tuple[Size, ...]] | None:
     return (value.type.dtype, value.type.dims) if isinstance(value, Value) else None
+
+
+def _types(*values: Any) -> str:
+    """The types of values, for messages."""
+    return ", ".join(str(getattr(value, "type", value)) for value in values) or "nothing"
 
 
 def _takes(graph: Graph, least: int, most: int) -> bool:

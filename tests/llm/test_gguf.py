@@ -240,6 +240,8 @@ def test_grammars_of_a_hostile_vocabulary(tmp_path: Path) -> None:
     for one in ((rules, None), (None, schema)):  # they ended the process
         with pytest.raises(InputError, match="500 are accepted"):
             checked_grammar(*one)
+    with pytest.raises(InputError, match="131072 are accepted"):
+        checked_grammar(f'start: "{"a" * (1 << 17)}"', None)
 
 
 def test_files_with_random_damage_raise_typed_errors_only(tmp_path: Path) -> None:
