@@ -146,17 +146,30 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 def straight(build: Callable[[], Any], wanted: list[list[Any]], quick: bool) -> dict[str, Any]:
     """The model through `purevk.compile`: of the exported program, or of the module where
-    `torch.export` needs purevk's help, as for packed sequences."""
-    import purevk
+    `torch.export` needs purevk's help, as for packed sequences, or an export for each size."""
+    from purevk.errors import SizeConstraintError
 
     built = build()
     start = time.perf_counter()
     try:
-        arguments: tuple[Any, ...] = (exported_program(built),)
-        options = {}
+        exported = exported_program(built)
     except Exception:  # whatever torch.export trips over
-        arguments, options = (built.module, built.inputs), {"dynamic_shapes": built.dynamic_shapes}
+        return compiled(built, None, wanted, time.perf_counter() - start, quick)
     export = time.perf_counter() - start
+    try:
+        return compiled(built, exported, wanted, export, quick)
+    except SizeConstraintError:
+        return compiled(build(), None, wanted, 0.0, quick)
+
+
+def compiled(
+    built: Any, exported: Any, wanted: list[list[Any]], export: float, quick: bool
+) -> dict[str, Any]:
+    """An exported program through `purevk.compile`; None: the module itself."""
+    import purevk
+
+    arguments = (built.module, built.inputs) if exported is None else (exported,)
+    options = {"dynamic_shapes": built.dynamic_shapes} if exported is None else {}
     start = time.perf_counter()
     try:
         program = purevk.compile(*arguments, **options)

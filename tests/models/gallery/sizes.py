@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.models.gallery.language import library
 from tests.models.gallery.model import Model, lively, seeded
-from tests.models.gallery.small import ids, named, noise, small
+from tests.models.gallery.small import fixed, ids, named, noise, part, parts, small
 from tests.models.zoo import Built
 
 
@@ -62,6 +62,30 @@ _VQ = _of_diffusers(
     up_block_types=("UpDecoderBlock2D",) * 2,
 )
 _RADIO = _of_transformers("RadioModel")
+_TIPS = _of_transformers("Tipsv2VisionModel", image_size=64, patch_size=16, mlp_ratio=2)
+_SPARSE = _of_transformers(
+    "DeepseekV32ForCausalLM",
+    num_key_value_heads=4,
+    index_n_heads=2,
+    index_head_dim=16,
+    index_topk=64,
+)
+_IMAGE = 110  # the token that stands for four patches
+_SMOL = _of_transformers(
+    "SmolVLMForConditionalGeneration",
+    image_token_id=_IMAGE,
+    vision_config=parts("SmolVLMVisionConfig", image_size=128, patch_size=16),
+    text_config=part("LlamaConfig", vocab_size=120),
+)
+
+
+def _prompt_and_image(size: int) -> dict[str, Callable[[Any], Any]]:
+    return {
+        "input_ids": fixed([[3, *[_IMAGE] * (size // 32) ** 2, 5]]),
+        "pixel_values": noise(1, 1, 3, size, size),
+    }
+
+
 _DEEPSEEK = _of_transformers(
     "DeepseekV4ForCausalLM",
     num_key_value_heads=1,
@@ -86,6 +110,24 @@ MODELS = (
         "transformers",
         "image encoder, 64 x 96, 96 x 128 and 128 x 160 pixels",
         _sized(_RADIO, lambda size: {"pixel_values": noise(1, 3, size, size + 32)}, (64, 96, 128)),
+    ),
+    Model(
+        "tipsv2",
+        "transformers",
+        "image encoder, 48 x 80, 64 x 96 and 96 x 128 pixels",
+        _sized(_TIPS, lambda size: {"pixel_values": noise(1, 3, size, size + 32)}, (48, 64, 96)),
+    ),
+    Model(
+        "deepseek_v32",
+        "transformers",
+        "experts, attention to chosen tokens (all are), 9, 17 and 31 tokens",
+        _sized(_SPARSE, lambda size: {"input_ids": ids(2, size)}, (9, 17, 31), use_cache=False),
+    ),
+    Model(
+        "smolvlm_sizes",
+        "transformers",
+        "SigLIP, shuffled patches, Llama, 64, 96 and 128 pixels",
+        _sized(_SMOL, _prompt_and_image, (64, 96, 128), use_cache=False),
     ),
     Model(
         "deepseek_v4",
