@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib.util
 import json
+import math
 import struct
 import tempfile
 from base64 import b64encode
@@ -291,8 +292,8 @@ def gguf(data: bytes) -> bytes:
         kind = _integer(kind, 32)
         tensors += _text(name) + struct.pack("<I", len(dims))
         tensors += struct.pack(f"<{len(dims)}Q", *dims[::-1]) + struct.pack("<IQ", kind, at)
-        nbytes = int(np.prod([float(size) for size in dims]) * _NBYTES.get(kind, 4))
-        at += -(-min(nbytes, 1 << 20) // 32) * 32
+        nbytes = min(math.prod(dims[:64]), 1 << 20) * _NBYTES.get(kind, 4)
+        at += -(-min(int(nbytes), 1 << 20) // 32) * 32
     pairs = b"".join(_text(key) + _value(each) for key, each in metadata.items())
     head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(metadata)) + pairs + tensors
     weights = np.random.default_rng(0).integers(0, 60, min(at, 1 << 22) + 64, np.uint8)
