@@ -124,6 +124,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _without_garbage_of_others(models: dict[str, Model]) -> None:
+    """What is there is no garbage of these tests, and takes seconds to look through each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def stand_in(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cache: Path
@@ -135,11 +142,9 @@ def stand_in(
     monkeypatch.setenv("PUREVK_CACHE", str(cache))
     monkeypatch.setenv("PUREVK_VERIFY", "0")
     gc.collect()
-    gc.freeze()  # what is there is no garbage of these tests, and takes long to look through
     made = VulkanStandIn(monkeypatch, discrete=getattr(request, "param", "") == "discrete")
     yield made
     gc.collect()
-    gc.unfreeze()
     assert (made.live, made.faults) == ({}, [])
 
 
