@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from purevk.errors import ShapeError
 from purevk.ir import intervals as _intervals
 from purevk.ir import polynomials
 from purevk.ir.expected import expected
@@ -261,9 +262,8 @@ def _range(size: Size, ranges: dict[_Atom, Range]) -> Range:
 
 def _quotient(atom: _Atom) -> tuple[Iterable[polynomials.Term], int] | None:
     """Dividend and divisor of a floor division by a positive number."""
-    if isinstance(atom, _Function) and atom.kind == "//":
-        if isinstance(atom.right, int) and atom.right > 0:
-            return _terms(atom.left), atom.right
+    if isinstance(atom, _Function) and atom.kind == "//" and isinstance(atom.right, int):
+        return (_terms(atom.left), atom.right) if atom.right > 0 else None
     return None
 
 
@@ -274,7 +274,10 @@ def upper(size: Size) -> int:
 
 def hint(size: Size) -> int:
     """The value at the symbols' upper bounds, from which open comparisons are answered."""
-    return evaluate(size, _Hints())
+    try:
+        return evaluate(size, _Hints())
+    except ShapeError:  # a power of a number without a bound
+        return upper(size)
 
 
 def specialize(size: Size) -> int:

@@ -28,8 +28,8 @@ def of_remainder(left: Range, right: Range) -> Range:
 
 def of_power(base: Range, exponent: Range) -> Range:
     first, last = max(exponent[0], 0), max(exponent[1], 0)
-    most = max(power(max(map(abs, base)), last), 1)
-    return (-most if base[0] < 0 else power(base[0], first if base[0] else 1)), most
+    most = max(_large_power(max(map(abs, base)), last), 1)
+    return (-most if base[0] < 0 else _large_power(base[0], first if base[0] else 1)), most
 
 
 def of_bits(left: Range, right: Range) -> Range:
@@ -38,15 +38,22 @@ def of_bits(left: Range, right: Range) -> Range:
     return (0 if left[0] >= 0 and right[0] >= 0 else -most - 1), most
 
 
+def _large_power(base: int, exponent: int) -> int:
+    """`base ** exponent`, neither negative; where that is larger than any number of a program, another
+    one that is: an exponent may be a number without a bound."""
+    most = max(_LARGE // max(base.bit_length(), 1), 2)
+    return int(polynomials.bounded(base) ** min(exponent, most))
+
+
 def power(base: int, exponent: int) -> int:
-    """`base ** exponent`; where that is larger than any number of a program, another one that is: an
-    exponent may be a number without a bound."""
+    """`base ** exponent`. Raises `ShapeError` if it has more than `polynomials.MOST_BITS` bits."""
     if exponent < 0:
         raise InputError(
             f"{base} ** {exponent} is no integer", next="keep exponents and shifts above -1"
         )
-    most = max(_LARGE // max(base.bit_length(), 1), 2)
-    return int(polynomials.bounded(base) ** min(exponent, most - (most - exponent) % 2))
+    if abs(base) > 1:
+        polynomials.bounded(1 << min((abs(base).bit_length() - 1) * exponent, 1 << 20))
+    return int(base ** (exponent if abs(base) > 1 else exponent % 2 or min(exponent, 2)))
 
 
 def of_sum(

@@ -104,10 +104,19 @@ def test_sums_of_many_symbols() -> None:
         total * total * total
 
 
-def test_powers_are_exact_or_larger_than_any_number() -> None:
+def test_powers_are_exact_or_refused() -> None:
+    """A large power may be within a remainder, so that no other number stands for it."""
     assert dims.power(3, 65) == 3**65 and dims.power(-1, 1001) == -1
-    assert dims.power(2, 10**9) > 2**100 and dims.power(-3, 10**9 + 1) < -(2**100)
+    assert [dims.power(base, 10**9) for base in (-1, 0, 1)] == [1, 0, 1] and dims.power(0, 0) == 1
+    for base, exponent in ((2, 10**9), (-3, 10**9 + 1), (3, 10**4)):
+        with pytest.raises(ShapeError, match="bits"):
+            dims.power(base, exponent)
     n = Dim.of(Symbol("n"))
+    last_digit = dims.power(3, n) % 10
+    assert dims.evaluate(last_digit, {Symbol("n"): 1001}) == 3**1001 % 10
+    assert dims.range_of(last_digit) == (0, 9) and 0 <= dims.hint(last_digit) <= 9
+    with pytest.raises(ShapeError, match="bits"):
+        dims.evaluate(last_digit, {Symbol("n"): 10**6})
     assert dims.evaluate(dims.power(n, 5), {Symbol("n"): 3}) == 3**5
     assert dims.power(n, 0) == 1 and dims.power(n, 1) == n
 
