@@ -329,15 +329,16 @@ class NodeReader:
             args = (first, *args[1:])
         if name in BAGS:
             args = with_kernel_of_bags(node, args)
-        if name in positions.STEPS and not any(isinstance(arg, Value) for arg in args[:3]):
-            name, args = positions.in_whole_steps(name, args)
-        elif name in positions.STEPS:
-            start, end, step = positions.STEPS[name](args)
-            source, (count,) = path_of(node), examples.shape
-            steps = functools.partial(numbers.steps, self.importer, start, end, step, source)
-            length = self.rounded("ceil", steps, count, source)
-            type = TensorType(self.dtype(examples.dtype), (length,))
-            return numbers.in_steps(self.importer, start, step, type, source)
+        if name in positions.STEPS:
+            start, _, step = ends = positions.STEPS[name](args)
+            kinds = (Value, float) if positions.counts_real_steps(examples.dtype) else Value
+            if any(isinstance(number, kinds) for number in ends):
+                source, (count,) = path_of(node), examples.shape
+                steps = functools.partial(numbers.steps, self.importer, *ends, source)
+                if not isinstance(count, int):
+                    count = self.rounded("ceil", steps, count, source)
+                type = TensorType(self.dtype(examples.dtype), (count,))
+                return numbers.in_steps(self.importer, start, step, type, source)
         if name in positions.SPLITS and isinstance(args[1], Dim):
             name, args = positions.with_lengths(args, len(examples))
         return self.emit(node, name, args, examples)
@@ -460,11 +461,9 @@ class NodeReader:
         for position, argument in enumerate(target._schema.arguments):
             if position < len(operands) and not argument.kwarg_only:
                 full.append(self.arg(operands[position]))
-            elif argument.name in named:
-                full.append(self.arg(named[argument.name]))
             else:
                 default = argument.default_value if argument.has_default_value() else None
-                full.append(self.arg(default))
+                full.append(self.arg(named.get(argument.name, default)))
         return tuple(full)
 
 

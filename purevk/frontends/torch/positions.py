@@ -11,14 +11,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from purevk.dtypes import DType
 from purevk.frontends.importer import Importer
-from purevk.ir import Dim, Size
+from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.ir.relations import indicator
-from purevk.ops import registry
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
 # Start, end and step of numbers in steps, from the arguments.
@@ -90,22 +86,9 @@ def with_lengths(args: Sequence[Any], count: int) -> tuple[str, tuple[Any, ...]]
 
 
 @functools.cache
-def _counts_real_steps() -> bool:
-    """Whether `torch.arange` of int64 counts the steps between real numbers. Before torch 2.14 it
-    cut off the numbers first."""
-    return torch.arange(-1.25, 7, 2, dtype=torch.int64).numel() == 5
+def counts_real_steps(dtype: Any) -> bool:
+    """Whether `torch.arange` of a dtype cuts off its elements, but counts the steps between real
+    numbers. Before torch 2.14, that of int64 cut off the numbers first."""
+    import torch
 
-
-def in_whole_steps(name: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """One of `STEPS` of real numbers and of int64, as steps between integers, which are as many in
-    all versions of torch."""
-    start, end, step = STEPS[name](args)
-    real = [number for number in (start, end, step) if isinstance(number, float)]
-    (dtype, *others) = args[-4:]
-    if not real or dtype is not DType.int64 or not _counts_real_steps():
-        return name, args
-    whole, operator_ = "aten.arange.start_step", registry.find("aten.arange.start_step")
-    assert operator_ is not None
-    (type,) = operator_.infer((start, end, step, DType.int32, *others))
-    first, by = (number if isinstance(number, Dim) else int(number) for number in (start, step))
-    return (whole, (first, first + type.dims[0] * by, by, dtype, *others)) if by else (name, args)
+    return dtype is torch.int64 and torch.arange(-1.25, 7, 2, dtype=dtype).numel() == 5

@@ -7,7 +7,7 @@
 // LANES neighbours of a subgroup take one row of the state, and keep it in registers: each has every
 // LANES-th element. All three dot products of a token are summed at a time, so that it takes one round of shuffles.
 //
-// Buffers: q, k [steps, heads / GROUP, K], v [steps, heads, V], decay, beta [steps, heads], state and
+// Buffers: q, k [steps, key_heads, K], v [steps, heads, V], decay, beta [steps, heads], state and
 //   after [heads, V, K] (before the first token and after the last one), out [steps, heads, V]. All
 //   are float; their last dims are dense, and decay, beta, state, after and out are dense.
 // Macros:

@@ -105,6 +105,8 @@ class _Steps(nn.Module):
             torch.arange(self.start, n, self.step) * 2,
             torch.arange(n, self.start, -self.step).cumsum(0),
             torch.arange(self.start, n, 2, dtype=torch.int64),
+            torch.arange(0.7, n, self.step + 1, dtype=torch.int64),
+            torch.arange(n, self.start, -self.step - 1, dtype=torch.int64),
         )
 
 
