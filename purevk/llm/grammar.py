@@ -139,11 +139,11 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
     try:
         if grammar is not None:
             rules = len(_RULE.findall(grammar))
-            made: str = LLMatcher.grammar_from_lark(grammar)
+            serialized: str = LLMatcher.grammar_from_lark(grammar)
         else:
             schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
             rules = schema.count("$ref")
-            made = LLMatcher.grammar_from_json_schema(schema)
+            serialized = LLMatcher.grammar_from_json_schema(schema)
     except (TypeError, ValueError, RecursionError) as error:
         what = "json_schema is no JSON schema" if grammar is None else "this is no grammar"
         raise InputError(what, why=str(error)[:1000]) from None
@@ -151,8 +151,8 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         raise InputError(
             f"the grammar has {rules} rules or references", why=f"{_MOST_RULES} are accepted"
         )
-    if len(made) > _MOST_TEXT:
+    if len(serialized) > _MOST_TEXT:
         raise InputError(
-            f"the grammar has {len(made)} characters", why=f"{_MOST_TEXT} are accepted"
+            f"the grammar has {len(serialized)} characters", why=f"{_MOST_TEXT} are accepted"
         )
-    return made
+    return serialized

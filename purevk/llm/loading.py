@@ -103,8 +103,8 @@ def load(
         return Model(*load_saved(str(place), chosen, context, dtype, cache, spill))
     narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
     computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
-    held = CACHES.get(cache, computed.name)
-    reload = functools.partial(_load, place, chosen, computed, held, spill)
+    cache_dtype = CACHES.get(cache, computed.name)
+    reload = functools.partial(_load, place, chosen, computed, cache_dtype, spill)
     return Model(*reload(context), reload)
 
 

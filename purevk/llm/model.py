@@ -255,10 +255,10 @@ class Model:
     ) -> str:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        given = arguments.template_args(template_args)
+        variables = arguments.template_args(template_args)
         if tools is not None:
-            given["tools"] = arguments.tools(tools)
-        return self._template.render(arguments.messages(messages), given)
+            variables["tools"] = arguments.tools(tools)
+        return self._template.render(arguments.messages(messages), variables)
 
     def session(
         self, *, system: str | None = None, overflow: str = "error", **options: Any

@@ -76,7 +76,8 @@ def check_fits(
         return plan
     room = available - available // _WORKSPACE - plan.cache
     spilled = plan.weights - room
-    if spill and room >= 0 and spilled <= free_bytes(device, local=False):
+    can_spill = room >= 0 and spilled <= free_bytes(device, local=False)
+    if spill and can_spill:
         return replace(plan, spilled=spilled)
     largest = min(plan.largest_context(available), plan.context - 1)
     raise InputError(
@@ -84,5 +85,5 @@ def check_fits(
         where=where,
         why=str(plan),
         next=(f"load it with context={largest}" if largest > 1 else "take a smaller model")
-        + ("" if spill else ", or load it with spill=True"),
+        + (", or load it with spill=True" if can_spill else ""),
     )

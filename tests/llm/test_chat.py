@@ -99,7 +99,7 @@ def test_the_cache_grows(model: purevk.llm.Model, monkeypatch: pytest.MonkeyPatc
         assert growing.context == growing.plan.context == 192 and len(session.messages) == 7
         messages, position = list(session.messages), growing.position
         with monkeypatch.context() as patch:  # it does not fit, so the model stays as it is
-            patch.setattr("purevk.program.devices.memory.free_bytes", lambda device: 0)
+            patch.setattr("purevk.program.devices.memory.free_bytes", lambda device, local=True: 0)
             with pytest.raises(InputError, match="0 MB are free|MB on the device"):
                 session.send("0123456789" * 9, **OPTIONS)
         assert (session.messages, growing.context, growing.position) == (messages, 192, position)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from purevk.pte.native import NativeGraph, argument_names
 
-_KEPT = 3  # of the names of a memory: a write hides up to two
+_MOST_NAMES = 3  # of a memory: a write hides up to two
 
 
 class SharedMemory:
@@ -32,7 +32,7 @@ class SharedMemory:
         owner = self._owners[name] = self.owner(alias_of or name)
         names = self._names.setdefault(owner, [])
         bisect.insort(names, (-self._last_read.get(name, -1), name))
-        del names[_KEPT:]
+        del names[_MOST_NAMES:]
 
     def owner(self, name: str) -> str:
         """The first value with the memory of a value."""
@@ -42,4 +42,4 @@ class SharedMemory:
         """Names of the same memory that nodes after number `at`, or the method's caller, read, except
         up to two that are `hidden`. Of many, some."""
         names = self._names.get(self.owner(name), ())
-        return sorted(each for last, each in names if -last > at and each not in hidden)
+        return sorted(alias for last, alias in names if -last > at and alias not in hidden)

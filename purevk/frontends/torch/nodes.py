@@ -330,11 +330,11 @@ class NodeReader:
         if name in BAGS:
             args = with_kernel_of_bags(node, args)
         if name in positions.STEPS:
-            start, _, step = ends = positions.STEPS[name](args)
+            start, end, step = positions.STEPS[name](args)
             kinds = (Value, float) if positions.counts_real_steps(examples.dtype) else Value
-            if any(isinstance(number, kinds) for number in ends):
+            if any(isinstance(number, kinds) for number in (start, end, step)):
                 source, (count,) = path_of(node), examples.shape
-                steps = functools.partial(numbers.steps, self.importer, *ends, source)
+                steps = functools.partial(numbers.steps, self.importer, start, end, step, source)
                 if not isinstance(count, int):
                     count = self.rounded("ceil", steps, count, source)
                 type = TensorType(self.dtype(examples.dtype), (count,))
