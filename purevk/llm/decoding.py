@@ -13,6 +13,7 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
+from purevk.llm.checkpoints import TAIL, Checkpoints
 from purevk.llm.grammar import Constraint
 from purevk.llm.graphs import source_of
 from purevk.llm.pieces import Stats, TokenLogprobs
@@ -84,7 +85,7 @@ class Decoder:
 
     Attributes:
         tokens: whose keys and values are in the cache.
-        is_recurrent: the cache cannot be cut: a prompt that does not go on with it starts anew.
+        is_recurrent: the cache can be cut only where there is a checkpoint.
     """
 
     def __init__(
@@ -101,14 +102,15 @@ class Decoder:
         self.chunk, self.prompts, self.source = chunk, prompts, source
         self.tokens: list[int] = []
         self.is_recurrent = False
+        self.checkpoints = Checkpoints(program)
         self._running: object = None
 
     def cut(self, position: int) -> None:
-        """Ends the generation that runs, and drops the tokens of the cache from a position on; all of
-        a recurrent model."""
+        """Ends the generation that runs, and drops the tokens of the cache from a position on; of a
+        recurrent model, from the last checkpoint before it."""
         self._running = None
         if position < len(self.tokens):
-            del self.tokens[0 if self.is_recurrent else position :]
+            del self.tokens[self.checkpoints.restore(position) if self.is_recurrent else position :]
 
     def logits(self) -> np.ndarray:
         """Those of the last step, float32 [vocab]. While a generation runs, this step is computed
@@ -138,11 +140,14 @@ class Decoder:
         for count in itertools.count(1):
             position = len(self.tokens)
             goes_on = position < self.context and count != most
+            if goes_on:
+                self.checkpoints.position = None  # until the token of the step is known
             submitted = self._decode(position) if goes_on else None
             following = choose(submitted) if submitted is not None and constraint is None else None
             token = self._token(step.token())
             if submitted is not None:
                 self.tokens.append(token)  # the step that was submitted has it as its input
+                self.checkpoints.position = len(self.tokens)
             yield token, self._logprobs(step, token, sampling.logprobs or 0)
             if submitted is None:
                 return
@@ -188,20 +193,25 @@ class Decoder:
             if ours != theirs:
                 break
             common += 1
-        if self.is_recurrent and common < len(self.tokens):
-            common = 0
+        pause = -1
+        if self.is_recurrent:
+            common, pause = self.checkpoints.restore(common), len(prompt) - TAIL
         stats.reused_tokens = common
         del self.tokens[common:]
         if not common:
             self._restart()
         while True:
             at = len(self.tokens)
-            part = prompt[at : at + self.chunk.rows]
+            if at == pause:
+                self.checkpoints.save()
+            part = prompt[at : min(at + self.chunk.rows, pause if at < pause else len(prompt))]
+            self.checkpoints.position = None
             self._prompt_method(len(part))  # what lowering takes says nothing about the device
             start = time.perf_counter()
             result = self._chunk(part, at)
             self.chunk.took(time.perf_counter() - start, len(part))
             self.tokens += part
+            self.checkpoints.position = len(self.tokens)
             if len(self.tokens) == len(prompt):
                 break
         return lambda: result

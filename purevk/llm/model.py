@@ -14,8 +14,15 @@ from purevk.llm import arguments
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import ModelFile
 from purevk.llm.grammar import Constraint, checked_grammar, engine_of
-from purevk.llm.kinds import MARKER_TEXTS, TEXT, KindSplitter
-from purevk.llm.pieces import Piece, Pieces, Stats, TextWriter
+from purevk.llm.pieces import (
+    MARKER_TEXTS,
+    TEXT,
+    KindSplitter,
+    Piece,
+    Pieces,
+    Stats,
+    TextWriter,
+)
 from purevk.llm.plan import Plan
 from purevk.llm.sampling import Sampling
 from purevk.llm.session import Session
@@ -54,7 +61,7 @@ class Model:
     @property
     def position(self) -> int:
         """How many tokens the cache holds. Set it to a smaller number to drop the last ones. Models
-        with recurrent layers then drop all.
+        with recurrent layers then drop those back to the last copy of their states.
 
         Raises:
             InputError: it is set to something other than a number from 0 to what it is.

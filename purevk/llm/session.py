@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from purevk.errors import FileFormatError, InputError
 from purevk.llm import arguments
-from purevk.llm.kinds import TEXT, TOOL_CALL
-from purevk.llm.pieces import Piece, Pieces
+from purevk.llm.pieces import TEXT, TOOL_CALL, Piece, Pieces
 from purevk.paths import read_file
 from purevk.whole_file import replace_file
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 import torch
 import transformers
+
+from tests.llm.harness import CONTROL, TEMPLATE
 
 PROMPT = [5, 17, 3, 88, 41, 9, 60, 11, 12, 77]
 SIZES = {
@@ -194,6 +197,17 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Has a folder have a tokenizer of 96 characters and control tokens, and a chat template."""
+    characters = [*CONTROL, "\n", *map(chr, range(32, 32 + 96 - len(CONTROL) - 1))]
+    implementation = tokenizers.Tokenizer(
+        tokenizers.models.BPE({each: number for number, each in enumerate(characters)}, [])
+    )
+    implementation.add_special_tokens(CONTROL)
+    implementation.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 RAISED = ("gemma2", "gemma3", "qwen35", "qwen35moe")

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.cli import main  # noqa: E402
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError  # noqa: E402
+from purevk.llm.checkpoints import TAIL  # noqa: E402
 from purevk.runtime import llm as ours  # noqa: E402
 from tests.llm import executorch_models as models  # noqa: E402
 
@@ -170,7 +171,7 @@ class Recurrent(torch.nn.Module):
         return self.head(self.state)
 
 
-def test_a_recurrent_model_begins_anew(tmp_path: Path) -> None:
+def test_a_recurrent_model_begins_anew_or_at_a_copy(tmp_path: Path) -> None:
     from executorch.exir import to_edge_transform_and_lower
 
     inputs = (torch.tensor([[1]]), torch.tensor([0]))
@@ -180,7 +181,8 @@ def test_a_recurrent_model_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(edge.to_executorch().buffer)
     with purevk.llm.load(path) as model:
-        for prompt in ([3, 4], [3, 4, 5], [3, 9], [3]):
+        long = [*range(3, 15)]
+        for prompt in ([3, 4], [3, 4, 5], [3, 9], [3], long, [*long[:-1], 20]):
             eager, want, tokens = Recurrent(), [], list(prompt)
             for position in range(len(prompt) + 5):
                 with torch.inference_mode():
@@ -188,8 +190,10 @@ def test_a_recurrent_model_begins_anew(tmp_path: Path) -> None:
                 if position >= len(prompt) - 1:
                     want.append(int(logits.argmax()))
                     tokens.append(want[-1])
-            assert model.generate(prompt, max_tokens=6).tokens() == want
+            pieces = model.generate(prompt, max_tokens=6)
+            assert pieces.tokens() == want
             np.testing.assert_allclose(model.logits, logits[0].numpy(), atol=1e-5)
+        assert pieces.stats.reused_tokens == len(long) - TAIL
 
 
 @pytest.mark.slow

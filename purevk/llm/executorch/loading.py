@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.ir import TensorType
+from purevk.llm.checkpoints import Checkpoints
 from purevk.llm.decoding import ChunkSize, Decoder
 from purevk.llm.executorch.decoders import CachelessDecoder, PteDecoder
 from purevk.llm.executorch.steps import StepSource
@@ -196,5 +197,6 @@ def decoder_of(
     decoder = loop(program, prompts, source, context, vocab, logits.dtype, size)
     del states["token"]
     decoder.spreads = prompt.positions > 1
+    decoder.checkpoints = Checkpoints(program, file.is_cache)
     decoder.is_recurrent = not all(map(file.is_cache, states.values()))
     return decoder
