@@ -89,6 +89,7 @@ def work(args: argparse.Namespace) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     except ImportError:
         pass  # Windows
+    sys.dont_write_bytecode = True  # of modules that a case is the first to import
     number = args.first
     case_of(number, args)  # makes the sound files
     with contextlib.suppress(ShaderCompilerError):
