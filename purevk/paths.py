@@ -79,11 +79,16 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
         OSError: it cannot be read, is no regular file, or has more bytes.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            why = f"it has {size} bytes, and at most {most} are read"
-            raise OSError(errno.EFBIG, why, os.fspath(path))
-        return file.read(size)
+        return read_open(file, most, path)
+
+
+def read_open(file: BinaryIO, most: int, path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file of `open_regular`, with at most `most` bytes. Raises OSError if it has more."""
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        why = f"it has {size} bytes, and at most {most} are read"
+        raise OSError(errno.EFBIG, why, os.fspath(path))
+    return file.read(size)
 
 
 def others_may_write(path: str | os.PathLike[str] | int) -> str:

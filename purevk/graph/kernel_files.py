@@ -14,7 +14,7 @@ from pathlib import Path
 
 from purevk import knobs
 from purevk.errors import InputError, ShaderCompilerError
-from purevk.paths import others_may_write, read_file
+from purevk.paths import open_regular, others_may_write, read_open
 from purevk.shaders.cache_entry import MOST_BYTES, CacheKey, is_spirv
 from purevk.shaders.source import CompileJob, expand
 
@@ -157,9 +157,13 @@ def _changed_spirv(folder: Path, key: CacheKey, own: bytes) -> bytes | None:
     return None if code == own else code
 
 
-def _refuse_shared(path: Path) -> None:
-    """Raises InputError for a folder or a file that others may write: the driver runs what is there."""
-    if why := others_may_write(path):
+def _refuse_shared(path: Path, descriptor: int | None = None) -> None:
+    """Raises InputError for a folder or a file that others may write: the driver runs what is there.
+
+    Args:
+        descriptor: of the file, if it is open: another one may get its name meanwhile.
+    """
+    if why := others_may_write(path if descriptor is None else descriptor):
         raise InputError(
             f"other users may write what {knobs.OVERRIDE.name} names",
             where=str(path),
@@ -172,9 +176,10 @@ def _read(path: Path, what: str) -> bytes | None:
     """The content of a file; None if there is none, or something else has its name."""
     if not os.path.isfile(path):
         return None
-    _refuse_shared(path)
     try:
-        return read_file(path, MOST_BYTES)
+        with open_regular(path) as file:
+            _refuse_shared(path, file.fileno())
+            return read_open(file, MOST_BYTES, path)
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"the {what} cannot be read", where=str(path), why=why) from None

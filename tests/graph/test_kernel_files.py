@@ -16,6 +16,7 @@ from purevk.cache import Cache
 from purevk.errors import InputError, ShaderCompilerError
 from purevk.graph import kernel_files
 from purevk.graph.context import Context
+from purevk.paths import others_may_write
 from purevk.shaders import shaderc
 
 pytestmark = pytest.mark.device
@@ -123,6 +124,28 @@ def test_what_others_may_write_is_refused(dumped: tuple[Path, Path]) -> None:
             assert caught.value.where == str(path) and "chmod go-w" in caught.value.next
         path.chmod(mode)
     assert torch.equal(run(cache), X / 2)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs modes of POSIX")
+def test_a_file_that_is_replaced_while_it_is_read(
+    dumped: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may rename a folder above it puts another file there after its mode was looked at."""
+    cache, glsl = dumped
+    other = glsl.with_name("other")
+    own = glsl.read_bytes()
+
+    def replace(path: Path | int) -> str:
+        why = others_may_write(path)
+        if not isinstance(path, Path) or path != glsl.parent:
+            other.write_bytes(b"void")
+            other.chmod(0o666)
+            other.replace(glsl)
+        return why
+
+    monkeypatch.setattr(kernel_files, "others_may_write", replace)
+    assert torch.equal(run(cache), X / 2)
+    assert glsl.read_bytes() != own
 
 
 def test_kernels_that_do_not_compile_are_dumped(
