@@ -11,13 +11,16 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.ir import TensorType, Value
+from purevk.frontends.reading import check_nodes
+from purevk.ir import Arg, TensorType, Value
 from purevk.ir.graph import BorrowedConstant
 from purevk.llm.files import ModelFile, Tensor, dtype_named
 from purevk.llm.graphs import GraphBuilder
 from purevk.pte import blocks
 
 _FLOAT8 = DType.float8_e4m3fn
+MOST_HEAD_WIDTH = 4096
+_MOST_ROTATIONS = 8  # tables of angles; models have one or two
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,20 @@ class Network(GraphBuilder):
         self._angles: dict[tuple[bytes, float], tuple[Value, Value]] = {}
         self._caches: dict[int, tuple[Value, Value]] = {}
 
+    def emit_all(
+        self,
+        op: str,
+        *args: Arg,
+        results: tuple[TensorType, ...] | None = None,
+        **keywords: Arg,
+    ) -> tuple[Value, ...]:
+        check_nodes(len(self.nodes), self.file.name)  # before a file has had more be made
+        return super().emit_all(op, *args, results=results, **keywords)
+
     # -- weights ----------------------------------------------------------------------------------
     def _tensor(self, name: str, dims: tuple[int, ...]) -> Tensor:
         tensor = self.file.tensors.get(name)
-        if tensor is None or tensor.dims != dims:
+        if tensor is None or tensor.dims != dims or 0 in dims:
             there = "is missing" if tensor is None else f"has sizes {list(tensor.dims)}"
             raise FileFormatError(
                 f"the tensor {name} {there}",
@@ -309,6 +322,15 @@ class Network(GraphBuilder):
         `factor`: that both are multiplied by."""
         key = frequencies.tobytes(), factor
         if key not in self._angles:
+            width, tables = 2 * len(frequencies), len(self._angles)
+            if width > MOST_HEAD_WIDTH or tables >= _MOST_ROTATIONS:
+                raise FileFormatError(
+                    f"the model has a rotation of {width} elements, and {tables} others",
+                    where=self.file.name,
+                    why=f"{_MOST_ROTATIONS} of {MOST_HEAD_WIDTH} elements are accepted",
+                )
+            if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
+                raise FileFormatError("a rotation is no number", where=self.file.name)
             self._angles[key] = self._angle_rows(frequencies, factor)
         return self._angles[key]
 

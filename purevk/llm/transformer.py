@@ -9,10 +9,9 @@ import numpy as np
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.ir import Value
 from purevk.llm.files import ModelFile
-from purevk.llm.network import Network
+from purevk.llm.network import MOST_HEAD_WIDTH, Network
 
 SLIDING = "sliding_attention"
-_MOST_HEAD_WIDTH = 4096
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -70,7 +69,7 @@ class Transformer:
             or self.heads % self.kv_heads
             or self.head_width % 2
             or self.rotated % 2
-            or not 0 < self.rotated <= self.head_width <= _MOST_HEAD_WIDTH
+            or not 0 < self.rotated <= self.head_width <= MOST_HEAD_WIDTH
         ):
             raise FileFormatError(
                 f"{self.heads} heads of width {self.head_width} with {self.kv_heads} of keys",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 torch = pytest.importorskip("torch")
 
+import purevk.llm  # noqa: E402
+from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.checkpoint import Folder  # noqa: E402
+from purevk.llm.network import Network  # noqa: E402
 from purevk.llm.safetensors import Stored, read_tensors  # noqa: E402
 from purevk.llm.tokenizer import tokenizer_of  # noqa: E402
 from purevk.pte import safetensors as tensor_files  # noqa: E402
@@ -208,6 +212,82 @@ def test_wide_heads_are_refused(width: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(FileFormatError, match="head_dim"):
         Folder(tmp_path)
+
+
+SIZES = {"max_position_embeddings": 4096, "head_dim": 2, "num_attention_heads": 1}
+
+
+def plan_of(tmp_path: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> Any:
+    """Plans a model of one layer whose weights are zeros of F16."""
+    header, end = {}, 0
+    for name, dims in shapes.items():
+        name = name if name in ("model.embed_tokens", "model.norm") else f"model.layers.0.{name}"
+        start, end = end, end + 2 * math.prod(dims)
+        header[f"{name}.weight"] = {"dtype": "F16", "shape": dims, "data_offsets": [start, end]}
+    write_file(tmp_path / "model.safetensors", header, bytes(end))
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_hidden_layers": 1, **config}))
+    return purevk.llm.plan(tmp_path)
+
+
+def test_many_taps_are_refused(tmp_path: Path) -> None:
+    """A convolution takes some nodes for each tap: 800 KB took 10 s."""
+
+    def plan(taps: int) -> Any:
+        config = {"architectures": ["Lfm2ForCausalLM"], "hidden_size": 4, "conv_L_cache": taps}
+        return plan_of(tmp_path, config, {
+            "model.embed_tokens": (8, 4), "operator_norm": (4,), "ffn_norm": (4,),
+            "conv.conv": (4, 1, taps), "conv.in_proj": (12, 4), "conv.out_proj": (4, 4),
+            "feed_forward.w1": (2, 4), "feed_forward.w3": (2, 4), "feed_forward.w2": (4, 2),
+        })  # fmt: skip
+
+    with pytest.raises(FileFormatError, match="50001 nodes"):
+        plan(100_000)
+    with pytest.raises(FileFormatError, match="token_embd_norm"):  # the last one is missing
+        plan(3)
+
+
+def test_wide_rotations_are_refused(tmp_path: Path) -> None:
+    """Those of Gemma 4 are as wide as a weight. A megabyte of them had tables of 6 GB."""
+
+    def plan(width: int) -> Any:
+        config = {"architectures": ["Gemma4ForCausalLM"], "hidden_size": 2}
+        norms = ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm"]
+        norms += ["post_feedforward_layernorm"]
+        return plan_of(tmp_path, config, {
+            "model.embed_tokens": (8, 2), "model.norm": (2,), **dict.fromkeys(norms, (2,)),
+            "self_attn.q_norm": (width,), "self_attn.k_norm": (width,),
+            **{f"self_attn.{part}_proj": (width, 2) for part in "qkv"},
+            "self_attn.o_proj": (2, width), "mlp.gate_proj": (2, 2), "mlp.up_proj": (2, 2),
+            "mlp.down_proj": (2, 2),
+        })  # fmt: skip
+
+    assert plan(16).cache
+    with pytest.raises(FileFormatError, match="rotation of 4098 elements"):
+        plan(4098)
+
+
+def test_rotations_are_few_and_finite(tmp_path: Path) -> None:
+    tiny("mistral").save_pretrained(tmp_path)
+    folder = Folder(tmp_path)
+    net = Network("decode", folder, DType.float32, 8)
+    net.positions = net.row_numbers()
+    for base in range(8):
+        net.angles(np.array([1.0, base]))
+    net.angles(np.array([1.0, 7.0]))
+    with pytest.raises(FileFormatError, match="8 others"):
+        net.angles(np.array([1.0, 8.0]))
+    net._angles.clear()
+    with pytest.raises(FileFormatError, match="no number"):
+        net.angles(np.array([1.0, np.inf]))
+    folder.close()
+
+
+def test_weights_without_elements_are_refused(tmp_path: Path) -> None:
+    """They state any number of experts, of which constants are made, and cost no byte."""
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 0,
+              "num_experts": 1 << 23, "num_experts_per_tok": 1}  # fmt: skip
+    with pytest.raises(FileFormatError, match=r"token_embd.weight has sizes \[8, 0\]"):
+        plan_of(tmp_path, config, {"model.embed_tokens": (8, 0)})
 
 
 def test_the_tokenizer_of_a_folder(tmp_path: Path) -> None:
