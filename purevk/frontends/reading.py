@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from purevk import knobs
 from purevk.errors import (
     FileFormatError,
@@ -40,13 +42,14 @@ NEXT = "the file is damaged, or purevk and its exporter disagree: copy or export
 @contextlib.contextmanager
 def reading(where: str) -> Iterator[None]:
     """Within, errors that follow from the content of a file become `FileFormatError`. All other
-    errors of purevk stay what they are.
+    errors of purevk stay what they are. numpy warns of no number of the file.
 
     Args:
         where: the file, or the file and the method.
     """
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     except _OF_GRAPHS as error:
         node = _node_of(error.__traceback__)
         raise FileFormatError(

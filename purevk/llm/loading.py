@@ -8,8 +8,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from purevk.dtypes import DType
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.frontends.reading import check_limits, reading
@@ -206,7 +204,7 @@ def _step_graph(
     net.positions = net.op("add.Tensor", position, steps, 1)
     if length is None:  # it is in range: no kernel has to check it, and steps overlap
         net.positions = net.op("clamp.default", net.positions, 0, rows - 1)
-    with reading(file.name), np.errstate(all="ignore"):
+    with reading(file.name):
         logits = model.logits(net)
     chosen = net.op("argmax.default", logits, -1, True)
     stored = net.state(TensorType(dtype, (1, model.vocab)), name="logits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
@@ -288,6 +289,18 @@ def test_weights_without_elements_are_refused(tmp_path: Path) -> None:
               "num_experts": 1 << 23, "num_experts_per_tok": 1}  # fmt: skip
     with pytest.raises(FileFormatError, match=r"token_embd.weight has sizes \[8, 0\]"):
         plan_of(tmp_path, config, {"model.embed_tokens": (8, 0)})
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("factor", [0, 1e308, 1e-320])
+def test_factors_out_of_range_give_no_warning(factor: float, tmp_path: Path) -> None:
+    """Warnings that are errors were raised as they are."""
+    tiny("llama3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"]["factor"] = factor
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with contextlib.suppress(FileFormatError):
+        purevk.llm.plan(tmp_path)
 
 
 def test_the_tokenizer_of_a_folder(tmp_path: Path) -> None:
