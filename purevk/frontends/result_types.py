@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from purevk.dtypes import DType
@@ -34,6 +33,14 @@ def _may_be(size: Size, stated: Size | Bound) -> bool:
     if isinstance(stated, Dim):
         return _dims.settled(stated, "==", size) is not False
     return size == stated
+
+
+def _differs(size: Size, stated: Size | Bound, traced: Mapping[Symbol, int]) -> bool:
+    """Whether a size is not the stated one for the sizes that the model was traced with."""
+    if isinstance(stated, Bound):
+        return False
+    all_traced = _dims.symbols(size) | _dims.symbols(stated) <= traced.keys()
+    return all_traced and _dims.evaluate(size, traced) != _dims.evaluate(stated, traced)
 
 
 def fixed_sizes(types: Sequence[TensorType], recorded: Sequence[Recorded]) -> Iterator[Guard]:
@@ -113,10 +120,18 @@ class ResultTypes:
         for number, type in enumerate(inferred):
             if number < len(recorded):
                 stated = recorded[number]
-                static = type.is_static and not self.specialized and not self.traced_elsewhere
-                if type.rank != len(stated.dims) or (
-                    static
-                    and not all(map(_may_be if exact else operator.eq, type.dims, stated.dims))
+                of_trace = not self.specialized and not self.traced_elsewhere
+                pairs = list(zip(type.dims, stated.dims)) if of_trace else []
+                if (
+                    type.rank != len(stated.dims)
+                    or (
+                        type.is_static
+                        and not all(
+                            _may_be(size, other) if exact else size == other
+                            for size, other in pairs
+                        )
+                    )
+                    or (exact and any(_differs(*pair, self._bounds.hints) for pair in pairs))
                 ):
                     raise FileFormatError(
                         f"result {number} of {definition.name} is recorded as {stated}",

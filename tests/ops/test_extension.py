@@ -316,6 +316,12 @@ def test_a_definition_of_another_schema_is_refused(clean: None) -> None:
     with pytest.raises(InputError, match="result 1 of .* is recorded as") as caught:
         purevk.plan(Both(), (torch.ones(3),), device="typical")
     assert "correct the shape function" in caught.value.next
+    # Right for five rows, wrong for the three of the trace.
+    shape = lambda x, factor=3: (x, x.with_dims((2 * x.dims[0] - 5,)))  # noqa: E731
+    purevk.ops.register_kernel(name, text, shape=shape, replace=True)
+    dynamic = {"x": {0: torch.export.Dim("rows", max=64)}}
+    with pytest.raises(InputError, match="result 1 of .* is recorded as"):
+        purevk.plan(Both(), (torch.ones(3),), dynamic_shapes=dynamic, device="typical")
 
 
 @pytest.mark.device

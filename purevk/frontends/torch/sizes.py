@@ -121,6 +121,10 @@ class Sizes:
                 self.sources[position, dim] = symbol
         for position, dim, expression in compound:
             self.derive(position, dim, expression)
+        for (position, dim), symbol in self.sources.items():
+            number = symbolic_sizes(users[position].meta["val"])[dim].node
+            if number.has_hint():
+                self.importer.bounds.hints[symbol] = int(number.hint)
         for name, expression in related.items():
             size, upper = self.size(expression), self.range(name)[1]
             self.symbols[str(name)] = size
