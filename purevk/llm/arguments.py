@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from purevk.errors import InputError
+from purevk.errors import InputError, UnsupportedProgramError
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -15,6 +15,14 @@ ROLES = ("system", "user", "assistant", "tool")
 def refuse(name: str, value: object, expected: str) -> InputError:
     """The error for an argument that is not what is expected."""
     return InputError(f"{name}={_shown(value)} is not accepted", why=f"{expected} is expected")
+
+
+def not_installed(package: str, otherwise: str = "") -> UnsupportedProgramError:
+    """The error for a package that is missing; `otherwise`: what can be done without it."""
+    return UnsupportedProgramError(
+        f"the package {package} is not installed",
+        next="pip install purevk[llm]" + (f", or {otherwise}" if otherwise else ""),
+    )
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
@@ -16,18 +15,17 @@ import numpy as np
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import reading
 from purevk.llm import files, packed
+from purevk.llm.files import damaged
 from purevk.llm.safetensors import (
     MOST_TEXT,
     Stack,
     Stored,
     Transformed,
-    damaged,
     read_json,
     read_tensors,
 )
 from purevk.llm.tokenizer.files import numbers_of, read_about
 from purevk.paths import read_file
-from purevk.pte.source import Source
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
@@ -115,19 +113,14 @@ class Folder(files.ModelFile):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.is_raw = True
-        self._sources: list[Source] = []
         if not (path / "config.json").is_file():
             raise FileFormatError(
                 "the folder has no config.json",
                 where=self.name,
                 next="give the folder that save_pretrained of transformers has written",
             )
-        try:
-            with reading(self.name):
-                self._read(path)
-        except BaseException:
-            self.close()
-            raise
+        with files.close_on_error(self), reading(self.name):
+            self._read(path)
 
     def _read(self, path: Path) -> None:
         config = read_json(path / "config.json")
@@ -214,7 +207,7 @@ class Folder(files.ModelFile):
                     next="copy all files of the model into one folder",
                 )
             source, tensors = read_tensors(path / name)
-            self._sources.append(source)
+            self.sources.append(source)
             stored.update(tensors)
         return stored
 
@@ -300,13 +293,6 @@ class Folder(files.ModelFile):
         turns = original * frequencies / (2 * math.pi)
         mix = np.clip((turns - low) / (high - low), 0, 1)  # 0: slow ones, divided by the factor
         return {"rope_freqs.weight": _constant(1 / ((1 - mix) / factor + mix))}
-
-    def close(self) -> None:
-        self.tensors = {}
-        for source in self._sources:
-            with contextlib.suppress(BufferError):
-                source.close()
-        self._sources.clear()
 
 
 _NAMES = {

@@ -81,9 +81,9 @@ class Decoder:
         context: tokens that the cache holds.
         vocab: tokens that there are.
         dtype: of the state "logits".
-        chunk: tokens of a submission.
 
     Attributes:
+        chunk: tokens of a submission.
         tokens: whose keys and values are in the cache.
         is_recurrent: the cache can be cut only where there is a checkpoint.
     """
@@ -96,12 +96,13 @@ class Decoder:
         context: int,
         vocab: int,
         dtype: DType,
-        chunk: ChunkSize,
+        is_recurrent: bool = False,
     ) -> None:
         self.program, self.context, self.vocab, self.dtype = program, context, vocab, dtype
-        self.chunk, self.prompts, self.source = chunk, prompts, source
+        self.prompts, self.source, self.is_recurrent = prompts, source, is_recurrent
+        most = max(most for _, most in prompts.values())
+        self.chunk = ChunkSize(most, program.context.traits.profile.has_fast_shared_memory)
         self.tokens: list[int] = []
-        self.is_recurrent = False
         self.checkpoints = Checkpoints(program)
         self._running: object = None
 

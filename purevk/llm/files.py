@@ -3,15 +3,17 @@ names."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.pte.blocks import Form
+from purevk.pte.source import Source
 
 
 class Tensor(ABC):
@@ -47,7 +49,7 @@ class Tensor(ABC):
         raise NotImplementedError
 
 
-class ModelFile(ABC):
+class ModelFile:
     """A model on disk.
 
     Attributes:
@@ -58,6 +60,7 @@ class ModelFile(ABC):
             for some architectures; else the first half of a head with the second.
         is_raw: weights are as transformers has them. Files of GGUF have some in another form: norms
             with the 1 that some architectures add, heads in another order.
+        sources: the maps of its files.
     """
 
     rotates_neighbours = False
@@ -66,7 +69,8 @@ class ModelFile(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.metadata: dict[str, Any] = {}
-        self.tensors: Mapping[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.sources: list[Source] = []
 
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """A value of the metadata.
@@ -84,17 +88,39 @@ class ModelFile(ABC):
                 f"the file has no {key}", where=self.name, next="convert the model again"
             )
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise FileFormatError(
-                "the metadata is damaged",
-                where=self.name,
-                why=f"{key} is {str(value)[:80]!r}",
-                next="copy or convert the model again",
-            )
+            raise damaged(self.name, f"{key} is {str(value)[:80]!r}", "the metadata is damaged")
         return value
 
-    @abstractmethod
     def close(self) -> None:
-        """Lets go of the file."""
+        """Lets go of the files. Their maps stay as long as somebody has bytes of a tensor."""
+        self.tensors = {}
+        for source in self.sources:
+            with contextlib.suppress(BufferError):
+                source.close()
+        self.sources.clear()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_Open = TypeVar("_Open")
+
+
+@contextlib.contextmanager
+def close_on_error(file: _Open) -> Iterator[_Open]:
+    """Closes a file, or what has files, if what is done within fails."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(file.close)  # type: ignore[attr-defined]
+        yield file
+        stack.pop_all()
+
+
+def damaged(where: str, why: str, what: str = "the file is damaged") -> FileFormatError:
+    """The error for a file that says what cannot be."""
+    return FileFormatError(what, where=where, why=why, next="copy or convert the model again")
 
 
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}

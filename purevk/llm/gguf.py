@@ -6,7 +6,6 @@ believed: counts, lengths, offsets and names are checked before they are used.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -101,14 +100,9 @@ class GgufFile(files.ModelFile):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path_text(path))
-        self._sources: list[Source] = []
-        self.tensors: dict[str, Tensor] = {}
-        try:
+        with files.close_on_error(self):
             self._read_parts(Path(self.name))
-        except BaseException:
-            self.close()
-            raise
-        self.nbytes = sum(source.size for source in self._sources)
+        self.nbytes = sum(source.size for source in self.sources)
         name = self.metadata.get("general.architecture")
         self.rotates_neighbours = isinstance(name, str) and name in ROTATED_NEIGHBOURS
 
@@ -116,7 +110,7 @@ class GgufFile(files.ModelFile):
         self.metadata = self._read(path)
         count = self.metadata.get("split.count", 1)
         if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
-            raise _damaged(self.name, f"split.count is {count!r}")
+            raise files.damaged(self.name, f"split.count is {count!r}")
         if count < 2:
             return
         name = _PART.fullmatch(path.name)
@@ -136,15 +130,17 @@ class GgufFile(files.ModelFile):
                     next="copy all parts into one folder",
                 )
             if str(self._read(part).get("split.no")) != str(number - 1):
-                raise _damaged(str(part), f"split.no is not {number - 1}")
+                raise files.damaged(str(part), f"split.no is not {number - 1}")
         stated = self.value("split.tensors.count", int, len(self.tensors))
         if stated != len(self.tensors):
-            raise _damaged(self.name, f"{stated} tensors are stated, {len(self.tensors)} are there")
+            raise files.damaged(
+                self.name, f"{stated} tensors are stated, {len(self.tensors)} are there"
+            )
 
     def _read(self, path: Path) -> dict[str, Any]:
         """Adds the tensors of one part, and returns its metadata."""
         source = Source(path, "GGUF")
-        self._sources.append(source)
+        self.sources.append(source)
         cursor = _Cursor(source)
         if bytes(cursor.take(4)) != b"GGUF":
             raise FileFormatError(
@@ -166,25 +162,25 @@ class GgufFile(files.ModelFile):
         for _ in range(pairs):
             key = cursor.text("a key", _MAX_KEY)
             if not key or key in metadata:
-                raise _damaged(source.name, f"the key {key!r} stands there twice or is empty")
+                raise files.damaged(source.name, f"the key {key!r} stands there twice or is empty")
             metadata[key] = cursor.value(key, cursor.number("<I"))
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
-            raise _damaged(source.name, f"general.alignment is {alignment!r}")
+            raise files.damaged(source.name, f"general.alignment is {alignment!r}")
         infos = [self._tensor_info(cursor) for _ in range(tensors)]
         start, stated = -(-cursor.at // alignment) * alignment, 0
         for name, kind, dims, offset in infos:
             if name in self.tensors:
-                raise _damaged(source.name, f"the tensor {name!r} stands there twice")
+                raise files.damaged(source.name, f"the tensor {name!r} stands there twice")
             if offset % alignment:
-                raise _damaged(
+                raise files.damaged(
                     source.name, f"{name!r} starts at {offset}, not at a multiple of {alignment}"
                 )
             count = math.prod((*dims[:-1], dims[-1] // kind.elements))
             data = source.slice(start + offset, count * kind.nbytes, f"the tensor {name!r}")
             stated += len(data)
             if stated > source.size:
-                raise _damaged(source.name, f"{name!r} has the bytes of other tensors")
+                raise files.damaged(source.name, f"{name!r} has the bytes of other tensors")
             self.tensors[name] = Tensor(name, kind, dims, data)
         return metadata
 
@@ -193,7 +189,7 @@ class GgufFile(files.ModelFile):
         name, where = cursor.text("the name of a tensor", _MAX_KEY), cursor.source.name
         rank = cursor.number("<I")
         if not name or not 1 <= rank <= _MAX_RANK:
-            raise _damaged(where, f"the tensor {name!r} has {rank} dims")
+            raise files.damaged(where, f"the tensor {name!r} has {rank} dims")
         dims = tuple(cursor.number("<Q") for _ in range(rank))[::-1]
         number, offset = cursor.number("<I"), cursor.number("<Q")
         kind = BLOCK_TYPES.get(number)
@@ -205,22 +201,8 @@ class GgufFile(files.ModelFile):
                 next="quantize the model to one of these",
             )
         if not all(0 < size < 1 << 40 for size in dims) or dims[-1] % kind.elements:
-            raise _damaged(where, f"the tensor {name!r} has sizes {list(dims)} of {kind.name}")
+            raise files.damaged(where, f"the tensor {name!r} has sizes {list(dims)} of {kind.name}")
         return name, kind, dims, offset
-
-    def close(self) -> None:
-        """Lets go of the files. Their maps stay as long as somebody has bytes of a tensor."""
-        self.tensors.clear()
-        for source in self._sources:
-            with contextlib.suppress(BufferError):
-                source.close()
-        self._sources.clear()
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class _Cursor:
@@ -247,19 +229,19 @@ class _Cursor:
     def check_count(self, count: int, least: int, what: str) -> None:
         """Raises unless the file has room for so many values of `least` bytes."""
         if count * least > self.source.size - self.at:
-            raise _damaged(
+            raise files.damaged(
                 self.source.name, f"{count} {what} are stated, and there is no room for them"
             )
 
     def text(self, what: str, most: int | None = None) -> str:
         size = self.number("<Q")
         if most is not None and size >= most:
-            raise _damaged(self.source.name, f"{what} has {size} bytes")
+            raise files.damaged(self.source.name, f"{what} has {size} bytes")
         self.check_count(size, 1, f"bytes of {what}")
         try:
             return str(self.take(size), "utf-8")
         except UnicodeDecodeError as error:
-            raise _damaged(self.source.name, f"{what} is no UTF-8: {error.reason}") from None
+            raise files.damaged(self.source.name, f"{what} is no UTF-8: {error.reason}") from None
 
     def _texts(self, key: str, count: int) -> list[str]:
         """So many texts; those that lie in the piece that was read ahead without a call for each."""
@@ -296,12 +278,6 @@ class _Cursor:
                 return self._texts(key, count)
             return [self.value(key, kind, depth + 1) for _ in range(count)]
         if kind >= len(_NUMBERS) or not _NUMBERS[kind]:
-            raise _damaged(self.source.name, f"{key} has the unknown type {kind}")
+            raise files.damaged(self.source.name, f"{key} has the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
         return np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
-
-
-def _damaged(where: str, why: str) -> FileFormatError:
-    return FileFormatError(
-        "the GGUF file is damaged", where=where, why=why, next="copy or convert it again"
-    )

@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import InputError, UnsupportedProgramError
-from purevk.llm.arguments import refuse, text
+from purevk.llm.arguments import not_installed, refuse, text
 from purevk.llm.tokenizer import Tokenizer, is_error
 
 _MOST_TEXT = 1 << 17  # characters of a grammar
 _MOST_RULES = 500  # and references of a schema: llguidance follows chains of them by recursion
 _RULE = re.compile(r"^\s*[?!]?\w+[^:\n]*:|\$ref", re.MULTILINE)
+
+
+def _library() -> Any:
+    """The package llguidance. Raises UnsupportedProgramError if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise not_installed("llguidance") from None
+    return llguidance
 
 
 class Constraint:
@@ -30,9 +39,7 @@ class Constraint:
     """
 
     def __init__(self, engine: Any, grammar: str) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher = LLMatcher(engine, grammar, log_level=0)
+        self._matcher = _library().LLMatcher(engine, grammar, log_level=0)
         self._check()
 
     @property
@@ -88,12 +95,7 @@ def engine_of(tokenizer: Tokenizer, vocab: int) -> Any:
         UnsupportedProgramError: the package is not installed, or the tokenizer has no token that
             ends an answer.
     """
-    try:
-        from llguidance import LLTokenizer, TokenizerWrapper
-    except ImportError:
-        raise UnsupportedProgramError(
-            "the package llguidance is not installed", next="pip install purevk[llm]"
-        ) from None
+    library = _library()
     ends = sorted(tokenizer.end_tokens)
     if not ends:
         raise UnsupportedProgramError(
@@ -102,9 +104,8 @@ def engine_of(tokenizer: Tokenizer, vocab: int) -> Any:
             next="generate without a grammar, with max_tokens",
         )
     try:
-        return LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer, vocab)), n_vocab=vocab, eos_token=ends
-        )
+        vocabulary = library.TokenizerWrapper(_Vocabulary(tokenizer, vocab))
+        return library.LLTokenizer(vocabulary, n_vocab=vocab, eos_token=ends)
     except BaseException as error:
         if not is_error(error):
             raise
@@ -130,29 +131,22 @@ def checked_grammar(grammar: str | None, json_schema: str | Mapping[str, Any] | 
         text("grammar", grammar)
     elif not isinstance(json_schema, (str, Mapping, bool)):
         raise refuse("json_schema", json_schema, "a schema")
-    try:
-        from llguidance import LLMatcher
-    except ImportError:
-        raise UnsupportedProgramError(
-            "the package llguidance is not installed", next="pip install purevk[llm]"
-        ) from None
+    matcher = _library().LLMatcher
     try:
         if grammar is not None:
             rules = len(_RULE.findall(grammar))
-            serialized: str = LLMatcher.grammar_from_lark(grammar)
+            serialized: str = matcher.grammar_from_lark(grammar)
         else:
             schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
             rules = schema.count("$ref")
-            serialized = LLMatcher.grammar_from_json_schema(schema)
+            serialized = matcher.grammar_from_json_schema(schema)
     except (TypeError, ValueError, RecursionError) as error:
         what = "json_schema is no JSON schema" if grammar is None else "this is no grammar"
         raise InputError(what, why=str(error)[:1000]) from None
-    if rules > _MOST_RULES:
-        raise InputError(
-            f"the grammar has {rules} rules or references", why=f"{_MOST_RULES} are accepted"
-        )
-    if len(serialized) > _MOST_TEXT:
-        raise InputError(
-            f"the grammar has {len(serialized)} characters", why=f"{_MOST_TEXT} are accepted"
-        )
+    for count, most, what in (
+        (rules, _MOST_RULES, "rules or references"),
+        (len(serialized), _MOST_TEXT, "characters"),
+    ):
+        if count > most:
+            raise InputError(f"the grammar has {count} {what}", why=f"{most} are accepted")
     return serialized

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
 from purevk.llm.architectures import ARCHITECTURES
 from purevk.llm.checkpoint import Folder
-from purevk.llm.decoding import ChunkSize, Decoder, prompt_lengths
-from purevk.llm.files import ModelFile
+from purevk.llm.decoding import Decoder, prompt_lengths
+from purevk.llm.files import ModelFile, close_on_error
 from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
 from purevk.llm.network import Network
-from purevk.llm.plan import Plan, check_fits, plan_of
+from purevk.llm.plan import Plan, check_context, check_fits, plan_of
 from purevk.llm.transformer import Transformer
 from purevk.paths import path_text
 from purevk.program.program import Program
@@ -131,7 +130,7 @@ def plan(
     _check_names(dtype, cache)
     if dtype == "auto":
         raise InputError("dtype='auto' needs a device", next=f"name one of {', '.join(DTYPES)}")
-    with contextlib.closing(open_model(Path(path_text(path)))) as file:
+    with open_model(Path(path_text(path))) as file:
         architecture, rows = _architecture(file, context)
         arguments = (file, architecture, rows, DTYPES[dtype], CACHES.get(cache, dtype))
         return plan_of(_step_graph(*arguments), rows)
@@ -167,12 +166,7 @@ def _architecture(
     rows = context if context is not None else min(model.trained, DEFAULT_CONTEXT)
     if clamps and isinstance(rows, int):
         rows = min(rows, model.trained)
-    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 < rows <= model.trained:
-        raise InputError(
-            f"context={rows!r} is not accepted",
-            where=file.name,
-            why=f"an integer from 2 to {model.trained} is expected: the model was trained with that",
-        )
+    check_context(rows, model.trained, file.name, "the model was trained with that")
     return model, rows
 
 
@@ -230,55 +224,25 @@ def _load(
         context: for a model that replaces another, what it was trained with is the most.
         replaced: a model that is closed first, if the other one fits in its place.
     """
-    file = open_model(place)
-    try:
-        return _loaded(file, device, dtype, cache, spill, context, replaced)
-    except BaseException:
-        file.close()
-        raise
-
-
-def _loaded(
-    file: ModelFile,
-    device: Context,
-    dtype: DType,
-    cache: str,
-    spill: bool,
-    context: int | None,
-    replaced: Model | None,
-) -> tuple[Decoder, ModelFile, Plan]:
-    architecture, rows = _architecture(file, context, clamps=replaced is not None)
-    if replaced is not None and rows <= replaced.context:
-        raise InputError(
-            f"the cache cannot grow to {rows} tokens",
-            where=file.name,
-            why=f"it holds {replaced.context} tokens, and the model was trained with "
-            f"{architecture.trained}",
-        )
-    build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
-    decode = source_of(build)
-    released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
-    plan = check_fits(plan_of(decode.graph, rows), device, file.name, spill, released)
-    if replaced is not None:
-        replaced.close()
+    with close_on_error(open_model(place)) as file:
+        architecture, rows = _architecture(file, context, clamps=replaced is not None)
+        if replaced is not None and rows <= replaced.context:
+            raise InputError(
+                f"the cache cannot grow to {rows} tokens",
+                where=file.name,
+                why=f"it holds {replaced.context} tokens, and the model was trained with "
+                f"{architecture.trained}",
+            )
+        build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
+        decode = source_of(build)
+        released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
+        plan = check_fits(plan_of(decode.graph, rows), device, file.name, spill, released)
+        if replaced is not None:
+            replaced.close()
+        name, local = os.path.basename(file.name), plan.local_weights
+        program = Program(name, {"decode": decode}, device, closing=file.close, local_weights=local)
     is_gpu = device.traits.profile.has_fast_shared_memory
-    most = min(GPU_ROWS if is_gpu else MOST_ROWS, rows)
-    prompts = prompt_lengths(most, is_gpu)
-    program = Program(
-        os.path.basename(file.name),
-        {"decode": decode},
-        device,
-        closing=file.close,
-        local_weights=plan.local_weights,
-    )
-    decoder = Decoder(
-        program,
-        prompts,
-        lambda name: source_of(functools.partial(build, name, prompts[name])),
-        rows,
-        architecture.vocab,
-        dtype,
-        ChunkSize(most, is_gpu),
-    )
-    decoder.is_recurrent = architecture.is_recurrent
-    return decoder, file, plan
+    prompts = prompt_lengths(min(GPU_ROWS if is_gpu else MOST_ROWS, rows), is_gpu)
+    source = lambda name: source_of(functools.partial(build, name, prompts[name]))  # noqa: E731
+    sizes = (rows, architecture.vocab, dtype, architecture.is_recurrent)
+    return Decoder(program, prompts, source, *sizes), file, plan

@@ -178,7 +178,13 @@ class Model:
             if isinstance(prompt, str)
             else arguments.token_ids(prompt, self.vocab)
         )
-        self._check_prompt(tokens)
+        if not tokens:
+            raise InputError("the prompt is empty", next="give one token or more")
+        if len(tokens) > self.context:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens, and the cache holds {self.context} tokens",
+                next="shorten the prompt, or load the model with a larger context",
+            )
         if max_tokens is not None:
             arguments.whole("max_tokens", max_tokens, 1, "an integer above 0")
         rules = checked_grammar(grammar, json_schema)
@@ -280,15 +286,6 @@ class Model:
             options: of `chat`, for all messages.
         """
         return Session(self, system, overflow, options)
-
-    def _check_prompt(self, tokens: Sequence[int]) -> None:
-        if not tokens:
-            raise InputError("the prompt is empty", next="give one token or more")
-        if len(tokens) > self.context:
-            raise InputError(
-                f"the prompt has {len(tokens)} tokens, and the cache holds {self.context} tokens",
-                next="shorten the prompt, or load the model with a larger context",
-            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to a .pvk file that `purevk.llm.load` takes: graphs and weights as the

@@ -10,7 +10,8 @@ import numpy as np
 
 from purevk.errors import UnsupportedProgramError
 from purevk.llm import files
-from purevk.llm.safetensors import Quantized, Stored, damaged
+from purevk.llm.files import damaged
+from purevk.llm.safetensors import Quantized, Stored
 from purevk.pte import blocks
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -57,6 +57,16 @@ def plan_of(graph: Graph, context: int) -> Plan:
     return Plan(context, weights, cache)
 
 
+def check_context(context: object, most: int, where: str, why: str) -> None:
+    """Raises InputError for what is no number of tokens that a cache can hold."""
+    if isinstance(context, bool) or not isinstance(context, int) or not 1 < context <= most:
+        raise InputError(
+            f"context={context!r} is not accepted",
+            where=where,
+            why=f"an integer from 2 to {most} is expected: {why}",
+        )
+
+
 def check_fits(
     plan: Plan, device: Context, where: str, spill: bool = False, released: int = 0
 ) -> Plan:

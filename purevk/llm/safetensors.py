@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.errors import UnsupportedProgramError
 from purevk.llm import files
+from purevk.llm.files import damaged
 from purevk.mapped import own
 from purevk.paths import read_file
 from purevk.pte import safetensors
@@ -165,12 +166,8 @@ def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:
         UnsupportedProgramError: a tensor has a type that is not known.
         OSError: it cannot be opened.
     """
-    source = Source(path, "safetensors")
-    try:
+    with files.close_on_error(Source(path, "safetensors")) as source:
         found = safetensors.read_tensors(source.view, source.name, _ITEMSIZES)
-    except BaseException:
-        source.close()
-        raise
     about = {f"{name.removesuffix('.weight')}._weight_qdata": text for name, text in found.about}
     return source, {
         name: Stored(name, *stored, about=about.get(name, ""))
@@ -191,12 +188,6 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise damaged(where, "its JSON is no object")
     return parsed
-
-
-def damaged(where: str, why: str) -> FileFormatError:
-    return FileFormatError(
-        "the file is damaged", where=where, why=why, next="copy or convert the model again"
-    )
 
 
 def _e4m3() -> np.ndarray:

@@ -18,8 +18,8 @@ from purevk.frontends.saved import SavedProgram, write_program
 from purevk.graph.context import Context
 from purevk.ir import Constant, Graph, Size, Value
 from purevk.ir.dims import range_of
-from purevk.llm.decoding import ChunkSize, Decoder
-from purevk.llm.files import ModelFile, dtype_named
+from purevk.llm.decoding import Decoder
+from purevk.llm.files import ModelFile, close_on_error, damaged, dtype_named
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from purevk.program.variants.variant import GraphSource
 
 KEY = "language_model"
+_damaged = functools.partial(damaged, what="the saved model is damaged")
 
 
 class Description(NamedTuple):
@@ -188,9 +189,6 @@ class SavedFile(ModelFile):
             for key, value in metadata.items()
         }
 
-    def close(self) -> None:
-        pass
-
 
 def _are_numbers(value: Any) -> bool:
     is_list = isinstance(value, list) and bool(value)
@@ -203,8 +201,7 @@ def load_saved(
     """Loads what `save` wrote: the arguments of a `Model`. Its own are those of `purevk.llm.load`."""
     from purevk.frontends.files import open_file
 
-    opened = open_file(path)
-    try:
+    with close_on_error(open_file(path)) as opened:
         content = opened.content
         stated = content.about.get(KEY) if isinstance(content, SavedProgram) else None
         about = Description.read(path, stated, opened.methods)
@@ -219,20 +216,10 @@ def load_saved(
             )
         plan = check_fits(plan, device, path, spill)
         source = functools.partial(_CheckedSource, opened, about)
-        program = Program(
-            opened.label,
-            {"decode": source("decode")},
-            device,
-            closing=opened.close,
-            local_weights=plan.local_weights,
-        )
-    except BaseException:
-        opened.close()
-        raise
-    is_gpu = device.traits.profile.has_fast_shared_memory
-    chunk = ChunkSize(max(most for _, most in about.prompts.values()), is_gpu)
-    decoder = Decoder(program, about.prompts, source, plan.context, about.vocab, about.dtype, chunk)
-    decoder.is_recurrent = about.is_recurrent
+        methods, local = {"decode": source("decode")}, plan.local_weights
+        program = Program(opened.label, methods, device, closing=opened.close, local_weights=local)
+    sizes = (plan.context, about.vocab, about.dtype, about.is_recurrent)
+    decoder = Decoder(program, about.prompts, source, *sizes)
     return decoder, SavedFile(path, about.metadata), plan
 
 
@@ -248,12 +235,6 @@ class _CheckedSource(FileSource):
         if sizes is None:
             self.about.check(graph, self.method, self.file.name)
         return graph
-
-
-def _damaged(path: str, why: str) -> FileFormatError:
-    return FileFormatError(
-        "the saved model is damaged", where=path, why=why, next="copy or save it again"
-    )
 
 
 def _number(path: str, about: Mapping[str, Any], key: str) -> int:

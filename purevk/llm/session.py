@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from purevk.errors import FileFormatError, InputError
 from purevk.llm import arguments
@@ -14,28 +14,11 @@ from purevk.llm.pieces import TEXT, TOOL_CALL, Piece, Pieces
 from purevk.paths import read_file
 from purevk.whole_file import replace_file
 
+if TYPE_CHECKING:
+    from purevk.llm.model import Model
+
 _MOST_BYTES = 1 << 26
 OVERFLOWS = ("error", "slide", "grow")
-
-
-class ChatModel(Protocol):
-    """What a session needs of a `Model`."""
-
-    context: int
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Pieces: ...
-
-    def count_tokens(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_args: Mapping[str, Any] | None = None,
-    ) -> int: ...
-
-    def cut_text(self, text: str, tokens: int) -> str: ...
-
-    def grow(self, context: int) -> None: ...
 
 
 class Session:
@@ -48,7 +31,7 @@ class Session:
     """
 
     def __init__(
-        self, model: ChatModel, system: str | None, overflow: str, options: dict[str, Any]
+        self, model: Model, system: str | None, overflow: str, options: dict[str, Any]
     ) -> None:
         if overflow not in OVERFLOWS:
             raise InputError(
@@ -148,22 +131,19 @@ class Session:
                 raise InputError("both turns and tokens are given", next="leave one of them out")
             self._cut_answer(tokens)
             return
-        turns = 1 if turns is None else turns
         starts = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
-        if isinstance(turns, bool) or not isinstance(turns, int) or not 0 <= turns <= len(starts):
+        turns = arguments.whole("turns", 1 if turns is None else turns, 0, "an integer")
+        if turns > len(starts):
             raise InputError(
-                f"turns={turns!r} is not accepted", why=f"the conversation has {len(starts)} turns"
+                f"turns={turns} is not accepted", why=f"the conversation has {len(starts)} turns"
             )
         if turns:
             del self.messages[starts[-turns] :]
 
     def _cut_answer(self, tokens: int) -> None:
         last = self.messages[-1] if self.messages else {"role": ""}
-        if last["role"] != "assistant" or isinstance(tokens, bool) or not isinstance(tokens, int):
-            raise InputError(
-                f"tokens={tokens!r} is not accepted",
-                why="an integer is expected, and an answer at the end of the conversation",
-            )
+        if last["role"] != "assistant":
+            raise arguments.refuse("tokens", tokens, "an answer at the end of the conversation")
         text = last.get("content") or ""  # a message of calls only may have none
         self.messages[-1] = {**last, "content": self._model.cut_text(text, tokens)}
 

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
+from purevk.errors import FileFormatError, InputError, PurevkError
+from purevk.llm.arguments import not_installed
 
 SECONDS = 2.0
 MOST_TEXT = 1 << 22  # characters of a text, more than any context holds
@@ -111,10 +112,7 @@ class Template:
         try:
             environment = _environment()
         except ImportError:
-            raise UnsupportedProgramError(
-                "the package jinja2 is not installed",
-                next="pip install purevk[llm], or give the whole text to generate()",
-            ) from None
+            raise not_installed("jinja2", "give the whole text to generate()") from None
         if len(text) > _MOST_TEMPLATE:
             raise self._damaged(f"it has {len(text)} characters")
         self._template = self._limited(lambda: environment.from_string(text))

@@ -10,11 +10,11 @@ from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.ir import TensorType
 from purevk.llm.checkpoints import Checkpoints
-from purevk.llm.decoding import ChunkSize, Decoder
+from purevk.llm.decoding import Decoder
 from purevk.llm.executorch.decoders import CachelessDecoder, PteDecoder
 from purevk.llm.executorch.steps import StepSource
-from purevk.llm.files import ModelFile
-from purevk.llm.plan import Plan, check_fits
+from purevk.llm.files import ModelFile, close_on_error
+from purevk.llm.plan import Plan, check_context, check_fits
 from purevk.llm.tokenizer.files import read_tokenizer
 from purevk.program.program import Program
 
@@ -82,9 +82,6 @@ class PteFile(ModelFile):
         order. A windowed or recurrent one has not, and cannot be cut."""
         return state.rank == 4 and state.dims.count(self.largest_context) == 1
 
-    def close(self) -> None:
-        pass
-
 
 def _numbers(program: ProgramFile, name: str) -> list[int]:
     if name not in program.methods:
@@ -109,8 +106,7 @@ def load_pte(
     """Loads a .pte file: the arguments of a `Model`. Its own are those of `purevk.llm.load`."""
     from purevk.frontends.files import open_file
 
-    opened = open_file(path, data_files)
-    try:
+    with close_on_error(open_file(path, data_files)) as opened:
         file = PteFile(opened, tokenizer)
         sources = step_sources(opened, file)
         prompt, step = sources["prompt"], sources.get("decode")
@@ -119,19 +115,11 @@ def load_pte(
         if step is None:
             largest = min(largest, prompt.rows)
         rows = largest if context is None else context
-        if isinstance(rows, bool) or not isinstance(rows, int) or not 1 < rows <= largest:
-            raise InputError(
-                f"context={rows!r} is not accepted",
-                where=opened.label,
-                why=f"an integer from 2 to {largest} is expected: the model was exported for that",
-            )
+        check_context(rows, largest, opened.label, "the model was exported for that")
         weights = sum(constant.nbytes for constant in graph.constants.values())
         plan = Plan(rows, weights, sum(int(state.type.nbytes) for state in graph.states))
         check_fits(plan, device, opened.label)
         program = Program(opened.label, sources, device, closing=opened.close)
-    except BaseException:
-        opened.close()
-        raise
     return decoder_of(program, file, sources, rows), file, plan
 
 
@@ -186,17 +174,15 @@ def decoder_of(
     most = min(prompt.rows, chunk, context)
     if step is not None and not file.number("enable_dynamic_shape", 1):
         most = 1
-    is_gpu = program.context.traits.profile.has_fast_shared_memory
     states = {label.key or label.name: state.type for state, label in prompt.graph.labels.items()}
     logits = states.pop("logits")
-    vocab, size = int(logits.dims[1]), ChunkSize(most, is_gpu)
-    source, prompts = sources.__getitem__, {"prompt": (1, most)}
+    prompts = {"prompt": (1, most)}
+    sizes = (context, int(logits.dims[1]), logits.dtype)
     if step is None:
-        return CachelessDecoder(program, prompts, source, context, vocab, logits.dtype, size)
-    loop = kind or PteDecoder
-    decoder = loop(program, prompts, source, context, vocab, logits.dtype, size)
+        return CachelessDecoder(program, prompts, sources.__getitem__, *sizes)
     del states["token"]
-    decoder.spreads = prompt.positions > 1
+    is_recurrent = not all(map(file.is_cache, states.values()))
+    decoder = (kind or PteDecoder)(program, prompts, sources.__getitem__, *sizes, is_recurrent)
     decoder.checkpoints = Checkpoints(program, file.is_cache)
-    decoder.is_recurrent = not all(map(file.is_cache, states.values()))
+    decoder.spreads = prompt.positions > 1
     return decoder

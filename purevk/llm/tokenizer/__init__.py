@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 import struct
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import FileFormatError, InputError, PurevkError, UnsupportedProgramError
-from purevk.llm.files import ModelFile
+from purevk.errors import InputError, PurevkError, UnsupportedProgramError
+from purevk.llm.arguments import not_installed
+from purevk.llm.files import ModelFile, damaged
 
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
@@ -51,6 +53,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
 }
 """How a text is split before pairs are merged, by `tokenizer.ggml.pre`: regular expressions, applied
 one after the other."""
+_damaged = functools.partial(damaged, what="the vocabulary is damaged")
 MOST_OF_TOKEN = 1024  # bytes or characters of a token whose merges are searched for
 _MOST_OF_MERGES = 1 << 26  # characters
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
@@ -191,10 +194,7 @@ def tokenizer_of(file: ModelFile, vocab: int) -> Tokenizer:
     try:
         import tokenizers  # noqa: F401
     except ImportError:
-        raise UnsupportedProgramError(
-            "the package tokenizers is not installed",
-            next="pip install purevk[llm], or give token ids to generate()",
-        ) from None
+        raise not_installed("tokenizers", "give token ids to generate()") from None
     try:
         text = file.metadata.get("tokenizer.json")
         return _of_json(file, text) if isinstance(text, str) else _of_gguf(file, vocab)
@@ -355,12 +355,6 @@ def _tokens(where: str, metadata: Mapping[str, Any], key: str, vocab: int) -> fr
     if not isinstance(items, (list, tuple)) or not all(type(each) is int for each in items):
         raise _damaged(where, f"{key} is {str(items)[:80]}")
     return frozenset(each for each in items if 0 <= each < vocab)
-
-
-def _damaged(where: str, why: str) -> FileFormatError:
-    return FileFormatError(
-        "the vocabulary is damaged", where=where, why=why, next="convert the model again"
-    )
 
 
 def byte_codes() -> dict[int, int]:

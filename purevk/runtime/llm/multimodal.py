@@ -17,6 +17,7 @@ from purevk.graph.devices import choose_context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.llm.executorch import PteDecoder, PteFile, StepSource, decoder_of
+from purevk.llm.files import close_on_error
 from purevk.llm.pieces import Stats as Figures
 from purevk.llm.tokenizer import tokenizer_of
 from purevk.paths import path_text
@@ -74,8 +75,8 @@ class MultimodalRunner(Runner):
         data_path: str | os.PathLike[str] | None = None,
     ) -> None:
         start = now_ms()
-        opened = open_file(path_text(model_path), () if data_path is None else (data_path,))
-        try:
+        weights = () if data_path is None else (data_path,)
+        with close_on_error(open_file(path_text(model_path), weights)) as opened:
             file = PteFile(opened, Path(path_text(tokenizer_path)))
             _check_methods(opened)
             vocab, context = file.number("get_vocab_size"), file.largest_context
@@ -88,9 +89,6 @@ class MultimodalRunner(Runner):
             program = Program(
                 opened.label, {**steps, **sources}, choose_context(None, None), closing=opened.close
             )
-        except BaseException:
-            opened.close()
-            raise
         decoder = decoder_of(program, file, steps, context, _Decoder)
         super().__init__(decoder, tokenizer_of(file, decoder.vocab), start)
         self._rows = steps["prompt"].rows
