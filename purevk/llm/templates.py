@@ -14,7 +14,7 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from purevk.errors import FileFormatError, InputError, PurevkError
@@ -27,35 +27,16 @@ _MOST_VALUE = 1 << 24  # bytes of a value, with all that it holds
 _MOST_BYTES = 1 << 29  # of all values that a run makes or compares
 _MOST_DEPTH = 200  # containers in one another: Python compares and hashes them by recursion
 _MOST_NUMBER = 100_000  # as an argument of a call or a filter, such as a width
-_MOST_SOUGHT = (
-    100  # characters that a call strips from the ends of a text, or looks for from its end
-)
+_MOST_SOUGHT = 100  # characters that a call strips from the ends of a text, or looks for from there
 _MOST_INDENT = 1000
-_REFUSED_METHODS = (
-    "decode",
-    "encode",
-    "expandtabs",
-    "format",
-    "format_map",
-    "maketrans",
-    "translate",
-)
+_REFUSED_METHODS = "decode encode expandtabs format format_map maketrans translate".split()
 # What compares each character of a text with each one of an argument.
-_BY_EACH_CHARACTER = (
-    "strip", "lstrip", "rstrip", "trim", "rfind", "rindex", "rpartition", "rsplit",
-)  # fmt: skip
-_FILTERS = (
-    "abs", "batch", "capitalize", "default", "d", "dictsort", "e", "escape", "first", "float",
-    "groupby", "indent", "int", "items", "join", "last", "length", "count", "list", "lower", "map",
-    "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
-    "selectattr", "sort", "string", "sum", "title", "trim", "unique", "upper",
-)  # fmt: skip
-
-
-_COMPARISONS = {
-    "eq": "==", "ne": "!=", "gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "in": "in",
-    "notin": "not in",
-}  # fmt: skip
+_BY_EACH_CHARACTER = "strip lstrip rstrip trim rfind rindex rpartition rsplit".split()
+_FILTERS = """
+    abs batch capitalize default d dictsort e escape first float groupby indent int items join last
+    length count list lower map max min reject rejectattr replace reverse round safe select selectattr
+    sort string sum title trim unique upper
+""".split()
 
 
 class _LimitError(BaseException):
@@ -136,16 +117,9 @@ class Template:
         def render() -> str:
             for each in (*given["messages"], *given.values()):
                 _nbytes(each)
-            parts, size = [], 0
-            for part in self._template.generate(given):
-                size += len(part)
-                if size > MOST_TEXT:
-                    raise _LimitError(f"it gives more than {MOST_TEXT} characters")
-                parts.append(part)
-            return "".join(parts)
+            return _bounded(self._template.generate(given))
 
-        text: str = self._limited(render)
-        return text
+        return str(self._limited(render))
 
     def _limited(self, run: Callable[[], Any]) -> Any:
         """Runs code of the template for so long. Each line that runs compares the time."""
@@ -193,13 +167,18 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     if isinstance(indent, int) and indent > _MOST_INDENT:
         raise _LimitError(f"it indents by more than {_MOST_INDENT}")
     encoder = json.JSONEncoder(indent=indent, **{"ensure_ascii": False, **options})
-    parts, size = [], 0
-    for part in encoder.iterencode(value):
-        size += len(part)
+    return _bounded(encoder.iterencode(value))
+
+
+def _bounded(parts: Iterable[str]) -> str:
+    """Texts as one, of at most `MOST_TEXT` characters."""
+    texts, size = [], 0
+    for text in parts:
+        size += len(text)
         if size > MOST_TEXT:
             raise _LimitError(f"it makes a text of more than {MOST_TEXT} characters")
-        parts.append(part)
-    return "".join(parts)
+        texts.append(text)
+    return "".join(texts)
 
 
 # -- sizes of values -------------------------------------------------------------------------------
@@ -281,7 +260,7 @@ def _argument(value: Any) -> Any:
 def _timed(items: Any) -> Iterator[Any]:
     """What a loop runs over."""
     check_time = _meter.get().check_time
-    for item in items:
+    for item in _argument(items):
         check_time()
         yield item
 
@@ -340,77 +319,59 @@ def _joined(parts: Any) -> str:
     return "".join(texts)
 
 
+def _joined_texts(*parts: Any) -> str:
+    return _joined(map(str, map(_shown, parts)))
+
+
 def _environment() -> Any:
     """The sandbox, with what templates of transformers use."""
     from jinja2 import nodes
-    from jinja2.compiler import CodeGenerator, Frame
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
+    from jinja2.visitor import NodeTransformer
 
-    class Generator(CodeGenerator):
-        """Has the environment check all values that are made without a call."""
+    meters = {each.__name__: each for each in (_checked, _operand, _timed, _joined_texts)}
 
-        def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-            self.write("environment.join_texts(")
-            for each in node.nodes:
-                self.visit(each, frame)
-                self.write(", ")
-            self.write(")")
+    def metered(meter: Callable[..., Any], *values: Any) -> nodes.Expr:
+        """A call of one of the meters in place of an expression."""
+        function = nodes.EnvironmentAttribute(meter.__name__)
+        return nodes.Call(function, [*values], [], None, None, lineno=values[0].lineno)
 
-        def visit_List(self, node: nodes.List, frame: Frame) -> None:
-            self._check(super().visit_List, node, frame)
+    class Meters(NodeTransformer):
+        """Has all values be checked that are made or compared without a call."""
 
-        def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-            self._check(super().visit_Dict, node, frame)
+        def visit_List(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return metered(_checked, node) if getattr(node, "ctx", "load") == "load" else node
 
-        def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-            visit = super().visit_Tuple
-            if node.ctx == "load":
-                self._check(visit, node, frame)
-            else:
-                visit(node, frame)
+        visit_Dict = visit_Tuple = visit_List
 
-        def visit_For(self, node: nodes.For, frame: Frame) -> None:
-            timed = nodes.EnvironmentAttribute("timed")
-            node.iter = nodes.Call(timed, [node.iter], [], None, None, lineno=node.lineno)
-            super().visit_For(node, frame)
+        def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+            self.generic_visit(node)
+            return metered(_checked, node) if isinstance(node.arg, nodes.Slice) else node
 
-        def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-            visit = super().visit_Getitem
-            if isinstance(node.arg, nodes.Slice):
-                self._check(visit, node, frame)
-            else:
-                visit(node, frame)
+        def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+            self.generic_visit(node)
+            return metered(_joined_texts, *node.nodes)
 
-        def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-            self.write("(")
-            self._check(self.visit, node.expr, frame, "operand")
-            for each in node.ops:
-                self.visit(each, frame)
-            self.write(")")
+        def visit_For(self, node: Any) -> Any:
+            self.generic_visit(node)
+            node.iter = metered(_timed, node.iter)
+            return node
 
-        def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:
-            self.write(f" {_COMPARISONS[node.op]} ")
-            self._check(self.visit, node.expr, frame, "operand")
-
-        def _check(
-            self,
-            visit: Callable[[Any, Frame], None],
-            node: Any,
-            frame: Frame,
-            how: str = "checked",
-        ) -> None:
-            self.write(f"environment.{how}(")
-            visit(node, frame)
-            self.write(")")
+        def visit_Compare(self, node: Any) -> Any:
+            self.generic_visit(node)
+            for each in (node, *node.ops):
+                each.expr = metered(_operand, each.expr)
+            return node
 
     class Environment(ImmutableSandboxedEnvironment):
-        code_generator_class = Generator
         intercepted_binops = frozenset(("+", "*", "**", "%"))
-        checked, operand = staticmethod(_checked), staticmethod(_operand)
-        timed = staticmethod(_timed)
         concat = staticmethod(_joined)
+
+        def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+            return super()._generate(Meters().visit(source), *args, **options)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "*":
@@ -422,6 +383,8 @@ def _environment() -> Any:
             raise _LimitError(f"it uses the operator {operator}")
 
         def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if any(function is meter for meter in meters.values()):
+                return function(*args)
             arguments = [*map(_argument, args)]
             named = {  # jinja2 adds `_loop_vars` and `_block_vars`
                 name: each if name.startswith("_") else _argument(each)
@@ -437,13 +400,10 @@ def _environment() -> Any:
                 raise _LimitError("it calls str.format")
             return None
 
-        @staticmethod
-        def join_texts(*parts: Any) -> str:
-            return _joined(map(str, map(_shown, parts)))
-
-    made = Environment(
+    made: Any = Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=_shown
     )
+    made.__dict__.update(meters)
 
     class ShownNamespace(Namespace):
         """Does not show what it holds, which may hold it."""
