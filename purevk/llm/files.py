@@ -134,6 +134,12 @@ def floats_of(data: memoryview, kind: str) -> np.ndarray:
     return elements.astype(np.float32)
 
 
+def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
+    """Bits of bfloat16, uint16, of float32."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def dtype_named(name: str) -> DType | None:
     """The dtype that `purevk.llm.load` calls so; None if there is none."""
     names = {each.name: each for each in (DType.float32, DType.float16, DType.bfloat16)}

@@ -68,7 +68,7 @@ class Tensor(files.Tensor):
 
     def parts(self) -> Mapping[str, np.ndarray]:
         rows = self.numel // self.dims[-1]
-        parts = blocks.scales(self.type.name, self._blocks())
+        parts = blocks.scales(self.kind, self._blocks())
         return {name: part.reshape(rows, -1) for name, part in parts.items()}
 
     def values(self) -> np.ndarray:

@@ -193,7 +193,7 @@ def _step_graph(
     else:
         tokens = net.op("clamp.default", token, 0, model.vocab - 1)
     position = net.input(DType.int64, (1,))
-    steps = net.op("slice.Tensor", net.row_numbers(), 0, 0, tokens.type.dims[1], 1)
+    steps = net.op("slice.Tensor", net.row_numbers, 0, 0, tokens.type.dims[1], 1)
     net.tokens, net.start = tokens, position
     net.positions = net.op("add.Tensor", position, steps, 1)
     if length is None:  # it is in range: no kernel has to check it, and steps overlap

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -352,17 +353,11 @@ def _pieces(
         yield Piece(last, (), stats)
 
 
-def _by_kind(pieces: Iterator[Piece], splitter: KindSplitter) -> Iterator[Piece]:
+def _by_kind(pieces: Pieces, splitter: KindSplitter) -> Iterator[Piece]:
     """The pieces, split by kind. The tokens of a piece stay with the first part of it."""
-    stats = None
     for piece in pieces:
-        stats = piece.stats
-        parts = list(splitter.split(piece.text)) or [(splitter.kind, "")]
-        for number, (kind, text) in enumerate(parts):
-            first = number == 0
-            yield Piece(
-                text, piece.tokens if first else (), stats, kind, piece.logprobs if first else ()
-            )
-    if stats is not None:
-        for kind, text in splitter.split("", last=True):
-            yield Piece(text, (), stats, kind)
+        for kind, text in list(splitter.split(piece.text)) or [(splitter.kind, "")]:
+            yield replace(piece, text=text, kind=kind)
+            piece = replace(piece, tokens=(), logprobs=())
+    for kind, text in splitter.split("", last=True):
+        yield Piece(text, (), pieces.stats, kind)

@@ -14,7 +14,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, TensorType, Value
 from purevk.ir.graph import BorrowedConstant
-from purevk.llm.files import ModelFile, Tensor, dtype_named
+from purevk.llm.files import ModelFile, Tensor, dtype_named, to_bfloat16
 from purevk.llm.graphs import GraphBuilder
 from purevk.pte import blocks
 
@@ -61,7 +61,6 @@ class Network(GraphBuilder):
         self.cache = cache or dtype.name
         self._matrices: dict[str, Matrix] = {}
         self._masks: dict[int, Value] = {}
-        self._numbers: Value | None = None
         self._angles: dict[tuple[bytes, float], tuple[Value, Value]] = {}
         self._caches: dict[int, tuple[Value, Value]] = {}
 
@@ -142,20 +141,16 @@ class Network(GraphBuilder):
         def ordered(array: np.ndarray) -> np.ndarray:
             return array if order is None else array[order]
 
-        scales = {name: _dtype_of(part) for name, part in tensor.parts().items()}
-        parts = {
-            name: self._borrowed(
-                *(tensor.name, name, dtype, (rows, columns // form.group)),
-                functools.partial(lambda name: ordered(tensor.parts()[name]), name),
-            )
-            for name, dtype in scales.items()
-        }
+        parts = {}
+        for name, part in tensor.parts().items():
+            dtype = DType.float16 if part.dtype == np.float16 else DType.float32
+            read = functools.partial(lambda name: ordered(tensor.parts()[name]), name)
+            dims = (rows, columns // form.group)
+            parts[name] = self._borrowed(tensor.name, name, dtype, dims, read)
+        dims = (rows, columns * form.bits // 8)
+        dtype = DType.uint8 if form.bits == 4 else DType.int8
         values = self._borrowed(
-            tensor.name,
-            "values",
-            DType.uint8 if form.bits == 4 else DType.int8,
-            (rows, columns * form.bits // 8),
-            lambda: ordered(tensor.values()),
+            tensor.name, "values", dtype, dims, lambda: ordered(tensor.values())
         )
         return Matrix(values, form, parts["scales"], parts.get("minimums"))
 
@@ -163,8 +158,7 @@ class Network(GraphBuilder):
         numbers = tensor.floats() + np.float32(plus) if plus else tensor.floats()
         numbers = numbers if order is None else numbers[order]
         if self.dtype is DType.bfloat16:
-            bits = np.ascontiguousarray(numbers).view(np.uint32)
-            return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+            return to_bfloat16(numbers)
         return numbers.astype(self.dtype.numpy)
 
     def _borrowed(
@@ -298,17 +292,16 @@ class Network(GraphBuilder):
         rows = self.op("transpose.int", x, 1, 2)
         return self.op("view.default", rows, (1, length, int(count) * int(width)))
 
+    @functools.cached_property
     def row_numbers(self) -> Value:
         """The numbers of the rows of the cache, int64 [rows]."""
-        if self._numbers is None:
-            self._numbers = self.constant(np.arange(self.rows), DType.int64)
-        return self._numbers
+        return self.constant(np.arange(self.rows), DType.int64)
 
     def mask(self, window: int = 0) -> Value:
         """The rows of the cache that each token attends to: bool [S, rows]. All up to its own; with a
         window, only the last so many."""
         if window not in self._masks:
-            columns = self.op("unsqueeze.default", self.row_numbers(), 0)
+            columns = self.op("unsqueeze.default", self.row_numbers, 0)
             lines = self.op("unsqueeze.default", self.positions, 1)
             mask = self.op("le.Tensor", columns, lines)
             if 0 < window < self.rows:
@@ -331,22 +324,14 @@ class Network(GraphBuilder):
                 )
             if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
                 raise FileFormatError("a rotation is no number", where=self.file.name)
-            self._angles[key] = self._angle_rows(frequencies, factor)
+            dtype = DType.float32 if self.dtype is DType.bfloat16 else self.dtype
+            angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
+            rows = []
+            for function in (np.cos, np.sin):
+                table = self.constant(np.tile(function(angles) * factor, 2), dtype)
+                rows.append(self.op("index.Tensor", self.narrow(table), (self.positions,)))
+            self._angles[key] = rows[0], rows[1]
         return self._angles[key]
-
-    def _angle_rows(self, frequencies: np.ndarray, factor: float) -> tuple[Value, Value]:
-        angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
-        tables = (np.tile(function(angles) * factor, 2) for function in (np.cos, np.sin))
-        cos, sin = (
-            self.op("index.Tensor", self._table(table), (self.positions,)) for table in tables
-        )
-        return cos, sin
-
-    def _table(self, table: np.ndarray) -> Value:
-        if self.dtype is DType.bfloat16:
-            wide = self.constant(table, DType.float32)
-            return self.op("_to_copy.default", wide, DType.bfloat16)
-        return self.constant(table, self.dtype)
 
     def rotate(self, x: Value, angles: tuple[Value, Value]) -> Value:
         """x [1, heads, S, D], of whose first N elements the first half is rotated with the second."""
@@ -383,7 +368,8 @@ class Network(GraphBuilder):
         """
         width = q.type.dims[-1]
         if k is not None and v is not None:
-            self._caches[layer] = self._write(layer, k, v)
+            written = self._stored(f"layers.{layer}.keys", k)
+            self._caches[layer] = written, self._stored(f"layers.{layer}.values", v)
         keys, values = self._caches[layer]
         scale = int(width) ** -0.5 if scale is None else scale
         mask = self.mask(window)
@@ -398,15 +384,8 @@ class Network(GraphBuilder):
             )
         return self.joined(attended)
 
-    def _write(self, layer: int, k: Value, v: Value) -> tuple[Value, Value]:
-        """Writes rows to the cache of a layer, and returns all of it as `dtype`."""
-        keys, values = (
-            self._stored(f"layers.{layer}.{name}", rows)
-            for name, rows in (("keys", k), ("values", v))
-        )
-        return keys, values
-
     def _stored(self, name: str, rows: Value) -> Value:
+        """Writes rows to a cache of a layer, and returns all of it as `dtype`."""
         if self.cache == self.dtype.name:
             return self._cache(name, rows)
         if self.cache == "float8":
@@ -447,7 +426,3 @@ class Network(GraphBuilder):
         lowest = self.constant(np.array(-np.inf), self.dtype)
         scores = self.op("where.self", mask, scores, lowest)
         return self.op("matmul.default", self.op("_softmax.default", scores, -1, False), values)
-
-
-def _dtype_of(array: np.ndarray) -> DType:
-    return DType.float16 if array.dtype == np.float16 else DType.float32

@@ -246,17 +246,10 @@ def _number(path: str, about: Mapping[str, Any], key: str) -> int:
 
 def _prompts(path: str, stated: Any, methods: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The methods of prompts, with the tokens that each takes."""
-    prompts = {}
-    for name, lengths in stated.items() if isinstance(stated, dict) else ():
-        if name == "decode" or name not in methods:
-            break
-        if not isinstance(lengths, list) or len(lengths) != 2:
-            break
-        numbers = {str(at): length for at, length in enumerate(lengths)}
-        prompts[str(name)] = _number(path, numbers, "0"), _number(path, numbers, "1")
-    ends = [number for lengths in prompts.values() for number in lengths]
-    if ends != sorted(ends) or 0 in ends:
-        prompts = {}
-    if not prompts or len(prompts) != len(stated):
+    lengths = list(stated.values()) if isinstance(stated, dict) else []
+    fits = bool(lengths) and {*stated} <= {*methods} - {"decode"}
+    fits = fits and all(isinstance(each, list) and len(each) == 2 for each in lengths)
+    ends = [_number(path, {"prompts": end}, "prompts") for each in lengths if fits for end in each]
+    if not fits or ends != sorted(ends) or 0 in ends:
         raise _damaged(path, "its prompts")
-    return prompts
+    return dict(zip(stated, zip(ends[::2], ends[1::2])))

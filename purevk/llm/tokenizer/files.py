@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError
+from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.reading import reading
 from purevk.llm.safetensors import MOST_TEXT, read_json
 from purevk.llm.tokenizer import MOST_OF_TOKEN, byte_codes
 from purevk.paths import read_file
@@ -47,7 +48,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         names = ("tokenizer.json", "tokenizer.model")
         path = next((path / name for name in names if (path / name).is_file()), path / names[0])
     data = read_file(path, MOST_TEXT)
-    try:
+    with reading(str(path)):
         metadata = read_about(path.parent)
         if data.lstrip()[:1] == b"{":
             metadata["tokenizer.json"] = data.decode()
@@ -55,17 +56,6 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
             metadata.update(_of_tiktoken(path, data))
         else:
             metadata.update(_of_sentencepiece(path, data))
-    except PurevkError:
-        raise
-    except (
-        AttributeError,
-        LookupError,
-        OverflowError,
-        TypeError,
-        ValueError,
-        struct.error,
-    ) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from None
     return metadata
 
 

@@ -17,7 +17,7 @@ from purevk.graph.devices import choose_context
 from purevk.ir import Value
 from purevk.ir import dims as _dims
 from purevk.llm.executorch import PteDecoder, PteFile, StepSource, decoder_of
-from purevk.llm.files import close_on_error
+from purevk.llm.files import close_on_error, to_bfloat16
 from purevk.llm.pieces import Stats as Figures
 from purevk.llm.tokenizer import tokenizer_of
 from purevk.paths import path_text
@@ -253,8 +253,7 @@ def _fitting(array: np.ndarray, type: Any, name: str) -> np.ndarray:
             next="give uint8" if is_bytes else "give float32, normalized as the model expects",
         )
     if type.dtype is DType.bfloat16:
-        bits = np.ascontiguousarray(array).view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        return to_bfloat16(array)
     return array.astype(type.dtype.numpy)
 
 
