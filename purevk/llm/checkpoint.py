@@ -134,12 +134,7 @@ class Folder(files.ModelFile):
         classes = config.get("architectures") or [None]
         name = ARCHITECTURES.get(str(classes[0]))
         if name is None:
-            raise UnsupportedProgramError(
-                f"the architecture {classes[0]!r} is not known",
-                where=self.name,
-                why=f"known architectures: {', '.join(ARCHITECTURES)}",
-                next="load the model with transformers, and compile it with purevk.compile",
-            )
+            raise files.unknown_architecture(self.name, classes[0], ARCHITECTURES)
         found = {**self._config}
         if not found.get("use_sliding_window", True):
             found["sliding_window"] = None
@@ -171,9 +166,7 @@ class Folder(files.ModelFile):
         if kind == "proportional":
             metadata["rotated_part"] = float(1 if part is None else part)
         elif part is not None:
-            heads = int(found["num_attention_heads"])
-            width = found.get("head_dim") or int(found["hidden_size"]) // heads
-            metadata[f"{name}.rope.dimension_count"] = int(width * part)
+            metadata[f"{name}.rope.dimension_count"] = int(self._head_width * part)
         self._rotation, self._kind = rotation, kind
         for key in ("layer_types", "norm_topk_prob", "no_rope_layers"):
             if found.get(key) is not None:
@@ -187,6 +180,12 @@ class Folder(files.ModelFile):
             self.metadata["tokenizer.json"] = read_file(path / "tokenizer.json", MOST_TEXT).decode()
         ends = numbers_of(self._config.get("eos_token_id"))
         self.metadata |= {"tokenizer.ends": ends, **read_about(path)}
+
+    @property
+    def _head_width(self) -> int:
+        config = self._config
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return int(width)
 
     # -- tensors ----------------------------------------------------------------------------------
     def _read_tensors(self, path: Path) -> dict[str, Stored]:
@@ -282,8 +281,7 @@ class Folder(files.ModelFile):
             }
         if self._kind != "llama3":
             return {}
-        heads = int(self._config["num_attention_heads"])
-        width = self._config.get("head_dim") or int(self._config["hidden_size"]) // heads
+        width = self._head_width
         if not 0 < width <= _MOST_OF_HEAD:
             raise damaged(self.name, f"head_dim is {width}; at most {_MOST_OF_HEAD} are accepted")
         frequencies = float(rotation["rope_theta"]) ** (-np.arange(0, width, 2) / width)

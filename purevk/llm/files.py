@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from purevk.dtypes import DType
-from purevk.errors import FileFormatError
+from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.pte.blocks import Form
 from purevk.pte.source import Source
 
@@ -121,6 +121,16 @@ def close_on_error(file: _Open) -> Iterator[_Open]:
 def damaged(where: str, why: str, what: str = "the file is damaged") -> FileFormatError:
     """The error for a file that says what cannot be."""
     return FileFormatError(what, where=where, why=why, next="copy or convert the model again")
+
+
+def unknown_architecture(where: str, name: object, known: Iterable[str]) -> UnsupportedProgramError:
+    """The error for an architecture that has no class."""
+    return UnsupportedProgramError(
+        f"the architecture {name!r} is not known",
+        where=where,
+        why=f"known architectures: {', '.join(known)}",
+        next="load the model with transformers, and compile it with purevk.compile",
+    )
 
 
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,11 @@ class GraphBuilder(Builder):
             signature=None,
             shares_weights=True,
         )
+
+
+def types_of(values: Iterable[object]) -> str:
+    """The types of values, for messages."""
+    return ", ".join(str(getattr(value, "type", value)) for value in values) or "nothing"
 
 
 def source_of(build: Callable[[], Graph]) -> ReadGraph:

@@ -16,7 +16,7 @@ from purevk.ir import Graph, TensorType, Value
 from purevk.llm.architectures import ARCHITECTURES
 from purevk.llm.checkpoint import Folder
 from purevk.llm.decoding import Decoder, prompt_lengths
-from purevk.llm.files import ModelFile, close_on_error
+from purevk.llm.files import ModelFile, close_on_error, unknown_architecture
 from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
@@ -155,12 +155,7 @@ def _architecture(
     name = file.value("general.architecture", str)
     found = ARCHITECTURES.get(name)
     if found is None:
-        raise UnsupportedProgramError(
-            f"the architecture {name!r} is not known",
-            where=file.name,
-            why=f"known architectures: {', '.join(ARCHITECTURES)}",
-            next="load the model with transformers, and compile it with purevk.compile",
-        )
+        raise unknown_architecture(file.name, name, ARCHITECTURES)
     with reading(file.name):
         model = found(file)
     rows = context if context is not None else min(model.trained, DEFAULT_CONTEXT)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends.reading import reading
 from purevk.llm import files
 from purevk.llm.files import damaged
 from purevk.mapped import own
@@ -51,7 +52,7 @@ class Stored(files.Tensor):
 
     def floats(self) -> np.ndarray:
         if self.type.startswith("F8"):
-            numbers = _FLOAT8[self.type]()[self.array("u1")]
+            numbers = _float8(self.type)[self.array("u1")]
             factors = 1.0 if self.scale is None else self._factors(self.scale)
             return np.asarray(numbers * factors, np.float32)
         if self.type not in files.FLOATS:
@@ -181,28 +182,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    try:
+    with reading(where):
         parsed = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise damaged(where, f"its JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise damaged(where, "its JSON is no object")
     return parsed
 
 
-def _e4m3() -> np.ndarray:
-    """The 256 numbers of E4M3 (Micikevicius et al., FP8 formats for deep learning)."""
-    codes = np.arange(128)
-    exponents, mantissas = codes >> 3, codes & 7
-    small = np.ldexp(mantissas / 8.0, -6)
-    numbers = np.where(exponents == 0, small, np.ldexp(1 + mantissas / 8.0, exponents - 7))
-    numbers[127] = np.nan
-    return np.concatenate((numbers, -numbers)).astype(np.float32)
-
-
-def _e5m2() -> np.ndarray:
-    """The 256 numbers of E5M2: the upper bytes of float16."""
-    return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
-
-
-_FLOAT8 = {"F8_E4M3": _e4m3, "F8_E5M2": _e5m2}
+def _float8(kind: str) -> np.ndarray:
+    """The 256 numbers of a type (Micikevicius et al., FP8 formats for deep learning): those of float16
+    with the same bits, or 256 times as large."""
+    codes = np.arange(256, dtype=np.uint16)
+    if kind == "F8_E5M2":
+        return (codes << 8).view(np.float16).astype(np.float32)
+    numbers = (codes << 8 & 0x8000 | codes << 7 & 0x3F80).view(np.float16) * np.float32(256)
+    numbers[[127, 255]] = np.nan
+    return np.asarray(numbers, np.float32)

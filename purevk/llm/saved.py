@@ -20,6 +20,7 @@ from purevk.ir import Constant, Graph, Size, Value
 from purevk.ir.dims import range_of
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import ModelFile, close_on_error, damaged, dtype_named
+from purevk.llm.graphs import types_of
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
 
@@ -72,30 +73,20 @@ class Description(NamedTuple):
 
     def check(self, graph: Graph, method: str, path: str) -> None:
         """Raises FileFormatError if a method takes, gives or keeps something else."""
-        inputs = [_shape(value) for value in graph.inputs]
-        position = (DType.int64, (1,))
-        if method == "decode":
-            fits = inputs == [position]
-        else:
-            least, most = self.prompts[method]
-            fits = len(inputs) == 2 and inputs[1] == position and _takes(graph, least, most)
-        if not fits:
-            raise _damaged(path, f"the inputs of {method} are {_types(*graph.inputs)}")
-        if [_shape(value) for value in graph.outputs] != [(DType.int64, (1, 1))]:
-            raise _damaged(
-                path, f"{method} gives {_types(*graph.outputs)}, where a token is expected"
-            )
-        states = {
-            graph.labels[value].name: value for value in graph.states if value in graph.labels
-        }
-        for name, shape in (
-            ("logits", (self.dtype, (1, self.vocab))),
-            ("token", (DType.int64, (1, 1))),
+        token, position = (DType.int64, (1, 1)), (DType.int64, (1,))
+        states = {label.name: each for each, label in graph.labels.items() if each in graph.states}
+        first = () if method == "decode" else graph.inputs[:1]
+        takes = not first or _takes(first[0], *self.prompts[method])
+        inputs = [*map(_shape, first), position] if takes else None
+        logits, chosen = states.get("logits"), states.get("token")
+        for what, values, shapes in (
+            (f"the inputs of {method} are", graph.inputs, inputs),
+            (f"{method} gives", graph.outputs, [token]),
+            (f"the state 'logits' of {method} is", [logits], [(self.dtype, (1, self.vocab))]),
+            (f"the state 'token' of {method} is", [chosen], [token]),
         ):
-            if name not in states or _shape(states[name]) != shape:
-                raise _damaged(
-                    path, f"the state {name!r} of {method} is {_types(states.get(name))}"
-                )
+            if [*map(_shape, values)] != shapes:
+                raise _damaged(path, f"{what} {types_of(values)}")
         caches = [value for value in graph.states if self.context in value.type.dims]
         if not caches and not self.is_recurrent:
             raise _damaged(path, f"no cache of {method} has {self.context} rows")
@@ -105,14 +96,9 @@ def _shape(value: Any) -> tuple[DType, tuple[Size, ...]] | None:
     return (value.type.dtype, value.type.dims) if isinstance(value, Value) else None
 
 
-def _types(*values: Any) -> str:
-    """The types of values, for messages."""
-    return ", ".join(str(getattr(value, "type", value)) for value in values) or "nothing"
-
-
-def _takes(graph: Graph, least: int, most: int) -> bool:
-    """Whether the first input is int64 [1, n], with n from `least` to `most`."""
-    dtype, sizes = _shape(graph.inputs[0]) or (None, ())
+def _takes(value: Any, least: int, most: int) -> bool:
+    """Whether an input is int64 [1, n], with n from `least` to `most`."""
+    dtype, sizes = _shape(value) or (None, ())
     if dtype is not DType.int64 or len(sizes) != 2 or sizes[0] != 1:
         return False
     low, high = range_of(sizes[1])

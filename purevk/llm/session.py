@@ -6,7 +6,7 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from purevk.errors import FileFormatError, InputError
 from purevk.llm import arguments
@@ -14,11 +14,21 @@ from purevk.llm.pieces import TEXT, TOOL_CALL, Piece, Pieces
 from purevk.paths import read_file
 from purevk.whole_file import replace_file
 
-if TYPE_CHECKING:
-    from purevk.llm.model import Model
-
 _MOST_BYTES = 1 << 26
 OVERFLOWS = ("error", "slide", "grow")
+
+
+class ChatModel(Protocol):
+    """What a session needs of a `Model`."""
+
+    context: int
+
+    def chat(self, messages: Any, **options: Any) -> Pieces: ...
+    def count_tokens(
+        self, messages: Any, *, tools: Any = None, template_args: Any = None
+    ) -> int: ...
+    def cut_text(self, text: str, tokens: int) -> str: ...
+    def grow(self, context: int) -> None: ...
 
 
 class Session:
@@ -31,7 +41,7 @@ class Session:
     """
 
     def __init__(
-        self, model: Model, system: str | None, overflow: str, options: dict[str, Any]
+        self, model: ChatModel, system: str | None, overflow: str, options: dict[str, Any]
     ) -> None:
         if overflow not in OVERFLOWS:
             raise InputError(

@@ -271,7 +271,7 @@ def test_rotations_are_few_and_finite(tmp_path: Path) -> None:
     tiny("mistral").save_pretrained(tmp_path)
     folder = Folder(tmp_path)
     net = Network("decode", folder, DType.float32, 8)
-    net.positions = net.row_numbers()
+    net.positions = net.row_numbers
     for base in range(8):
         net.angles(np.array([1.0, base]))
     net.angles(np.array([1.0, 7.0]))

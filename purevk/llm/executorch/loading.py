@@ -1,19 +1,21 @@
-"""Loads .pte files."""
+"""Loads .pte files, and runs the loop over their methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.ir import TensorType
 from purevk.llm.checkpoints import Checkpoints
 from purevk.llm.decoding import Decoder
-from purevk.llm.executorch.decoders import CachelessDecoder, PteDecoder
-from purevk.llm.executorch.steps import StepSource
+from purevk.llm.executorch.steps import StepSource, tensor_input
 from purevk.llm.files import ModelFile, close_on_error
+from purevk.llm.pieces import Stats
 from purevk.llm.plan import Plan, check_context, check_fits
 from purevk.llm.tokenizer.files import read_tokenizer
 from purevk.program.program import Program
@@ -186,3 +188,49 @@ def decoder_of(
     decoder.checkpoints = Checkpoints(program, file.is_cache)
     decoder.spreads = prompt.positions > 1
     return decoder
+
+
+class PteDecoder(Decoder):
+    """The loop over a method that has a cache.
+
+    Attributes:
+        spreads: the method takes the positions of all tokens, not that of the first one.
+    """
+
+    spreads = False
+
+    def _chunk(self, tokens: Sequence[int], position: int) -> Any:
+        prompt = self.program.method("prompt")
+        rows = len(tokens) if self.spreads else 1
+        positions = range(position, position + rows)
+        return prompt(self._typed(prompt, [tokens], 0), self._typed(prompt, positions))
+
+    @staticmethod
+    def _typed(method: Any, numbers: Any, at: int = -1) -> np.ndarray:
+        """Numbers as an input of a method."""
+        return np.array(numbers, tensor_input(method.graph, at).type.dtype.numpy)
+
+    def _decode(self, position: int) -> Callable[[], Any]:
+        decode = self.program.method("decode")
+        return decode.start(self._typed(decode, [position]))
+
+    def _restart(self) -> None:
+        """The states of a recurrent model begin anew."""
+        if self.is_recurrent:
+            self.program.reset_state()
+
+
+class CachelessDecoder(Decoder):
+    """The loop over a method without a cache: each step computes the whole sequence."""
+
+    def _prompt(self, prompt: Sequence[int], stats: Stats) -> Callable[[], Any]:
+        self.tokens = list(prompt)
+        return self._compute(self.tokens)
+
+    def _decode(self, position: int) -> Callable[[], Any]:
+        return self._compute([*self.tokens, self._token(self.program.state["token"])])
+
+    def _compute(self, tokens: Sequence[int]) -> Callable[[], Any]:
+        prompt = self.program.method("prompt")
+        dtype = tensor_input(prompt.graph, 0).type.dtype
+        return prompt.start(np.array([tokens], dtype.numpy))

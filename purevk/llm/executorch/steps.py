@@ -11,7 +11,7 @@ from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.ir import Graph, Label, Node, TensorType, Value, map_leaves, map_values
 from purevk.ir import dims as _dims
-from purevk.llm.graphs import GraphBuilder
+from purevk.llm.graphs import GraphBuilder, types_of
 
 if TYPE_CHECKING:
     from purevk.frontends.files import ModelFile as ProgramFile
@@ -153,10 +153,7 @@ class StepSource:
         return first, logits
 
     def _refused(self, graph: Graph) -> UnsupportedProgramError:
-        inputs, outputs = (
-            ", ".join(str(getattr(value, "type", value)) for value in values)
-            for values in (graph.inputs, graph.outputs)
-        )
+        inputs, outputs = types_of(graph.inputs), types_of(graph.outputs)
         return UnsupportedProgramError(
             f"the method {graph.name!r} is not one of a language model",
             where=self.file.label,
