@@ -16,14 +16,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import reading
 from purevk.llm import files, packed
 from purevk.llm.files import damaged
-from purevk.llm.safetensors import (
-    MOST_TEXT,
-    Stack,
-    Stored,
-    Transformed,
-    read_json,
-    read_tensors,
-)
+from purevk.llm.safetensors import MOST_TEXT, Made, Stored, read_json, read_tensors, stacked
 from purevk.llm.tokenizer.files import numbers_of, read_about
 from purevk.paths import read_file
 
@@ -241,7 +234,7 @@ class Folder(files.ModelFile):
         for name, numbered in experts.items():
             if sorted(numbered) != list(range(len(numbered))):
                 raise damaged(self.name, f"{name} has the experts {sorted(numbered)[:20]}")
-            tensors[name] = Stack(name, [numbered[number] for number in range(len(numbered))])
+            tensors[name] = stacked(name, [numbered[number] for number in range(len(numbered))])
         tensors.update(self._factors())
         return tensors
 
@@ -299,9 +292,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _constant(numbers: Any) -> Transformed:
+def _constant(numbers: Any) -> Made:
     array = np.asarray(numbers, np.float32).reshape(-1)
-    return Transformed("factors", array.shape, lambda: array)
+    return Made("factors", array.shape, lambda: array)
 
 
 _BARE = {
@@ -324,7 +317,7 @@ def _bare(
     if part is None:
         new = _BARE.get(match[2])
         if new == "ssm_a":
-            tensor = Transformed(name, tensor.dims, functools.partial(_negated_exp, tensor))
+            tensor = Made(name, tensor.dims, functools.partial(_negated_exp, tensor))
         return {f"{layer}.{new}": tensor} if new else {}
     if not is_oss:
         return {f"{layer}.ffn_{part.removesuffix('_proj')}_exps.weight": tensor}
@@ -342,7 +335,7 @@ def _bare(
 
         *outer, rows = tensor.dims
         dims = (outer[0], rows // step, *outer[1:])
-        return Transformed(name, dims, read)
+        return Made(name, dims, read)
 
     kind = "bias" if part.endswith("_bias") else "weight"
     if part.startswith("gate_up_proj"):

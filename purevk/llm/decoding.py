@@ -6,7 +6,6 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,8 @@ SOFTWARE_PROMPT_ROWS = (1, 16)
 """Tokens from which on prompts have another method: other kernels are faster then. The first are
 those of GPUs."""
 _Started = Callable[[], Any]  # waits for a call, and gives its results
+# Calls that choose a token: what gives it, and the results of `logprobs_graph`.
+_Step = tuple[_Started, _Started | None]
 
 
 def prompt_lengths(most: int, is_gpu: bool) -> dict[str, tuple[int, int]]:
@@ -61,14 +62,6 @@ class ChunkSize:
             self.rows = max(rows // 2, 1)
         elif seconds < self.SHORT and rows == self.rows:
             self.rows = min(2 * rows, self._most)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """Calls that choose a token: what gives it, and the results of `logprobs_graph`."""
-
-    token: _Started
-    logprobs: _Started | None = None
 
 
 class Decoder:
@@ -145,7 +138,7 @@ class Decoder:
                 self.checkpoints.position = None  # until the token of the step is known
             submitted = self._decode(position) if goes_on else None
             following = choose(submitted) if submitted is not None and constraint is None else None
-            token = self._token(step.token())
+            token = self._token(step[0]())
             if submitted is not None:
                 self.tokens.append(token)  # the step that was submitted has it as its input
                 self.checkpoints.position = len(self.tokens)
@@ -255,14 +248,13 @@ class Decoder:
             if constraint is not None:
                 inputs.append(constraint.allowed(self.vocab))
             computed = self.program.method(sampler).start(*inputs)
-        if sampling.logprobs is None:
-            return _Step(computed)
-        return _Step(computed, self.program.method("logprobs").start())
+        has_logprobs = sampling.logprobs is not None
+        return computed, self.program.method("logprobs").start() if has_logprobs else None
 
     @staticmethod
     def _logprobs(step: _Step, token: int, count: int) -> tuple[TokenLogprobs, ...]:
-        if step.logprobs is None:
+        if step[1] is None:
             return ()
-        logprob, largest, tokens = step.logprobs()
+        logprob, largest, tokens = step[1]()
         pairs = zip(tokens[:count].tolist(), largest[:count].tolist())
         return (TokenLogprobs(token, float(logprob[0]), tuple(pairs)),)

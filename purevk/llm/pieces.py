@@ -198,7 +198,7 @@ class KindSplitter:
             last: there is no more.
         """
         self._waiting += text
-        while self._waiting:
+        while True:
             ends = [self._open.end] if self._open else [each.start for each in MARKERS]
             places = [(at, end) for end in ends if end and (at := self._waiting.find(end)) >= 0]
             if not places:
@@ -208,7 +208,6 @@ class KindSplitter:
             if before:
                 yield self.kind, before
             self._open = None if self._open else next(each for each in MARKERS if each.start == end)
-        ends = [self._open.end] if self._open else [each.start for each in MARKERS]
         certain = len(self._waiting)
         if not last:
             whole = self.kind == TOOL_CALL

@@ -114,49 +114,45 @@ class Quantized(files.Tensor):
 
 
 @dataclass(frozen=True)
-class Stack(files.Tensor):
-    """Tensors of the same type and sizes, one after the other."""
+class Made(files.Tensor):
+    """A tensor that is made of others.
 
-    name: str
-    tensors: Sequence[files.Tensor]
-
-    @property
-    def dims(self) -> tuple[int, ...]:  # type: ignore[override]
-        return len(self.tensors), *self.tensors[0].dims
-
-    @property
-    def kind(self) -> str:
-        return self.tensors[0].kind
-
-    @property
-    def form(self) -> Form | None:
-        return self.tensors[0].form
-
-    def floats(self) -> np.ndarray:
-        return np.stack([tensor.floats() for tensor in self.tensors])
-
-    def parts(self) -> Mapping[str, np.ndarray]:
-        parts = [tensor.parts() for tensor in self.tensors]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def values(self) -> np.ndarray:
-        return np.concatenate([tensor.values() for tensor in self.tensors])
-
-
-@dataclass(frozen=True)
-class Transformed(files.Tensor):
-    """A tensor that is not quantized, after a function of its elements."""
+    Attributes:
+        read: gives the elements, or the quantized values.
+        read_parts: gives what `parts` does.
+    """
 
     name: str
     dims: tuple[int, ...]
     read: Callable[[], np.ndarray]
-
-    @property
-    def kind(self) -> str:
-        return "F32"
+    kind: str = "F32"
+    form: Form | None = None
+    read_parts: Callable[[], Mapping[str, np.ndarray]] = dict
 
     def floats(self) -> np.ndarray:
         return np.ascontiguousarray(self.read(), np.float32)
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        return self.read_parts()
+
+    def values(self) -> np.ndarray:
+        return self.read()
+
+
+def stacked(name: str, tensors: Sequence[files.Tensor]) -> Made:
+    """Tensors of the same type and sizes, one after the other."""
+    first = tensors[0]
+
+    def read() -> np.ndarray:
+        if first.form is None:
+            return np.stack([tensor.floats() for tensor in tensors])
+        return np.concatenate([tensor.values() for tensor in tensors])
+
+    def parts() -> Mapping[str, np.ndarray]:
+        parts = [tensor.parts() for tensor in tensors]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    return Made(name, (len(tensors), *first.dims), read, first.kind, first.form, parts)
 
 
 def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:

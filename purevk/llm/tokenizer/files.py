@@ -198,16 +198,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
     def varint() -> int:
         nonlocal at
-        number = shift = 0
-        while True:
-            byte = data[at]
+        start = at
+        while data[at] & 128:
             at += 1
-            number |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return number
-            if shift > 63:
-                raise ValueError("a number is too long")
+        at += 1
+        if at - start > 10:
+            raise ValueError("a number is too long")
+        return sum((byte & 127) << 7 * n for n, byte in enumerate(data[start:at]))
 
     while at < len(data):
         key = varint()
