@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from purevk.dtypes import DType
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.frontends.reading import check_limits, reading
-from purevk.graph.context import Context
+from purevk.graph.context import Context, typical_traits
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
 from purevk.llm.architectures import ARCHITECTURES
@@ -21,10 +22,11 @@ from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
 from purevk.llm.network import Network
-from purevk.llm.plan import Plan, check_context, check_fits, plan_of
+from purevk.llm.plan import Plan, check_context, check_fits, heaps_of, plan_of, workspace_of
 from purevk.llm.transformer import Transformer
 from purevk.paths import path_text
 from purevk.program.program import Program
+from purevk.tuning.traits import DeviceTraits
 
 DTYPES = {
     "float32": DType.float32,
@@ -100,8 +102,7 @@ def load(
         from purevk.llm.saved import load_saved
 
         return Model(*load_saved(str(place), chosen, context, dtype, cache, spill))
-    narrow = chosen.traits.has("storage_16bit") and chosen.traits.profile.has_fast_shared_memory
-    computed = DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
+    computed = _computed(dtype, chosen.traits)
     cache_dtype = CACHES.get(cache, computed.name)
     reload = functools.partial(_load, place, chosen, computed, cache_dtype, spill)
     return Model(*reload(context), reload)
@@ -124,16 +125,38 @@ def plan(
     context: int | None = None,
     dtype: str = "float16",
     cache: str = "auto",
+    device: Context | int | str | None = None,
 ) -> Plan:
-    """The memory that a model needs on a device; nothing is loaded. Arguments and errors are those
-    of `load`."""
+    """The memory that a model needs on a device, and what its heaps have free; nothing is loaded.
+
+    Arguments and errors are those of `load`, but `device=None` is no device: the workspace is that
+    of a typical desktop GPU."""
     _check_names(dtype, cache)
-    if dtype == "auto":
+    chosen = None if device is None else choose_context(device, None)
+    if dtype == "auto" and chosen is None:
         raise InputError("dtype='auto' needs a device", next=f"name one of {', '.join(DTYPES)}")
+    traits = typical_traits() if chosen is None else chosen.traits
+    computed = _computed(dtype, traits)
     with open_model(Path(path_text(path))) as file:
         architecture, rows = _architecture(file, context)
-        arguments = (file, architecture, rows, DTYPES[dtype], CACHES.get(cache, dtype))
-        return plan_of(_step_graph(*arguments), rows)
+        arguments = (file, architecture, rows, computed, CACHES.get(cache, computed.name))
+        *_, longest = _prompts(rows, traits).items()
+        return replace(
+            plan_of(_step_graph(*arguments), rows),
+            workspace=workspace_of(_step_graph(*arguments, *longest), traits),
+            heaps=() if chosen is None else heaps_of(chosen),
+        )
+
+
+def _computed(dtype: str, traits: DeviceTraits) -> DType:
+    """What is computed in: on GPUs that have them, halves by default."""
+    narrow = traits.has("storage_16bit") and traits.profile.has_fast_shared_memory
+    return DTYPES["float16" if narrow else "float32"] if dtype == "auto" else DTYPES[dtype]
+
+
+def _prompts(rows: int, traits: DeviceTraits) -> dict[str, tuple[int, int]]:
+    is_gpu = traits.profile.has_fast_shared_memory
+    return prompt_lengths(min(GPU_ROWS if is_gpu else MOST_ROWS, rows), is_gpu)
 
 
 def _check_names(dtype: str, cache: str) -> None:
@@ -231,13 +254,20 @@ def _load(
         build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
         decode = source_of(build)
         released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
-        plan = check_fits(plan_of(decode.graph, rows), device, file.name, spill, released)
+        prompts = _prompts(rows, device.traits)
+        *_, (longest, length) = prompts.items()
+        plan = check_fits(
+            plan_of(decode.graph, rows),
+            device,
+            file.name,
+            functools.partial(build, longest, length),
+            spill,
+            released,
+        )
         if replaced is not None:
             replaced.close()
         name, local = os.path.basename(file.name), plan.local_weights
         program = Program(name, {"decode": decode}, device, closing=file.close, local_weights=local)
-    is_gpu = device.traits.profile.has_fast_shared_memory
-    prompts = prompt_lengths(min(GPU_ROWS if is_gpu else MOST_ROWS, rows), is_gpu)
     source = lambda name: source_of(functools.partial(build, name, prompts[name]))  # noqa: E731
     sizes = (rows, architecture.vocab, dtype, architecture.is_recurrent)
     return Decoder(program, prompts, source, *sizes), file, plan

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from purevk.errors import InputError
 from purevk.graph.context import Context
-from purevk.ir import Graph
+from purevk.ir import Graph, GuardLog
+from purevk.tuning.traits import DeviceTraits
 
-_WORKSPACE = 8  # part of the memory that is for what a call computes, if weights fill the rest
+_AMPLE = 2  # times what weights and cache take: with as much free memory, a workspace fits too
+
+
+@dataclass(frozen=True)
+class Heap:
+    """A heap of memory of a device: whether it is local to the device, and its bytes."""
+
+    local: bool
+    size: int
+    free: int
+
+    def __str__(self) -> str:
+        kind = "device" if self.local else "host"
+        return f"{self.free / 1e6:.1f} of {self.size / 1e6:.1f} MB free on the {kind}"
 
 
 @dataclass(frozen=True)
@@ -21,12 +36,17 @@ class Plan:
             recurrent layers.
         cache: of the cache.
         spilled: of weights that are in memory of the host.
+        workspace: of what the call of the longest prompt computes, besides its results. 0: `load`
+            did not ask, because twice the rest was free.
+        heaps: of the device, if the plan is for one.
     """
 
     context: int
     weights: int
     cache: int
     spilled: int = 0
+    workspace: int = 0
+    heaps: tuple[Heap, ...] = ()
 
     @property
     def local_weights(self) -> int | None:
@@ -35,16 +55,21 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache
+        return self.weights + self.cache + self.workspace
 
     def largest_context(self, available: int) -> int:
         """The largest context that fits into so many bytes; 0: not even the weights do."""
-        return max(available - self.weights, 0) * self.context // max(self.cache, 1)
+        room = max(available - self.weights - self.workspace, 0)
+        return room * self.context // max(self.cache, 1)
 
     def __str__(self) -> str:
-        weights, cache = (f"{each / 1e6:.1f} MB" for each in (self.weights, self.cache))
+        sizes = (self.weights, self.cache, self.workspace)
+        weights, cache, workspace = (f"{size / 1e6:.1f} MB" for size in sizes)
         spilled = f", {self.spilled / 1e6:.1f} MB of them on the host" if self.spilled else ""
-        return f"weights {weights}{spilled}, cache {cache} for {self.context} tokens"
+        parts = [f"weights {weights}{spilled}, cache {cache} for {self.context} tokens"]
+        if self.workspace:
+            parts[0] += f", workspace {workspace}"
+        return "; ".join((*parts, *map(str, self.heaps)))
 
 
 def plan_of(graph: Graph, context: int) -> Plan:
@@ -67,12 +92,37 @@ def check_context(context: object, most: int, where: str, why: str) -> None:
         )
 
 
+def workspace_of(graph: Graph, traits: DeviceTraits) -> int:
+    """Bytes of the intermediate tensors of a call, at the upper bounds of its sizes."""
+    from purevk.graph.report import memory_data
+    from purevk.passes.pipeline import optimize
+    from purevk.schedule.planning import make_plan
+
+    with GuardLog():
+        memory = memory_data(make_plan(optimize(graph, traits), traits), unified=False)
+        return memory["planned"]
+
+
+def heaps_of(device: Context) -> tuple[Heap, ...]:
+    """The heaps of a device, with what programs may still take of them."""
+    heaps = zip(device.device.physical.heaps, device.device.allocator.budget())
+    return tuple(
+        Heap(heap.device_local, heap.size, max(budget - used, 0)) for heap, (used, budget) in heaps
+    )
+
+
 def check_fits(
-    plan: Plan, device: Context, where: str, spill: bool = False, released: int = 0
+    plan: Plan,
+    device: Context,
+    where: str,
+    longest: Callable[[], Graph],
+    spill: bool = False,
+    released: int = 0,
 ) -> Plan:
     """The plan, with the bytes of weights that do not fit on the device.
 
     Args:
+        longest: builds the method of the longest prompt.
         spill: these may be in memory of the host.
         released: bytes that are free before it is loaded, besides those that are now.
 
@@ -82,9 +132,11 @@ def check_fits(
     from purevk.program.devices.memory import free_bytes
 
     available = free_bytes(device) + released
+    if _AMPLE * plan.total > available:
+        plan = replace(plan, workspace=workspace_of(longest(), device.traits))
     if plan.total <= available:
         return plan
-    room = available - available // _WORKSPACE - plan.cache
+    room = available - plan.workspace - plan.cache
     spilled = plan.weights - room
     can_spill = room >= 0 and spilled <= free_bytes(device, local=False)
     if spill and can_spill:

@@ -200,8 +200,9 @@ def load_saved(
                 why=f"it was saved with context={plan.context} and dtype={about.dtype.name!r}",
                 next="leave them out, or load the file that it was saved from",
             )
-        plan = check_fits(plan, device, path, spill)
         source = functools.partial(_CheckedSource, opened, about)
+        longest = list(about.prompts)[-1]
+        plan = check_fits(plan, device, path, lambda: source(longest)(None), spill)
         methods, local = {"decode": source("decode")}, plan.local_weights
         program = Program(opened.label, methods, device, closing=opened.close, local_weights=local)
     sizes = (plan.context, about.vocab, about.dtype, about.is_recurrent)

@@ -71,10 +71,12 @@ def test_weights_that_do_not_fit_are_on_the_host(
     pair: tuple[purevk.llm.Model, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, reference = pair
-    heaps = {True: model.plan.total // 2, False: 10**9}
+    arguments = {"context": model.context, "dtype": "float32"}
+    whole = purevk.llm.plan(model.file.name, **arguments, device=model.program.context)
+    assert "workspace" in str(whole) and "MB free on the" in str(whole)
+    heaps = {True: whole.total - whole.weights // 2, False: 10**9}
     memory = "purevk.program.devices.memory.free_bytes"
     monkeypatch.setattr(memory, lambda device, local=True: heaps[local])
-    arguments = {"context": model.context, "dtype": "float32"}
     with pytest.raises(InputError, match="context=|spill=True"):
         purevk.llm.load(model.file.name, **arguments)
     with purevk.llm.load(model.file.name, **arguments, spill=True) as spilled:
@@ -87,6 +89,7 @@ def test_weights_that_do_not_fit_are_on_the_host(
         assert sizes["HOST"] >= 0.8 * plan.spilled
         assert f"{plan.spilled / 1e6:.1f} MB of them on the host" in str(plan)
         assert spilled.generate(PROMPT, max_tokens=4).tokens() == greedy(reference, PROMPT, 4)
+        assert plan.workspace == whole.workspace >= spilled.program.memory.planned > 0
     heaps[False] = 0
     with pytest.raises(InputError, match="MB are free"):
         purevk.llm.load(model.file.name, **arguments, spill=True)
@@ -254,7 +257,8 @@ def test_a_plan_needs_no_device(tmp_path: Path) -> None:
     write_llama(tmp_path / "model.gguf", "Q8_0")
     plans = [purevk.llm.plan(tmp_path / "model.gguf", context=rows) for rows in (16, 32)]
     assert plans[1].cache == 2 * plans[0].cache == 2 * (2 * 2 * 2 * 16 * 16 * 2)
-    assert plans[1].largest_context(plans[1].total) == 32
+    assert plans[1].largest_context(plans[1].total) == 32 and plans[1].workspace > 0
+    assert plans[1].heaps == ()
 
 
 def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
