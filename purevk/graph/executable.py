@@ -238,10 +238,9 @@ class Executable:
             Replan: the call needs another plan. States are as they were before it.
         """
         unbacked = self.unbacked
-        saved = [
-            (value, memoryview(self.states.read(value, max(value.type.nbytes, 4))))
-            for value in unbacked.unsafe
-        ]
+        unsafe = [(value, max(value.type.nbytes, 4)) for value in unbacked.unsafe]
+        data = self.states.read_all(unsafe)
+        saved = [(value, memoryview(part)) for (value, _), part in zip(unsafe, data)]
         # Another plan begins with the same seeds.
         seeds = generators.states(self.generators) if unbacked.may_replan else []
         compute = self.graph

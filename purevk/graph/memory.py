@@ -328,14 +328,23 @@ class DeviceStore:
 
     def read(self, key: object, nbytes: int) -> bytes:
         """The bytes of a tensor."""
+        return self.read_all([(key, nbytes)])[0]
+
+    def read_all(self, items: Sequence[tuple[object, int]]) -> list[bytes]:
+        """The bytes of tensors, as (key, bytes) pairs, by few submissions."""
         self._settle()
-        span = self.ranges[key]
-        if span.buffer.mapped:
-            return span.buffer.read(span.offset, nbytes)
+        spans = [(self.ranges[key], nbytes) for key, nbytes in items]
+        if all(span.buffer.mapped for span, _ in spans):
+            return [span.buffer.read(span.offset, nbytes) for span, nbytes in spans]
+        return [data for group in self._groups(items) for data in self._read_back(group)]
+
+    def _read_back(self, items: Sequence[tuple[object, int]]) -> list[bytes]:
+        """The bytes of tensors, through memory that the host reads."""
+        ends = list(itertools.accumulate(aligned(nbytes) for _, nbytes in items))
         with contextlib.ExitStack() as stack:
             back = api.Buffer(
                 self.device,
-                nbytes,
+                ends[-1],
                 api.MemoryKind.READBACK,
                 api.Usage.TRANSFER_DST,
                 label="readback",
@@ -344,11 +353,16 @@ class DeviceStore:
             commands = _commands(self.device, stack, "readback")
             commands.begin()
             commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.TRANSFER)
-            commands.copy_buffer(span.buffer, back, nbytes, span.offset, 0)
+            for (key, nbytes), end in zip(items, ends):
+                span = self.ranges[key]
+                start = end - aligned(nbytes)
+                commands.copy_buffer(span.buffer, back, nbytes, span.offset, start)
             commands.barrier(api.Access.TRANSFER, api.Access.HOST)
             commands.end()
             self.device.queue.run(commands)
-            return back.read(0, nbytes)
+            return [
+                back.read(end - aligned(nbytes), nbytes) for (_, nbytes), end in zip(items, ends)
+            ]
 
     def keep(self, keys: Container[object]) -> None:
         """Forgets all tensors but those in `keys`, and destroys the buffers that only these used.

@@ -39,7 +39,7 @@ class Checkpoints:
             return
         with self._program.held():
             states = [
-                (value, value.type.nbytes)
+                (value, max(value.type.nbytes, 4))
                 for value, label in self._program.method("decode").graph.labels.items()
                 if (label.key or label.name) not in ("logits", "token")
                 and not self._is_cache(value.type)
@@ -48,9 +48,9 @@ class Checkpoints:
             while self._copies and len(self._copies) >= most:
                 del self._copies[min(self._copies)]
             if most:
-                read = self._program.states.read
+                data = self._program.states.read_all(states)
                 self._copies[self.position] = [
-                    (value, read(value, max(nbytes, 4))[:nbytes]) for value, nbytes in states
+                    (value, part) for (value, _), part in zip(states, data)
                 ]
 
     def restore(self, position: int) -> int:

@@ -422,6 +422,28 @@ def test_a_call_that_was_given_up_keeps_nothing(
         assert context.device.live_objects().keys() <= {"PipelineCache"}
 
 
+@pytest.mark.parametrize("stand_in", ["discrete", "integrated"], indirect=True)
+def test_tensors_are_read_together(
+    stand_in: VulkanStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one submission for as many as fit into a buffer."""
+    sizes = {"a": 4, "b": 600, "c": 100, "d": 260}
+    contents = {
+        key: bytes(range(size % 251)) * (size // (size % 251)) for key, size in sizes.items()
+    }
+    with open_context() as context:
+        store = DeviceStore(context.device, "weights")
+        store.add([(key, len(data), memoryview(data)) for key, data in contents.items()])
+        monkeypatch.setattr("purevk.graph.memory._CHUNK", 1300)
+        stand_in.fail()
+        items = [(key, len(contents[key])) for key in "cabd"]
+        assert store.read_all(items) == [contents[key] for key in "cabd"]
+        submitted = stand_in.calls.count("vkQueueSubmit")
+        assert submitted == (0 if store.ranges["a"].buffer.mapped else 2)
+        assert store.read_all([]) == []
+        store.close()
+
+
 @pytest.mark.parametrize("stand_in", ["discrete"], indirect=True)
 @pytest.mark.parametrize("name", ["vkCreateBuffer", "vkFlushMappedMemoryRanges", "vkQueueSubmit"])
 def test_what_could_not_be_filled_has_no_memory(name: str, stand_in: VulkanStandIn) -> None:
