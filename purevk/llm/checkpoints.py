@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from purevk.ir import TensorType, Value
@@ -48,10 +49,10 @@ class Checkpoints:
             while self._copies and len(self._copies) >= most:
                 del self._copies[min(self._copies)]
             if most:
-                data = self._program.states.read_all(states)
-                self._copies[self.position] = [
-                    (value, part) for (value, _), part in zip(states, data)
-                ]
+                with contextlib.suppress(MemoryError):  # then there is no copy
+                    data = self._program.states.read_all(states)
+                    copy = [(value, part) for (value, _), part in zip(states, data)]
+                    self._copies[self.position] = copy
 
     def restore(self, position: int) -> int:
         """Has the states be those of the newest copy that has seen at most so many tokens, and returns

@@ -58,26 +58,20 @@ class Tensor(files.Tensor):
 
     @property
     def form(self) -> blocks.Form | None:
-        return blocks.FORMS.get(self.type.name)
+        return blocks.FORMS.get(self.kind)
 
     def floats(self) -> np.ndarray:
-        return files.floats_of(own(self.data), self.type.name).reshape(self.dims)
+        return files.floats_of(own(self.data), self.kind).reshape(self.dims)
 
     def _blocks(self) -> np.ndarray:
         return np.frombuffer(own(self.data), np.uint8).reshape(-1, self.type.nbytes)
 
     def parts(self) -> Mapping[str, np.ndarray]:
-        rows = self.numel // self.dims[-1]
-        parts = blocks.scales(self.kind, self._blocks())
+        rows, parts = math.prod(self.dims[:-1]), blocks.scales(self.kind, self._blocks())
         return {name: part.reshape(rows, -1) for name, part in parts.items()}
 
     def values(self) -> np.ndarray:
-        rows = self.numel // self.dims[-1]
-        return blocks.weight(self.type.name, self._blocks()).reshape(rows, -1)
-
-    @property
-    def numel(self) -> int:
-        return len(self.data) // self.type.nbytes * self.type.elements
+        return blocks.weight(self.kind, self._blocks()).reshape(math.prod(self.dims[:-1]), -1)
 
 
 class GgufFile(files.ModelFile):

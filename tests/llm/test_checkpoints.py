@@ -101,3 +101,20 @@ def test_an_interrupted_step_is_not_gone_on_with(
                 model.generate(prompt, max_tokens=4).tokens()
         pieces = model.generate([*prompt, 5, 6], max_tokens=4)
         assert pieces.tokens() == want and pieces.stats.reused_tokens == 20 - checkpoints.TAIL
+
+
+def test_without_room_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny("lfm2").save_pretrained(tmp_path)
+
+    def full(items: list[object]) -> list[bytes]:
+        if items:
+            raise MemoryError
+        return []
+
+    with purevk.llm.load(tmp_path, context=64, dtype="float32") as model:
+        want = model.generate([*PROMPT, *PROMPT], max_tokens=4).tokens()
+        model.position = 0
+        monkeypatch.setattr(model.program.states, "read_all", full)
+        for _ in range(2):
+            pieces = model.generate([*PROMPT, *PROMPT], max_tokens=4)
+            assert (pieces.tokens(), pieces.stats.reused_tokens) == (want, 0)
