@@ -60,6 +60,7 @@ def write_llama(
     vocabulary: bool = False,
     family: str = "Llama",
     rotation_factors: bool = False,
+    trained: int = 4096,
     **writer_options: Any,
 ) -> Any:
     """Writes a random Llama, and returns it as transformers' module with the weights of the file.
@@ -70,6 +71,7 @@ def write_llama(
         kind: of the matrices.
         table: of the embedding, which is the head too; "": the same, with a head of its own.
         vocabulary: the file has a tokenizer: bytes, some merges and control tokens.
+        trained: tokens that it was trained with.
     """
     generator = np.random.default_rng(0)
     tokens = _vocabulary() if vocabulary else []
@@ -82,7 +84,7 @@ def write_llama(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_width,
-        max_position_embeddings=4096,
+        max_position_embeddings=trained,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         tie_word_embeddings=bool(table),
@@ -90,7 +92,7 @@ def write_llama(
     )
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
     writer = gguf.GGUFWriter(path, architecture, **writer_options)
-    writer.add_context_length(4096)
+    writer.add_context_length(trained)
     writer.add_embedding_length(width)
     writer.add_block_count(2)
     writer.add_feed_forward_length(2 * width)

@@ -261,6 +261,23 @@ def test_a_plan_needs_no_device(tmp_path: Path) -> None:
     assert plans[1].heaps == ()
 
 
+def test_memory_is_linear_in_the_context(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model.gguf", trained=1 << 17)
+    rows = [1 << 12, 1 << 14, 1 << 17]
+    plans = [purevk.llm.plan(tmp_path / "model.gguf", context=each) for each in rows]
+    assert len({plan.cache / plan.context for plan in plans}) == 1
+    assert len({plan.workspace for plan in plans}) == 1
+
+
+def test_a_prompt_of_66000_tokens(tmp_path: Path) -> None:
+    """More tokens than lavapipe runs iterations of a loop."""
+    reference = write_llama(tmp_path / "model.gguf", trained=1 << 17)
+    prompt = np.random.default_rng(0).integers(0, 96, 66_000).tolist()
+    with purevk.llm.load(tmp_path / "model.gguf", context=1 << 17, dtype="float32") as model:
+        want = expected_logits(reference, prompt)
+        assert np.abs(prompt_logits(model, prompt) - want).max() <= 1e-4 * np.abs(want).max()
+
+
 def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
     writer.write_header_to_file()
