@@ -14,7 +14,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, TensorType, Value
 from purevk.ir.graph import BorrowedConstant
-from purevk.llm.files import ModelFile, Tensor, dtype_named, to_bfloat16
+from purevk.llm.files import ModelFile, Tensor, damaged, dtype_named, to_bfloat16
 from purevk.llm.graphs import GraphBuilder
 from purevk.pte import blocks
 
@@ -79,12 +79,8 @@ class Network(GraphBuilder):
         tensor = self.file.tensors.get(name)
         if tensor is None or tensor.dims != dims or 0 in dims:
             there = "is missing" if tensor is None else f"has sizes {list(tensor.dims)}"
-            raise FileFormatError(
-                f"the tensor {name} {there}",
-                where=self.file.name,
-                why=f"sizes {list(dims)} are expected",
-                next="convert the model again",
-            )
+            expected = f"sizes {list(dims)} are expected"
+            raise damaged(self.file.name, expected, f"the tensor {name} {there}")
         return tensor
 
     def has(self, name: str) -> bool:
@@ -317,11 +313,9 @@ class Network(GraphBuilder):
         if key not in self._angles:
             width, tables = 2 * len(frequencies), len(self._angles)
             if width > MOST_HEAD_WIDTH or tables >= _MOST_ROTATIONS:
-                raise FileFormatError(
-                    f"the model has a rotation of {width} elements, and {tables} others",
-                    where=self.file.name,
-                    why=f"{_MOST_ROTATIONS} of {MOST_HEAD_WIDTH} elements are accepted",
-                )
+                what = f"the model has a rotation of {width} elements, and {tables} others"
+                why = f"{_MOST_ROTATIONS} of {MOST_HEAD_WIDTH} elements are accepted"
+                raise damaged(self.file.name, why, what)
             if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
                 raise FileFormatError("a rotation is no number", where=self.file.name)
             dtype = DType.float32 if self.dtype is DType.bfloat16 else self.dtype
