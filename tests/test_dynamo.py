@@ -470,7 +470,7 @@ def test_training_runs_in_eager_torch_with_one_warning() -> None:
         compiled(torch.randn(4, 6)).sum().backward()
     assert module[0].weight.grad is not None
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         compiled(torch.randn(1, 6))
     _agrees(compiled, module, torch.randn(4, 6))
 
@@ -494,7 +494,7 @@ def test_what_cannot_be_run_runs_in_eager_torch_with_one_warning(forgotten: None
     with pytest.warns(UserWarning, match=r"uint16 cannot be run \(in .*_through_uint16"):
         _agrees(compiled, _through_uint16, torch.randn(3))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         _agrees(compiled, _through_uint16, torch.randn(3))
         _agrees(compiled, _through_uint16, torch.randn(5))  # another graph, of the same reason
 
@@ -536,7 +536,7 @@ def test_errors_of_a_call_are_those_of_eager_torch(forgotten: None) -> None:
     compiled = torch.compile(invert, backend="purevk", options=FALLBACK)
     before = set(_programs())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         with pytest.raises(torch.linalg.LinAlgError, match="singular"):
             compiled(torch.zeros(4, 4))
         _agrees(compiled, invert, torch.randn(4, 4) + 4 * torch.eye(4))
