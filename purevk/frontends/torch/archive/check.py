@@ -15,6 +15,7 @@ from typing import Any
 
 from purevk import pure_operators
 from purevk.errors import FileFormatError, UnsupportedProgramError
+from purevk.frontends.torch.archive.cost import steps_of
 
 _NAME = re.compile(r"(?!\d)\w*")
 # Names of parameters and keys of dictionaries. torch writes some into source, between quotes.
@@ -50,6 +51,7 @@ _SYMPY = frozenset(
 )
 _POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 _MOST_POWER = 64
+_MOST_STEPS, _BYTES_OF_STEP = 1 << 11, 512  # some seconds, and some for each megabyte
 _SYMBOL = re.compile(r"[a-z]+\d+", re.ASCII)
 _GUARD_NAMES = frozenset("L float max math min round torch".split())
 _GUARD_ATTRIBUTES = frozenset(
@@ -61,12 +63,13 @@ _ARITHMETIC = (
 )
 
 
-def check_program(program: Any, where: str) -> None:
+def check_program(program: Any, where: str, nbytes: int) -> None:
     """Checks a program, and drops what neither purevk nor torch needs to run it.
 
     Args:
         program: a `torch._export.serde.schema.ExportedProgram`.
         where: the file.
+        nbytes: of its description.
 
     Raises:
         FileFormatError: a text in it is none that torch writes there, or could run code.
@@ -76,28 +79,41 @@ def check_program(program: Any, where: str) -> None:
     program.graph_module.treespec_namedtuple_fields = {}
     program.torch_version = ""
     checked: set[tuple[Any, str]] = set()
+    steps, costs = 0, dict[str, int]()
     for rule, text in _texts(program):
-        if (rule, text) in checked:
-            continue
-        checked.add((rule, text))
-        try:
-            rule(text)
-        except (_Refused, RecursionError, SyntaxError, ValueError, KeyError, TypeError) as error:
-            raise FileFormatError(
-                f"the program holds the text {text[:100]!r}",
-                where=where,
-                why=f"it is no {rule.__name__.strip('_')} that torch.export writes"
-                + (f": {error}" if isinstance(error, _Refused) else ""),
-                next="it is damaged, or could run code: export the module again, with"
-                " torch.export.save(torch.export.export(module, inputs), path)",
-            ) from None
-        except UnsupportedProgramError as error:
-            error.where = where
-            raise
+        if (rule, text) not in checked:
+            checked.add((rule, text))
+            try:
+                rule(text)
+                if rule is _expression:
+                    costs[text] = steps_of(text)
+            except _ERRORS as error:
+                raise FileFormatError(
+                    f"the program holds the text {text[:100]!r}",
+                    where=where,
+                    why=f"it is no {rule.__name__.strip('_')} that torch.export writes"
+                    + (f": {error}" if isinstance(error, _Refused) else ""),
+                    next="it is damaged, or could run code: export the module again, with"
+                    " torch.export.save(torch.export.export(module, inputs), path)",
+                ) from None
+            except UnsupportedProgramError as error:
+                error.where = where
+                raise
+        steps += costs.get(text, 0) if rule is _expression else 0
+    if steps > _MOST_STEPS + nbytes // _BYTES_OF_STEP:
+        raise FileFormatError(
+            "the sizes of the file take too long to compute",
+            where=where,
+            why=f"torch would take about {steps} steps to read them",
+            next="export the module with fewer dynamic sizes, or smaller expressions of them",
+        )
 
 
 class _Refused(Exception):
     """Why a text is refused."""
+
+
+_ERRORS = (_Refused, RecursionError, SyntaxError, ValueError, KeyError, TypeError)
 
 
 def _texts(value: Any, rule: Callable[[str], None] | None = None) -> Iterator[tuple[Any, str]]:

@@ -85,7 +85,7 @@ class ExportedFile:
             _check_stated(members, self.source.name)
             text = members[_PROGRAM if _PROGRAM in members else _OLD_PROGRAM]
             program = _read("ExportedProgram", text)
-            check_program(program, self.source.name)
+            check_program(program, self.source.name, len(text))
             weights, constants = (_tensors(members, kind) for kind in ("weights", "constants"))
             _check_expanded([*weights.values(), *constants.values()], self.source.size)
             with tracing:  # sizes are computed, which a trace of another thread would record
