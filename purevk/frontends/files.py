@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from purevk.errors import FileFormatError, InputError
 from purevk.frontends import saved
 from purevk.frontends.foreign import is_exported, is_native, is_pte, members, refuse_foreign
 from purevk.frontends.reading import check_limits, reading
-from purevk.ir import Graph
+from purevk.ir import Graph, polynomials
 from purevk.paths import path_text
 from purevk.pte.source import Source
 
@@ -54,9 +54,14 @@ class FileSource:
         """See `ModelFile.digests`."""
         return self.file.digests
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """The boundary around what is done with the graphs, see `reading`."""
-        return reading(f"{self.file.label}, method {self.method}")
+        with (
+            reading(f"{self.file.label}, method {self.method}"),
+            self.file.work.counting(("lower", self.method)),
+        ):
+            yield
 
 
 class FilePart(NamedTuple):
@@ -81,6 +86,7 @@ class ModelFile:
         content: what is in the file.
         label: the file's name without its folder, for messages.
         digests: of parts of the file, by a text that says which. Those who need them keep them here.
+        work: what its sizes have taken so far.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class ModelFile:
     ) -> None:
         self.content, self.label = content, label
         self.digests: dict[str, str] = {}
+        self.work = polynomials.Work()
 
     @property
     def kind(self) -> str:
@@ -126,7 +133,7 @@ class ModelFile:
         from purevk.frontends.checked import check_results
 
         where = f"{self.label}, method {method}"
-        with reading(where):
+        with reading(where), self.work.counting(("read", method)):
             if isinstance(self.content, pte.Program):
                 from purevk.frontends.executorch.methods import read_method
 

@@ -8,7 +8,9 @@ model, and what exceeds one raises `ShapeError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import contextvars
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from purevk.errors import ShapeError
@@ -20,7 +22,34 @@ MOST_PARTS = 1 << 15
 are there: as many as in the square of a sum of 90 symbols."""
 MOST_BITS = 4096
 """Bits of a number that sizes are computed with."""
+MOST_WORK = 1 << 24
+"""Parts of all expressions that are computed for one file: some seconds. Models have about 100 for
+each node."""
 _MOST_STEPS = 1 << 16  # of a division, after which it is taken to leave a remainder
+
+
+class Work:
+    """What is computed for one file, by what it is done for. What is done again counts once, so that
+    a process may do it as often as it likes."""
+
+    def __init__(self) -> None:
+        self._done: dict[Hashable, int] = {}
+
+    @contextlib.contextmanager
+    def counting(self, task: Hashable) -> Iterator[None]:
+        """Within, expressions count. Raises ShapeError above `MOST_WORK`."""
+        most = self._done.get(task, 0)
+        others = sum(self._done.values()) - most
+        counter = [others]
+        token = _counter.set(counter)
+        try:
+            yield
+        finally:
+            _counter.reset(token)
+            self._done[task] = max(most, counter[0] - others)
+
+
+_counter: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("work", default=None)
 
 
 def parts(terms: Iterable[Term]) -> int:
@@ -40,7 +69,19 @@ def bounded_parts(count: int) -> int:
         raise ShapeError(
             f"an expression of sizes has {count} parts", why=f"at most {MOST_PARTS} are computed"
         )
+    _count(count)
     return count
+
+
+def _count(parts: int) -> None:
+    counter = _counter.get()
+    if counter is not None:
+        counter[0] += parts
+        if counter[0] > MOST_WORK:
+            raise ShapeError(
+                "the sizes of the file take too long to compute",
+                why=f"at most {MOST_WORK} parts of expressions are computed for a file",
+            )
 
 
 def bounded(number: int) -> int:
@@ -81,6 +122,7 @@ def divide(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...],
     steps = 0
     while remainder:
         steps += len(remainder)
+        _count(8 * len(remainder))
         if steps > _MOST_STEPS:
             return None
         atoms, factor = max(remainder.items(), key=_degree)

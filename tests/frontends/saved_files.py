@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from purevk.frontends import saved
-from purevk.frontends.files import open_file
-from purevk.frontends.reading import reading
+from purevk.frontends.files import FileSource, open_file
 from purevk.graph.context import typical_traits
 from purevk.passes.pipeline import optimize
 from purevk.schedule.planning import make_plan
@@ -56,5 +55,5 @@ def lower(data: bytes) -> None:
     with open_file(data) as file:
         for method in file.methods:
             graph = file.graph(method)
-            with reading(method):
+            with FileSource(file, method).reading():
                 make_plan(optimize(graph, typical_traits()), typical_traits())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +75,55 @@ def lower_size(size: Any) -> None:
 def test_sizes_of_saved_programs(name: str) -> None:
     with pytest.raises(FileFormatError):
         lower_size(SIZES[name])
+
+
+FEW = [[1, [name]] for name in SYMBOLS[:3]]
+TENTH = [[1, [["**", [*FEW, [1, []]], 10]]]]  # 286 terms
+PAIRS = [[1, [a, b]] for a, b in itertools.combinations(SYMBOLS, 2)]
+# Sizes within all limits, of which 1 MB took minutes, and how many take about 300,000 parts.
+MANY: dict[str, tuple[Any, int]] = {
+    "long sum": (PAIRS, 6),
+    "power": (TENTH, 7),
+    "square": ([[1, [["**", ALL, 2]]]], 60),
+    "division": ([[1, [["//", TENTH, FEW]]]], 1),
+    "remainder": ([[1, [["%", TENTH, [*FEW[:1], [7, []]]]]]], 4),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_sizes_of_a_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is within the limits. All of a file have one, whatever methods they are of."""
+    size, count = MANY[name]
+    monkeypatch.setattr(polynomials, "MOST_WORK", 1 << 19)
+    values = [["x", "float32", [4]], *(["y", "float32", [size]] for _ in range(count))]
+    method = method_of(values, [], [0])
+    method["symbols"] = [[name, 9, 2, True, False, False] for name in SYMBOLS]
+    method["graph"]["sources"] = [[name, {"value": 0}, 0, 0] for name in SYMBOLS]
+    methods = {f"m{n}": method for n in range(6)}
+    content = {"producer": "", "name": "", "tensors": [], "methods": methods}
+    with open_file(file_of(content)) as file:
+        file.graph("m0")
+        with pytest.raises(FileFormatError, match="too long to compute"):
+            for name in file.methods:
+                file.graph(name)
+
+
+def test_work_that_is_done_again_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polynomials, "MOST_WORK", 25)
+    total = Dim.of(Symbol("a")) + Dim.of(Symbol("b"))
+    work = polynomials.Work()
+    for _ in range(9):
+        with work.counting("read"):
+            total + total  # two products of a symbol: 4 parts
+    for task in range(4):
+        with work.counting(task):
+            total + total
+    with work.counting("read"):
+        pass
+    with work.counting("another"), pytest.raises(ShapeError, match="too long to compute"):
+        for _ in range(2):
+            total = total + total
+    assert len((total + total).terms) == 2
 
 
 def test_a_division_with_a_quotient_of_many_terms() -> None:

@@ -29,7 +29,6 @@ from purevk.errors import (
     ValidationError,
 )
 from purevk.frontends.files import FileSource, open_file
-from purevk.frontends.reading import reading
 from purevk.frontends.saved import write_program
 from purevk.graph.context import typical_traits
 from purevk.passes.pipeline import optimize
@@ -222,7 +221,7 @@ def _as_file(data: bytes) -> Iterator[str]:
 def _plan(file: Any) -> None:
     for method in file.methods:
         graph = file.graph(method)
-        with reading(method):
+        with FileSource(file, method).reading():
             make_plan(optimize(graph, typical_traits()), typical_traits())
 
 
