@@ -96,6 +96,7 @@ class CallMemory:
         self._external = external
         self._notes = tuple(notes)
         self._flags: DeviceStore | None = None
+        self._counters: DeviceStore | None = None
         self.external_buffers: list[api.Buffer] = []
         self._device, self._dispatches, self._cuts, self._sizes = device, dispatches, cuts, sizes
         self._windows = windows
@@ -111,6 +112,7 @@ class CallMemory:
         self.input_bytes = self.output_bytes = 0
         try:
             self._place_notes()
+            self._place_counters()
             self._place_uploads()
             self._place_outputs_and_temporaries()
             self._place_windows()
@@ -218,6 +220,18 @@ class CallMemory:
         for number, value in enumerate(self._notes):
             self.ranges[value] = BufferRange(self._note_buffer, number * step, step)
 
+    def _place_counters(self) -> None:
+        counters = dict.fromkeys(
+            each.storage
+            for dispatch in self._dispatches
+            for each in dispatch.bindings
+            if each.kind == "counters"
+        )
+        if counters:
+            self._counters = DeviceStore(self._device, "counters")
+            self._counters.add([(value, self._sizes[value], None) for value in counters])
+            self.ranges.update((value, self._counters.ranges[value]) for value in counters)
+
     def _place_uploads(self) -> None:
         uploads = list(
             dict.fromkeys(
@@ -322,6 +336,7 @@ class CallMemory:
         self._views = {}
         while self._buffers:
             self._buffers.pop().destroy()
-        if self._flags is not None:
-            self._flags.close()
+        for store in (self._flags, self._counters):
+            if store is not None:
+                store.close()
         self.ranges = {}

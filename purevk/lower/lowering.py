@@ -62,9 +62,9 @@ class KernelSpec:
 class Binding:
     """One buffer of a dispatch: the whole storage of a value, from byte `offset` on.
 
-    `kind` is "storage", "texel:" and a format, "flag", or "flags". A check of an index has a flag in
-    the memory of the device beside its note `storage`, which the host reads. "flags" are those of all
-    checks.
+    `kind` is "storage", "texel:" and a format, "flag", "flags" or "counters". A check of an index has a
+    flag in the memory of the device beside its note `storage`, which the host reads. "flags" are those
+    of all checks. "counters" are those of `Lowering.counters`.
     """
 
     storage: Value
@@ -156,6 +156,7 @@ class Lowering:
         storages: the value whose bytes hold each value.
         layouts: the layout of each value in its storage.
         scratch: storages that kernels asked for, with their bytes.
+        zeros: those of them that are 0 whenever a dispatch begins.
         requirements: what each call has to check.
         windows: values that name parts of storages too large for one binding.
         checks: storages of notes, in which kernels tell the host of an index that is out of range.
@@ -171,6 +172,7 @@ class Lowering:
     layouts: Mapping[Value, Layout]
     dispatches: list[Dispatch] = field(default_factory=list)
     scratch: dict[Value, int] = field(default_factory=dict)
+    zeros: set[Value] = field(default_factory=set)
     requirements: list[Requirement] = field(default_factory=list)
     windows: dict[Value, BufferWindow] = field(default_factory=dict)
     checks: dict[Value, IndexCheck] = field(default_factory=dict)
@@ -254,6 +256,12 @@ class Lowering:
         value = Value(f"scratch_{len(self.scratch)}", type)
         self.scratch[value] = type.nbytes
         return Operand(value, Layout.dense(type.dims), type)
+
+    def counters(self, type: TensorType) -> Operand:
+        """A dense tensor that is 0 before each dispatch. A kernel that writes it sets it to 0 again."""
+        operand = self.temporary(type)
+        self.zeros.add(operand.storage)
+        return operand
 
     def note(self, check: IndexCheck) -> Operand:
         """Four words for a kernel that checks an index; see `index/check.comp`. They are 0 unless
@@ -376,9 +384,8 @@ class Lowering:
                 if isinstance(operand, Operand)
                 else self.storages.get(operand, operand)
             )
-            bindings.append(
-                Binding(storage, "w" in access, f"texel:{texel}" if texel else "storage")
-            )
+            kind = "counters" if storage in self.zeros else "storage"
+            bindings.append(Binding(storage, "w" in access, f"texel:{texel}" if texel else kind))
         # Parameters that follow a value (a position) rather than a size must not make a new
         # recording of each call.
         writes = [self._whole(binding.storage) for binding in bindings if binding.write]
@@ -415,7 +422,7 @@ class Lowering:
             template,
             tuple(sorted(text.items())),
             tuple(sorted(fixed.items())),
-            tuple("storage" if binding.kind == "flags" else binding.kind for binding in bindings)
+            tuple(each.kind if ":" in each.kind else "storage" for each in bindings)
             + (("storage",) if by_value else ()),
             subgroup_size,
         )

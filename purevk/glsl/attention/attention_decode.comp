@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
 // Attention of few queries over many keys, as in decoding with a cache. A workgroup takes QUERIES
-// queries of HEADS heads that share keys, and all keys or a part of them; attention_join.comp joins the
-// parts. An invocation works on ROWS of these QUERIES * HEADS rows, and reads keys and values once for
+// queries of HEADS heads that share keys, and all keys or a part of them. The last workgroup of a
+// query joins its parts. An invocation works on ROWS of these QUERIES * HEADS rows, and reads keys and values once for
 // them. Other rows have other invocations, which go through the keys at about the same time, so that
 // the first cache has what they read. LANES invocations side by side read a row of K and the same row
 // of V. They read KEYS rows before they use the first, so that many loads are in flight.
@@ -17,11 +17,12 @@
 //     shared memory (0)
 //   VEC8_KV  1: k and v are read 8 elements at a time. HEAD_DIM, VALUE_DIM and the strides and offsets
 //     of k and v are multiples of 8, and the elements have 16 bits (0)
-//   SPLIT  1: out is float [B, Hq, S, splits, DV + 4], packed, from offset_o on: the weighted sum
-//     of the values, then the maximum of the scores and the sum of the weights (and 2 unused), for
-//     attention_join.comp
+//   SPLIT  1: two buffers follow out. parts is float [B, Hq, S, splits, DV + 4], packed: the weighted
+//     sum of the values, then the maximum of the scores and the sum of the weights (and 2 unused).
+//     counters has an int for each workgroup of a part, and all are 0 before and after. A query's
+//     parts without keys are left out, if a workgroup has one set.
 // Shared memory, bytes: ROWS * (4 * VALUE_DIM + 8) * LOCAL / SG; without SG
-// (4 * VALUE_DIM + 8) * LOCAL / LANES + 4 * KEYS * LOCAL.
+// (4 * VALUE_DIM + 8) * LOCAL / LANES + 4 * KEYS * LOCAL. With SPLIT at least 3076.
 // Grid: (S / QUERIES * splits, Hq / HEADS, B); splits is 1 without SPLIT
 #include "core/common.glslh"
 #ifndef LOCAL
@@ -55,10 +56,10 @@ int current_head;
 #undef PARAM_DEFAULT
 #define PARAM_DEFAULT 1
 PARAM(26, splits)
-#if SPLIT
-WRITEONLY_BUFFER(OUT_BINDING, out, vec4)
-#else
 WRITEONLY_BUFFER(OUT_BINDING, out, QUAD_OF(T_OUT))
+#if SPLIT
+BUFFER(OUT_BINDING + 1, parts, coherent vec4)
+BUFFER(OUT_BINDING + 2, counters, coherent int)
 #endif
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
@@ -93,11 +94,100 @@ const int AHEAD = KEYS;
 #define PARTS SHARES
 shared float partial_scores[AHEAD * LOCAL];
 #endif
-shared vec4 sums[HEADS * QUERIES * PARTS * DV4];
+#define COLUMNS (HEADS * QUERIES * DV4)
+#if SPLIT
+// How many invocations share the parts of a column, and how many parts one reads ahead.
+const int JOINERS = max(min(LOCAL / COLUMNS, max(128 / COLUMNS, PARTS)), 1), JOINED_PARTS = 4;
+shared bool is_last;
+shared vec4 sums[max(COLUMNS * PARTS, 128)];
+shared vec2 ends[max(HEADS * QUERIES * PARTS, 128)];
+#else
+shared vec4 sums[COLUMNS * PARTS];
 shared vec2 ends[HEADS * QUERIES * PARTS];
+#endif
 
 LOOPS(loop(ceil(T, SHARES), 2))
 LOOPS(loop(ceil(ROWS * DV4, OWN), 2 * loop(PARTS)))
+#if SPLIT
+LOOPS(loop(ceil(COLUMNS, LOCAL), loop(splits)) + loop(LOCAL))
+
+// The first part of a row of this workgroup.
+int parts_of(int row, int first_head, int first_query) {
+    int head = int(gl_WorkGroupID.z) * int(gl_NumWorkGroups.y) * HEADS + first_head + row % HEADS;
+    return (head * S + first_query + row / HEADS) * splits * (DV4 + 1);
+}
+#endif
+
+// Stores a quad of a row of this workgroup.
+void store(vec4 sum, float all_weights, float top, int row, int quad, int first_head, int first_query) {
+    int batch = int(gl_WorkGroupID.z), head = first_head + row % HEADS, query = first_query + row / HEADS;
+    int at = (offset_o + batch * o_batch + head * o_head + query * o_row) / 4 + quad;
+    buf_out[at] = QUAD_FROM(T_OUT, (sum * over_total(all_weights, top, batch, head, query)));
+}
+
+#if SPLIT
+// Joins the first `used` parts, if this workgroup is the last that has one.
+void join(int used, int first_head, int first_query) {
+    int local = int(gl_LocalInvocationIndex);
+    memoryBarrierBuffer();
+    barrier();
+    if (local == 0) {
+        int group = int(gl_WorkGroupID.z) * int(gl_NumWorkGroups.y) + int(gl_WorkGroupID.y);
+        int counter = group * (S / QUERIES) + first_query / QUERIES;
+        is_last = atomicAdd(buf_counters[counter], 1) == used - 1;
+        if (is_last) buf_counters[counter] = 0;
+    }
+    barrier();
+    if (!is_last) return;
+    memoryBarrierBuffer();
+    for (int i = local; i < COLUMNS * JOINERS; i += LOCAL) {
+        int column = i % COLUMNS, row = column / DV4, quad = column % DV4, at = parts_of(row, first_head, first_query);
+        float top = UNSEEN, all_weights = 0.0;
+        vec4 sum = vec4(0.0);
+        for (int first = i / COLUMNS; first < used; first += JOINERS * JOINED_PARTS) {
+            vec4 end[JOINED_PARTS], part[JOINED_PARTS];
+            UNROLL for (int u = 0; u < JOINED_PARTS; u++) {
+                int of = at + min(first + u * JOINERS, used - 1) * (DV4 + 1);
+                end[u] = buf_parts[of + DV4];
+                part[u] = buf_parts[of + quad];
+            }
+            float before = top;
+            UNROLL for (int u = 0; u < JOINED_PARTS; u++) {
+                if (first + u * JOINERS >= used) end[u].x = UNSEEN;
+                top = max(top, end[u].x);
+            }
+            float shrink = weight(before, top);
+            all_weights *= shrink;
+            sum *= shrink;
+            UNROLL for (int u = 0; u < JOINED_PARTS; u++) {
+                float scale = weight(end[u].x, top);
+                all_weights += scale * end[u].y;
+                sum += scale * part[u];
+            }
+        }
+        if (JOINERS == 1) {
+            store(sum, all_weights, top, row, quad, first_head, first_query);
+        } else {
+            sums[i] = sum;
+            if (quad == 0) ends[i / COLUMNS * HEADS * QUERIES + row] = vec2(top, all_weights);
+        }
+    }
+    if (JOINERS == 1) return;
+    barrier();
+    if (local >= COLUMNS) return;
+    int row = local / DV4;
+    float top = UNSEEN, all_weights = 0.0;
+    for (int j = 0; j < JOINERS; j++) top = max(top, ends[j * HEADS * QUERIES + row].x);
+    vec4 sum = vec4(0.0);
+    for (int j = 0; j < JOINERS; j++) {
+        vec2 end = ends[j * HEADS * QUERIES + row];
+        float scale = weight(end.x, top);
+        all_weights += scale * end.y;
+        sum += scale * sums[j * COLUMNS + local];
+    }
+    store(sum, all_weights, top, row, local % DV4, first_head, first_query);
+}
+#endif
 
 void main() {
     int set = int(gl_LocalInvocationIndex) / OWN, id = int(gl_LocalInvocationIndex) - set * OWN;
@@ -123,7 +213,13 @@ void main() {
     begin_functions();
 #if SPLIT
     // The parts share the keys that a query may see, by whole steps.
-    int all = splits * AHEAD * SHARES, size = (max(last - first, 0) + all - 1) / all * AHEAD * SHARES;
+    int all = splits * AHEAD * SHARES, keys = max(last - first, 0), size = (keys + all - 1) / all * AHEAD * SHARES;
+#if SETS == 1
+    int used = size > 0 ? (keys + size - 1) / size : 1;
+    if (part >= used) return;
+#else
+    int used = splits;  // sets may see different keys
+#endif
     first += part * size;
     last = min(last, first + size);
 #endif
@@ -268,15 +364,17 @@ void main() {
             all_weights += scale * ends[from + p].y;
             sum += scale * sums[(from + p) * DV4 + quad];
         }
-        int row_head = first_head + row % HEADS, row_query = first_query + row / HEADS;
 #if SPLIT
-        int made = ((batch * int(gl_NumWorkGroups.y) * HEADS + row_head) * S + row_query) * splits + part;
-        int at = offset_o / 4 + made * (DV4 + 1);
-        if (quad == 0) buf_out[at + DV4] = vec4(top, all_weights, 0.0, 0.0);
-        buf_out[at + quad] = sum;
-#else
-        int at = (offset_o + batch * o_batch + row_head * o_head + row_query * o_row) / 4;
-        buf_out[at + quad] = QUAD_FROM(T_OUT, (sum * over_total(all_weights, top, batch, row_head, row_query)));
+        if (used > 1) {
+            int at = parts_of(row, first_head, first_query) + part * (DV4 + 1);
+            if (quad == 0) buf_parts[at + DV4] = vec4(top, all_weights, 0.0, 0.0);
+            buf_parts[at + quad] = sum;
+            continue;
+        }
 #endif
+        store(sum, all_weights, top, row, quad, first_head, first_query);
     }
+#if SPLIT
+    if (used > 1) join(used, first_head, first_query);
+#endif
 }

@@ -283,28 +283,18 @@ class Decode:
                 flops=call.flops,
             )
             return
-        shares = lowering.temporary(
+        parts = lowering.temporary(
             TensorType(DType.float32, (batches, heads, queries, self.splits, call.width + 4))
         )
-        own = {name: size for name, size in call.params.items() if "sinks" not in name}
-        split_params: dict[str, Size] = {**own, "offset_o": 0, "splits": self.splits}
-        kept = {name: each for name, each in call.buffers.items() if name != "sinks"}
+        counters = lowering.counters(TensorType(DType.int32, (batches, heads, queries)))
         lowering.dispatch(
             "attention/attention_decode.comp",
-            {**kept, "out": (shares, "w")},
-            macros={**macros, "SPLIT": 1, "T_OUT": "float", "SINKS": 0, "T_SINKS": "float"},
-            params=split_params,
+            {**call.buffers, "parts": (parts, "rw"), "counters": (counters, "rw")},
+            macros={**macros, "SPLIT": 1},
+            params={**call.params, "splits": self.splits},
             grid=(taken[0] * self.splits, taken[1], batches),
             subgroup_size=self.subgroup,
             flops=call.flops,
-        )
-        sinks = {name: size for name, size in call.params.items() if name.startswith("sinks_")}
-        outs = {name: call.params[name] for name in ("o_batch", "o_head", "o_row")}
-        lowering.dispatch(
-            "attention/attention_join.comp",
-            {"shares": shares, "sinks": call.sinks, "out": call.out},
-            {"S": queries, "DV": call.width, "splits": self.splits, **outs, **sinks},
-            grid=(queries, heads, batches),
         )
 
 

@@ -305,13 +305,12 @@ def check(
     def held(array):
         return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
 
-    out_strides = strides("o", q_heads, queries, values, rows_first)
     params = {
         **parameters(queries, keys, q_heads // k_heads, scale, causal or 0),
         **strides("q", q_heads, queries, head, rows_first),
         **strides("k", k_heads, keys, head, rows_first),
         **strides("v", k_heads, keys, values, rows_first),
-        **out_strides,
+        **strides("o", q_heads, queries, values, rows_first),
     }
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
     macros.update(HEAD_DIM=head, VALUE_DIM=values, CAUSAL=int(causal is not None), **(more or {}))
@@ -331,17 +330,14 @@ def check(
         params.update(zip(("limits_batch", "limits_head", "limits_row"), steps))
         params["offset_limits"] = 0
         buffers.append(limits)
-    split, own = kind.startswith("split"), {}
     if sinks is not None:
-        own = {
-            f"sinks_{axis}": stride // sinks.itemsize if size > 1 else 0
+        params.update(
+            (f"sinks_{axis}", stride // sinks.itemsize if size > 1 else 0)
             for axis, size, stride in zip(("batch", "head", "row"), sinks.shape, sinks.strides)
-        }
-        own["offset_sinks"] = 0
-        if not split:
-            params.update(own)
-            macros.update(SINKS=1, T_SINKS=GLSL[sinks.dtype.type])
-            buffers.append(sinks)
+        )
+        params["offset_sinks"] = 0
+        macros.update(SINKS=1, T_SINKS=GLSL[sinks.dtype.type])
+        buffers.append(sinks)
     shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
@@ -374,18 +370,11 @@ def check(
         template = "attention/attention_decode.comp"
         params["splits"] = splits
         grid = (queries * splits, q_heads, batch)
-    if split:
+    buffers.append(Out(shape, dtype))
+    if kind.startswith("split"):
         buffers.append(Out((batch, q_heads, queries, splits, values + 4), np.float32))
-        (shares,) = run(template, buffers, params, grid, macros)
-        to = {"S": queries, "DV": values, "splits": splits, **out_strides, **own}
-        last = {"T_OUT": GLSL[dtype]}
-        if sinks is not None:
-            last |= {"SINKS": 1, "T_SINKS": GLSL[sinks.dtype.type]}
-        buffers = [shares, *([] if sinks is None else [sinks]), Out(shape, dtype)]
-        grid = (queries, q_heads, batch)
-        (got,) = run("attention/attention_join.comp", buffers, to, grid, last)
-    else:
-        (got,) = run(template, [*buffers, Out(shape, dtype)], params, grid, macros)
+        buffers.append(np.zeros((batch, q_heads, queries), np.int32))  # are 0 in the end, too
+    got, *_ = run(template, buffers, params, grid, macros)
     close(got.swapaxes(1, 2) if rows_first else got, want, dtype)
 
 

@@ -391,6 +391,32 @@ def test_queries_that_share_keys(form, dtype, monkeypatch):
     )
 
 
+def test_parts_are_joined_at_each_call(monkeypatch):
+    """The last workgroup of a query joins the parts that see keys: what counts workgroups is 0 at the
+    next call, whose keys are in another number of parts."""
+    size = default_context().traits.subgroup_size
+    form = Decode(3, 2 * size, size)
+    monkeypatch.setattr(attention, "choose", lambda *args, **named: form)
+    monkeypatch.setattr(Lowering, "texel", lambda *args, **named: "")  # as on GPUs
+    q, k, v = unit(1, 2, 1, 16), unit(1, 2, 90, 16, seed=1), unit(1, 2, 90, 16, seed=2)
+
+    def attend(q, k, v, last):
+        return sdpa(q, k, v, (torch.arange(90)[None] <= last[:, None])[None, None])
+
+    with program_of(attend, (q, k, v, torch.tensor([89]))) as program:
+        (kernel,) = [
+            dict(each.kernel.macros)
+            for each in program.method("forward").executable.plan.dispatches
+            if each.kernel.template == "attention/attention_decode.comp"
+        ]
+        assert kernel["SPLIT"] == "1" and kernel["LIMITS"] == "1"
+        for number, last in enumerate((89, 40, 0, 70, 89)):
+            q = unit(1, 2, 1, 16, seed=number)
+            found = program.forward(q, k, v, torch.tensor([last]))
+            expected = F.scaled_dot_product_attention(q, k[:, :, : last + 1], v[:, :, : last + 1])
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("dims", "dtype", "keys", "words"),
     [
