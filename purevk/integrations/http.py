@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +21,8 @@ MAX_BODY = 64 << 20
 """Bytes of the largest body."""
 MAX_WAITING = 256
 """Requests that a process has in work at a time."""
+MAX_LISTS = 1 << 22
+"""Lists and objects in the JSON of a body: an empty one takes 20 times the memory of its text."""
 BODY_SECONDS = 30.0
 """Time in which a body must arrive."""
 MAX_BODIES = 1 << 30
@@ -106,6 +109,7 @@ class Limits:
 
         try:
             async with room.body(Request(scope, receive), self.max_body) as body:
+                _check_lists(_json_part(body, Headers(scope=scope)))
                 messages.append({"type": "http.request", "body": body, "more_body": False})
                 with self.gate:
                     await self.app(scope, replay, send)
@@ -118,9 +122,11 @@ async def json_of(request: Request) -> AsyncIterator[Any]:
     """What the JSON of a request holds, until it is answered.
 
     Raises:
-        HTTPException: what `Room.body` raises; or it is no JSON, or nested too deeply (400).
+        HTTPException: what `Room.body` raises; or it is no JSON, or nested too deeply (400), or it has
+            more than `MAX_LISTS` lists and objects (413).
     """
     async with room.body(request) as body:
+        _check_lists(body)
         try:
             values = json.loads(body)
         except RecursionError:
@@ -128,6 +134,18 @@ async def json_of(request: Request) -> AsyncIterator[Any]:
         except ValueError as error:
             raise HTTPException(400, f"the body is no JSON: {error}") from None
         yield values
+
+
+def _check_lists(text: bytes) -> None:
+    """Raises `HTTPException` 413 for JSON of more than `MAX_LISTS` lists and objects."""
+    if text.count(b"[") + text.count(b"{") > MAX_LISTS:
+        raise HTTPException(413, f"the body has more than {MAX_LISTS} lists and objects")
+
+
+def _json_part(body: bytes, headers: Headers) -> bytes:
+    """What is JSON in a request of the Open Inference Protocol: binary tensors may follow it."""
+    length = headers.get("inference-header-content-length", "")
+    return body[: int(length)] if length.isdecimal() and len(length) < 12 else body
 
 
 def answer(result: Mapping[str, np.ndarray] | PurevkError) -> Response:

@@ -15,7 +15,9 @@ pytest.importorskip("starlette", reason="scripts/engines.sh runs these tests wit
 from purevk.integrations import http
 
 
-async def _call(app: Any, chunks: Sequence[bytes], method: str = "POST") -> tuple[int, bytes]:
+async def _call(
+    app: Any, chunks: Sequence[bytes], method: str = "POST", headers: Sequence[Any] = ()
+) -> tuple[int, bytes]:
     """The status and the body that an ASGI application answers."""
     messages = [{"type": "http.request", "body": each, "more_body": True} for each in chunks]
     messages[-1]["more_body"] = False
@@ -27,7 +29,8 @@ async def _call(app: Any, chunks: Sequence[bytes], method: str = "POST") -> tupl
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": "/", "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": method, "path": "/", "query_string": b""}
+    scope["headers"] = list(headers)
     await app(scope, receive, send)
     return sent[0]["status"], b"".join(each.get("body", b"") for each in sent)
 
@@ -85,6 +88,49 @@ def test_bodies_that_arrive_have_a_limit_together(monkeypatch: pytest.MonkeyPatc
         assert http.room.used == 0 and (await _call(app, [b"x" * 100]))[0] == 200
 
     asyncio.run(run())
+
+
+def test_bodies_of_many_lists_and_wrong_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of 64 MB of empty lists took 2.3 GB. Texts of errors can be answers, whatever they have."""
+    monkeypatch.setattr(http, "MAX_LISTS", 9)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        from starlette.exceptions import HTTPException
+        from starlette.requests import Request
+
+        try:
+            async with http.json_of(Request(scope, receive)) as values:
+                response = http.answer(InputError(f"no {values}"))
+        except HTTPException as error:
+            response = http.error_response(error)
+        await response(scope, receive, send)
+
+    for body, code, word in (
+        (b"[[],[],[],[],[],[],[],[]]", 400, "no [["),
+        (b"[" + b"[],{}," * 5 + b"1]", 413, "more than 9 lists"),
+        (b"[" * 10, 413, "more than 9 lists"),
+        (b'"\\ud800"', 400, "no \\ud800"),
+        (b"9" * 5000, 400, "the body is no JSON"),
+        (b"\xff", 400, "the body is no JSON"),
+        (b"", 400, "the body is no JSON"),
+    ):
+        status, text = asyncio.run(_call(app, [body]))
+        assert status == code and json.loads(text)["error"].startswith(("the body", "no"))
+        assert word in json.loads(text)["error"]
+    monkeypatch.setattr(http, "MAX_LISTS", 1 << 22)
+    status, text = asyncio.run(_call(app, [b"[" * 100_000]))
+    assert status == 400 and b"nested too deeply" in text
+
+
+def test_lists_before_binary_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of tensors may be anything."""
+    monkeypatch.setattr(http, "MAX_LISTS", 9)
+    app = http.Limits(_echo)
+    body = b"[[]]" + b"[" * 50
+    assert asyncio.run(_call(app, [body]))[0] == 413
+    for length, code in ((b"4", 200), (b"11", 200), (b"12", 413), (b"-4", 413), (b"9" * 5000, 413)):
+        headers = [(b"inference-header-content-length", length)]
+        assert asyncio.run(_call(app, [body], headers=headers))[0] == code
 
 
 async def _call_partly(app: Any) -> tuple[int, Any]:
