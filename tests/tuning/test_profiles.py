@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -105,9 +106,8 @@ DESCRIBED = [
 
 @pytest.mark.parametrize("described", DESCRIBED, ids=lambda kind: kind.__name__)
 def test_every_field_is_described(described: type) -> None:
-    assert described.__doc__ is not None
-    attributes = described.__doc__.partition("Attributes:")[2]
-    names = re.findall(r"^        ((?:\w+, )*\w+):", attributes, re.MULTILINE)
+    attributes = (inspect.getdoc(described) or "").partition("Attributes:")[2]
+    names = re.findall(r"^    ((?:\w+, )*\w+):", attributes, re.MULTILINE)
     assert ", ".join(names).split(", ") == fields_of(described)
 
 
