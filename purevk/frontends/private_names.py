@@ -26,6 +26,7 @@ NAMES = {
     "torch._C._functorch.is_functorch_wrapped_tensor": "tensors within torch.func transforms",
     "torch._VF": "recurrent layers, which torch.nn calls there",
     "torch._check": "conditions of sizes",
+    "torch._decomp.decomposition_table": "recurrent layers in a trace of a traced program",
     "torch._dynamo": "the backend of torch.compile",
     "torch._export.serde": "the graph of a .pt2 file",
     "torch._export.verifier": "operators that a graph of torch.export may have",

@@ -32,11 +32,13 @@ def _define(name: str, schema: str, results: Callable[..., Any]) -> Any:
 def _results(
     x: _Tensor, hx: Any, params: Sequence[_Tensor], biases: bool, layers: int, *options: Any
 ) -> tuple[_Tensor, ...]:
-    """Tensors of the sizes of a layer's results."""
-    _, _, bidirectional, _ = options
+    """Tensors of the sizes and strides of a layer's results."""
+    _, _, bidirectional, batch_first = options
     state = [hx] if isinstance(hx, _Tensor) else hx
     width = state[0].shape[-1] * (2 if bidirectional else 1)
-    return x.new_empty((*x.shape[:-1], width)), *map(torch.empty_like, state)
+    steps, batch = (1, 0) if batch_first else (0, 1)
+    outputs = x.new_empty((x.shape[steps], x.shape[batch], width)).transpose(0, steps)
+    return outputs, *map(torch.empty_like, state)
 
 
 def _results_of_lengths(x: _Tensor, lengths: _Tensor, *others: Any) -> tuple[_Tensor, ...]:
@@ -88,13 +90,16 @@ def traced_whole() -> Iterator[None]:
 def _replaced(name: str, replace: Callable[[Any], Any]) -> Iterator[None]:
     """Within, torch traces a layer by the function that `replace` makes of its decomposition."""
     op: Any = getattr(torch.ops.aten, name).input
-    before = dict(op.py_kernels)
+    before, table = dict(op.py_kernels), torch._decomp.decomposition_table
     for key in _KEYS:
         op.py_kernels[key] = replace(before[key])
     op._dispatch_cache.clear()
+    decomposition = table[op]  # for the sizes alone, where run_decompositions keeps the layer
+    table[op] = replace(decomposition)
     try:
         yield
     finally:
+        table[op] = decomposition
         op.py_kernels.clear()
         op.py_kernels.update(before)
         op._dispatch_cache.clear()

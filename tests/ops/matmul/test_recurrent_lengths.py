@@ -175,3 +175,33 @@ def test_files(steps, tmp_path):
         for length in (6, 31):
             x = torch.randn(length, 2, 4)
             _agree(program(x), layer(x), 1e-5)
+
+
+class _Encoder(torch.nn.Module):
+    """A layer whose results attention reads: torch views them by their strides, and traces the program
+    twice."""
+
+    def __init__(self, kind: str, batch_first: bool) -> None:
+        super().__init__()
+        self.layer = getattr(torch.nn, kind)(8, 4, bidirectional=True, batch_first=batch_first)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.layer(x)[0]
+        rows = made.transpose(0, 1) if self.layer.batch_first else made
+        return self.attention(made, made, made)[0], rows.view(rows.shape[0], -1, 4)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_results_that_attention_reads(kind, batch_first, tmp_path):
+    model = _Encoder(kind, batch_first).eval().requires_grad_(False)
+    dim = 1 if batch_first else 0
+    shapes = ({dim: Dim("steps", min=2, max=50)},)
+    example = torch.randn(2, 5, 8) if batch_first else torch.randn(5, 2, 8)
+    with purevk.compile(model, (example,), shapes) as program:
+        program.save(tmp_path / "encoder.pvk")
+    with purevk.load(tmp_path / "encoder.pvk") as program:  # has one graph, for all lengths
+        for length in (5, 2, 33):
+            x = torch.randn(2, length, 8) if batch_first else torch.randn(length, 2, 8)
+            _agree(program(x), model(x), 1e-5)
