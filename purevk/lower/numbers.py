@@ -30,7 +30,7 @@ def rounded(number: float, dtype: DType) -> float:
     """The nearest number of a dtype of floats; infinite beyond its largest."""
     code = {DType.float16: "<e", DType.float64: "<d"}.get(dtype, "<f")
     try:
-        (nearest,) = struct.unpack(code, struct.pack(code, number))
+        (nearest,) = struct.unpack(code, struct.pack(code, float(number)))
     except OverflowError:
         nearest = math.copysign(math.inf, number)
     if dtype is DType.bfloat16 and not math.isnan(nearest):

@@ -604,6 +604,15 @@ def test_large_integers_are_exact():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_comparisons_with_large_integers(dtype):
+    """They are rounded to the dtype: to infinity, beyond its largest number."""
+    x = torch.tensor([1.0, -2.0, 65504.0, -65504.0, float("inf"), float("-inf")], dtype=dtype)
+    functions = (aten.ge.Scalar, aten.lt.Scalar, aten.eq.Scalar, aten.ne.Scalar)
+    numbers = (70000, -(2**24) - 1, 2**62)
+    check([Case(function, (x, number)) for function in functions for number in numbers])
+
+
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_clamp(dtype):
     x = tensor(3, 8, dtype=dtype)
