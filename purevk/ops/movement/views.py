@@ -80,6 +80,8 @@ def _by_size(
     if 0 in x.dims:
         return (Layout.dense(results[0].dims),)
     seen = view_layout(layout, x.dims, results[0].dims)
+    if seen is None and layout.strides == Layout.dense(x.dims).strides:
+        seen = Layout(layout.offset, Layout.dense(results[0].dims).strides)
     return None if seen is None else (seen,)
 
 

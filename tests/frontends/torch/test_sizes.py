@@ -91,6 +91,19 @@ def test_multiples_of_one_size_need_no_other_lowering() -> None:
         assert len(program.methods["forward"].variants[0].specializations) == 1
 
 
+class _Fixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(3, 2, -1, 2, 2)  # at (6, 4) torch decides that two dims have these sizes
+
+
+def test_a_view_whose_sizes_torch_fixes() -> None:
+    module = _Fixed()
+    with purevk.compile(module, (torch.randn(6, 4),), ({0: Dim.AUTO, 1: Dim.AUTO},)) as program:
+        for sizes in ((6, 4), (6, 8), (12, 4)):
+            x = torch.randn(*sizes)
+            torch.testing.assert_close(program(x), module(x))
+
+
 class _Steps(nn.Module):
     """Numbers from a real start, or by a real step, up to a size."""
 
