@@ -58,7 +58,7 @@ def check_numbers(definition: registry.Operator, args: Sequence[Arg]) -> None:
                 f"argument {name!r} of {definition.name} is the text {arg[:80]!r}",
                 why="a tensor or a number is expected",
             )
-        missing = arg is None and parameter.default is parameter.empty
+        missing = arg is None and parameter.default is not None
         if missing or (isinstance(arg, DType) and "dtype" not in name):
             raise registry.ShapeError(
                 f"argument {name!r} of {definition.name} is {arg}",

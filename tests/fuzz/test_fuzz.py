@@ -146,6 +146,7 @@ FOUND = {
     ),
     "product of bytes and floats": ("linear_portable.pte", ["word", 1092, 0]),
     "bias of bytes": ("linear_relu_inline.pte", ["word", 944, 65536]),
+    "factor of a sum is missing": ("branch.pte", ["nudge", 788, -1]),
 }  # fmt: skip
 
 
