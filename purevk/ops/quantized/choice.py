@@ -323,6 +323,8 @@ def choose_few_rows(traits: DeviceTraits, matmul: QuantizedMatmul, paired: bool)
         return None
     columns = {"quantized/qdot.comp": 4, "quantized/qdot_coopmat.comp": 16}.get(form.template)
     if columns:
+        if paired and macros.get("ROWS") == 1:  # a pair has as many words in flight as two segments
+            macros = {**macros, "SEGMENTS": 1}
         grid = (_dims.ceil_div(matmul.n, columns * (1 + paired)), *form.grid[1:])
         return Form(form.template, grid, macros, form.subgroup_size)
     if form.template != "quantized/qmatvec.comp" or not macros["SHARE"] or macros["ANY_GROUP"]:
