@@ -16,7 +16,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import reading
 from purevk.llm import files, packed
 from purevk.llm.files import damaged
-from purevk.llm.safetensors import MOST_TEXT, Made, Stored, read_json, read_tensors, stacked
+from purevk.llm.safetensors import MOST_TEXT, Computed, Stored, read_json, read_tensors, stacked
 from purevk.llm.tokenizer.files import numbers_of, read_about
 from purevk.paths import read_file
 
@@ -292,9 +292,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _constant(numbers: Any) -> Made:
+def _constant(numbers: Any) -> Computed:
     array = np.asarray(numbers, np.float32).reshape(-1)
-    return Made("factors", array.shape, lambda: array)
+    return Computed("factors", array.shape, lambda: array)
 
 
 _BARE = {
@@ -317,7 +317,7 @@ def _bare(
     if part is None:
         new = _BARE.get(match[2])
         if new == "ssm_a":
-            tensor = Made(name, tensor.dims, functools.partial(_negated_exp, tensor))
+            tensor = Computed(name, tensor.dims, functools.partial(_negated_exp, tensor))
         return {f"{layer}.{new}": tensor} if new else {}
     if not is_oss:
         return {f"{layer}.ffn_{part.removesuffix('_proj')}_exps.weight": tensor}
@@ -335,7 +335,7 @@ def _bare(
 
         *outer, rows = tensor.dims
         dims = (outer[0], rows // step, *outer[1:])
-        return Made(name, dims, read)
+        return Computed(name, dims, read)
 
     kind = "bias" if part.endswith("_bias") else "weight"
     if part.startswith("gate_up_proj"):

@@ -22,9 +22,10 @@ from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
 from purevk.llm.network import Network
-from purevk.llm.plan import Plan, check_context, check_fits, heaps_of, plan_of, workspace_of
+from purevk.llm.plan import Plan, check_context, check_fits, plan_of, workspace_of
 from purevk.llm.transformer import Transformer
 from purevk.paths import path_text
+from purevk.program.devices.memory import heaps_of
 from purevk.program.program import Program
 from purevk.tuning.traits import DeviceTraits
 

@@ -8,22 +8,10 @@ from dataclasses import dataclass, replace
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.ir import Graph, GuardLog
+from purevk.program.devices.memory import Heap
 from purevk.tuning.traits import DeviceTraits
 
 _AMPLE = 2  # times what weights and cache take: with as much free memory, a workspace fits too
-
-
-@dataclass(frozen=True)
-class Heap:
-    """A heap of memory of a device: whether it is local to the device, and its bytes."""
-
-    local: bool
-    size: int
-    free: int
-
-    def __str__(self) -> str:
-        kind = "device" if self.local else "host"
-        return f"{self.free / 1e6:.1f} of {self.size / 1e6:.1f} MB free on the {kind}"
 
 
 @dataclass(frozen=True)
@@ -101,14 +89,6 @@ def workspace_of(graph: Graph, traits: DeviceTraits) -> int:
     with GuardLog():
         memory = memory_data(make_plan(optimize(graph, traits), traits), unified=False)
         return memory["planned"]
-
-
-def heaps_of(device: Context) -> tuple[Heap, ...]:
-    """The heaps of a device, with what programs may still take of them."""
-    heaps = zip(device.device.physical.heaps, device.device.allocator.budget())
-    return tuple(
-        Heap(heap.device_local, heap.size, max(budget - used, 0)) for heap, (used, budget) in heaps
-    )
 
 
 def check_fits(

@@ -114,8 +114,8 @@ class Quantized(files.Tensor):
 
 
 @dataclass(frozen=True)
-class Made(files.Tensor):
-    """A tensor that is made of others.
+class Computed(files.Tensor):
+    """A tensor that is computed from others.
 
     Attributes:
         read: gives the elements, or the quantized values.
@@ -139,7 +139,7 @@ class Made(files.Tensor):
         return self.read()
 
 
-def stacked(name: str, tensors: Sequence[files.Tensor]) -> Made:
+def stacked(name: str, tensors: Sequence[files.Tensor]) -> Computed:
     """Tensors of the same type and sizes, one after the other."""
     first = tensors[0]
 
@@ -152,7 +152,7 @@ def stacked(name: str, tensors: Sequence[files.Tensor]) -> Made:
         parts = [tensor.parts() for tensor in tensors]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    return Made(name, (len(tensors), *first.dims), read, first.kind, first.form, parts)
+    return Computed(name, (len(tensors), *first.dims), read, first.kind, first.form, parts)
 
 
 def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:

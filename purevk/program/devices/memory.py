@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from purevk.frontends.files import ModelFile
@@ -9,15 +10,33 @@ from purevk.graph.context import Context
 from purevk.program.devices.cuts import read_leaves
 
 
+@dataclass(frozen=True)
+class Heap:
+    """A heap of memory: whether it is local to the device, and its bytes, all and those that programs
+    may still take."""
+
+    local: bool
+    size: int
+    free: int
+
+    def __str__(self) -> str:
+        kind = "device" if self.local else "host"
+        return f"{self.free / 1e6:.1f} of {self.size / 1e6:.1f} MB free on the {kind}"
+
+
+def heaps_of(context: Context) -> tuple[Heap, ...]:
+    """The heaps of a device."""
+    device = context.device
+    return tuple(
+        Heap(heap.device_local, heap.size, max(budget - used, 0))
+        for heap, (used, budget) in zip(device.physical.heaps, device.allocator.budget())
+    )
+
+
 def free_bytes(context: Context, local: bool = True) -> int:
     """The bytes that programs may still take of the memory that is local to a device, or of the
     memory of the host that it reads."""
-    device = context.device
-    return sum(
-        max(budget - used, 0)
-        for heap, (used, budget) in zip(device.physical.heaps, device.allocator.budget())
-        if heap.device_local == local
-    )
+    return sum(heap.free for heap in heaps_of(context) if heap.local == local)
 
 
 def weight_bytes(opened: ModelFile) -> int:
