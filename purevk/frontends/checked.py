@@ -3,31 +3,37 @@ and where views lie in the bytes of their input."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import NEXT, place_of
-from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, TensorType, Value
+from purevk.frontends.result_types import equal_at
+from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, Symbol, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 
 
-def check_results(graph: Graph, where: str) -> None:
+def check_results(graph: Graph, where: str, examples: Mapping[str, int]) -> None:
     """Compares every result of a graph and its sub-graphs with the shape function of its operator, and
     every view with its storage.
 
     Args:
         where: the file and the method, for messages.
+        examples: the sizes that the graph was traced with, by their symbols' names. The guards of the
+            graph hold for these, and need not hold at the bounds of the sizes.
 
     Raises:
         FileFormatError: they differ.
         ShapeError, GraphError, TypeError, ...: an operator does not take its arguments.
     """
+    traced = {
+        symbol: max(examples[symbol.name], 1) for symbol in graph.symbols if symbol.name in examples
+    }
     with GuardLog():  # decisions that the graph was made under, see `SavedProgram.graph`
         for inner in graph.nested():
             for node in inner.nodes:
-                _check_node(inner, node, where)
+                _check_node(inner, node, where, traced)
             _check_sources(inner, where)
             for value, constant in inner.constants.items():
                 if constant.known and constant.nbytes != value.type.nbytes:
@@ -112,7 +118,7 @@ def _gives_sizes(node: Node) -> bool:
     return False
 
 
-def _check_node(graph: Graph, node: Node, where: str) -> None:
+def _check_node(graph: Graph, node: Node, where: str, traced: Mapping[Symbol, int]) -> None:
     definition = registry.find(node.op)
     if definition is None:
         return  # the CPU runs it, and compares what it gives with the stated types
@@ -120,14 +126,14 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
         if value in graph.inputs or value in graph.constants:
             _refuse(node, where, f"{node.op} writes {value!r}", "it is no state of the program")
     if node.op == "purevk.store":
-        _check_type(node, where, 0, node.tensor("value").type, node.tensor("state").type)
+        _check_type(node, where, 0, node.tensor("value").type, node.tensor("state").type, traced)
     check_numbers(definition, node.args)
     try:
         inferred = definition.infer(node.args)
     except registry.UnknownSizes as error:
         if error.types is not None:
             for number, (value, type) in enumerate(zip(node.results, error.types)):
-                _check_data_dependent(node, where, number, value.type, type)
+                _check_data_dependent(node, where, number, value.type, type, traced)
         return
     imaginary = any(isinstance(arg, complex) for arg in node.args)
     if imaginary and not any(type.dtype.is_complex for type in inferred):
@@ -136,7 +142,7 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
         why = f"{len(node.results)} are stated"
         _refuse(node, where, f"{node.op} has {len(inferred)} results", why)
     for number, (value, type) in enumerate(zip(node.results, inferred)):
-        _check_type(node, where, number, value.type, type)
+        _check_type(node, where, number, value.type, type, traced)
     if isinstance(definition.form, (registry.View, registry.Kernel)):
         for value, type in zip(node.results, inferred):
             if value.type.dtype is not type.dtype:
@@ -147,11 +153,16 @@ def _check_node(graph: Graph, node: Node, where: str) -> None:
 
 
 def _check_type(
-    node: Node, where: str, number: int, stated: TensorType, computed: TensorType
+    node: Node,
+    where: str,
+    number: int,
+    stated: TensorType,
+    computed: TensorType,
+    traced: Mapping[Symbol, int],
 ) -> None:
     same = (
         stated.rank == computed.rank
-        and all(_alike(a, b) for a, b in zip(stated.dims, computed.dims))
+        and all(_alike(a, b, traced) for a, b in zip(stated.dims, computed.dims))
         and _alike_dtypes(stated.dtype, computed.dtype)
     )
     if not same:
@@ -169,9 +180,10 @@ def _check_data_dependent(
     number: int,
     stated: TensorType,
     computed: TensorType | registry.DataDependentType,
+    traced: Mapping[Symbol, int],
 ) -> None:
     same = stated.rank == len(computed.dims) and all(
-        not isinstance(size, (int, Dim)) or _alike(stated_size, size)
+        not isinstance(size, (int, Dim)) or _alike(stated_size, size, traced)
         for stated_size, size in zip(stated.dims, computed.dims)
     )
     if not same or not _alike_dtypes(stated.dtype, computed.dtype):
@@ -179,13 +191,15 @@ def _check_data_dependent(
         _refuse(node, where, f"result {number} of {node.op} is stated as {stated}", why)
 
 
-def _alike(stated: Size, computed: Size) -> bool:
-    """Whether two sizes are the same expression, or agree at the bounds of their symbols."""
+def _alike(stated: Size, computed: Size, traced: Mapping[Symbol, int]) -> bool:
+    """Whether two sizes are the same expression, or agree at the bounds of their symbols or where they
+    were traced."""
     if isinstance(stated, int) and isinstance(computed, int):
         return stated == computed
     if isinstance(stated, Dim) and isinstance(computed, Dim) and stated.terms == computed.terms:
         return True
-    return _dims.hint(stated) == _dims.hint(computed)
+    at_bounds = _dims.hint(stated) == _dims.hint(computed)
+    return at_bounds or equal_at(stated, computed, traced) is True
 
 
 def _alike_dtypes(stated: DType, computed: DType) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -141,7 +141,10 @@ class ModelFile:
             else:
                 graph = with_position_limits(self.content.graph(method, sizes))
             check_limits(graph, where)
-            check_results(graph, where)
+            traced: Mapping[str, int] = {}
+            if sizes is None and isinstance(self.content, saved.SavedProgram):
+                traced = self.content.examples(method)
+            check_results(graph, where, traced)
             return replace(graph, shares_weights=len(self.methods) > 1)
 
     def close(self) -> None:

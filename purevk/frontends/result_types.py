@@ -35,12 +35,13 @@ def _may_be(size: Size, stated: Size | Bound) -> bool:
     return size == stated
 
 
-def _differs(size: Size, stated: Size | Bound, traced: Mapping[Symbol, int]) -> bool:
-    """Whether a size is not the stated one for the sizes that the model was traced with."""
-    if isinstance(stated, Bound):
-        return False
-    all_traced = _dims.symbols(size) | _dims.symbols(stated) <= traced.keys()
-    return all_traced and _dims.evaluate(size, traced) != _dims.evaluate(stated, traced)
+def equal_at(left: Size | Bound, right: Size | Bound, sizes: Mapping[Symbol, int]) -> bool | None:
+    """Whether two expressions are equal for such sizes; None: one has other symbols, or is a bound."""
+    if isinstance(left, Bound) or isinstance(right, Bound):
+        return None
+    if not _dims.symbols(left) | _dims.symbols(right) <= sizes.keys():
+        return None
+    return _dims.evaluate(left, sizes) == _dims.evaluate(right, sizes)
 
 
 def fixed_sizes(types: Sequence[TensorType], recorded: Sequence[Recorded]) -> Iterator[Guard]:
@@ -131,7 +132,10 @@ class ResultTypes:
                             for size, other in pairs
                         )
                     )
-                    or (exact and any(_differs(*pair, self._bounds.hints) for pair in pairs))
+                    or (
+                        exact
+                        and any(equal_at(*pair, self._bounds.hints) is False for pair in pairs)
+                    )
                 ):
                     raise FileFormatError(
                         f"result {number} of {definition.name} is recorded as {stated}",

@@ -221,6 +221,10 @@ class SavedProgram:
             del self._data[method]
         return self._methods[method](sizes)
 
+    def examples(self, method: str) -> Mapping[str, int]:
+        """The sizes that a method was traced with, by the names of their symbols; `graph` has read it."""
+        return self._methods[method].examples
+
     def close(self) -> None:
         """Closes the file once nobody uses its tensors."""
         self._methods.clear()

@@ -104,6 +104,31 @@ def test_a_view_whose_sizes_torch_fixes() -> None:
             torch.testing.assert_close(program(x), module(x))
 
 
+class _ViewOfProduct(nn.Module):
+    """A view of both sizes together, in random factors."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.sizes = rng.choice([[2, 2], [4], [1, 4]])
+        self.sizes[:0] = rng.sample([rng.choice([1, 2, 3]), -1], 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(self.sizes) * 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_files_of_views_of_products(seed: int, tmp_path: Path) -> None:
+    """Guards fix what the bounds of the sizes do not keep: the file's results are compared at the sizes
+    of the trace."""
+    module, x = _ViewOfProduct(random.Random(seed)), torch.randn(6, 4)
+    with purevk.compile(module, (x,), ({0: Dim.AUTO, 1: Dim.AUTO},)) as program:
+        program.save(tmp_path / "m.pvk")
+    with purevk.load(tmp_path / "m.pvk") as loaded:
+        for rows in (6, 12, 24):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(loaded(x), module(x))
+
+
 class _Steps(nn.Module):
     """Numbers from a real start, or by a real step, up to a size."""
 
