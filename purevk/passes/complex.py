@@ -22,6 +22,7 @@ from purevk.ir import Arg, Graph, Node, Value, map_values, values_in
 from purevk.ir.host import HOST
 from purevk.ops import registry
 from purevk.ops.complex.split import Pairs, Parts, Split, is_complex, rule_of
+from purevk.ops.movement.bits import VIEW_DTYPE
 from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
 
@@ -31,6 +32,7 @@ _STORAGE = (
     "aten.copy.default",
     "aten.view_as_real.default",
     "aten.view_as_complex.default",
+    VIEW_DTYPE,
 )
 
 

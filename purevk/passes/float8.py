@@ -9,6 +9,7 @@ from purevk.ir import Arg, Graph, Node, Value, map_values
 from purevk.ops import registry
 from purevk.ops.elementwise.float8 import decode, encode
 from purevk.ops.facts import Moves
+from purevk.ops.movement.bits import VIEW_DTYPE
 from purevk.passes.rewrite import Rewriter, each_node
 from purevk.tuning import DeviceTraits
 
@@ -58,6 +59,8 @@ class _Writer:
         if definition is None:
             return None
         name = definition.name
+        if name == VIEW_DTYPE:
+            return self._viewed(rewriter, node)
         if name == _CAST:
             return self._cast(rewriter, node.tensor("x"), node.result.type.dtype)
         if registry.movement(node) is not Moves.NO or registry.is_view(node):
@@ -78,7 +81,7 @@ class _Writer:
         if not value.type.dtype.is_float8:
             return value
         if value not in self.seen:
-            self.seen[value] = rewriter.purevk.bits(value, DType.uint8)
+            self.seen[value] = rewriter.emit(VIEW_DTYPE, value, DType.uint8)
         return self.seen[value]
 
     def _wide(self, rewriter: Rewriter, value: Value) -> Value:
@@ -95,7 +98,16 @@ class _Writer:
             return value if value.type.dtype is dtype else rewriter.emit(_CAST, value, dtype)
         if value.type.dtype is not DType.float32:
             value = rewriter.emit(_CAST, value, DType.float32)
-        return rewriter.purevk.bits(rewriter.purevk.to_float8(value, dtype), dtype)
+        return rewriter.emit(VIEW_DTYPE, rewriter.purevk.to_float8(value, dtype), dtype)
+
+    def _viewed(self, rewriter: Rewriter, node: Node) -> Value:
+        """A view of bytes as elements of another dtype, or of such elements as bytes."""
+        dtype = node.result.type.dtype
+        code = DType.uint8 if dtype.is_float8 else dtype
+        value = self._bytes(rewriter, node.tensor("x"))
+        if value.type.dtype is not code:
+            value = rewriter.emit(VIEW_DTYPE, value, code)
+        return _as(rewriter, value, dtype)
 
     def _moved(self, rewriter: Rewriter, node: Node) -> tuple[Value, ...]:
         def seen(arg: Arg) -> Arg:
@@ -118,7 +130,7 @@ class _Writer:
         value = node.optional_float("value")
         args["value"] = encode(0.0 if value is None else value, dtype)
         result = rewriter.emit(node.op, *(args[name] for name in definition.parameters))
-        return rewriter.purevk.bits(result, dtype)
+        return rewriter.emit(VIEW_DTYPE, result, dtype)
 
     def _computed(self, rewriter: Rewriter, node: Node) -> Value:
         (dtype,) = {value.type.dtype for value in node.inputs if value.type.dtype.is_float8}
@@ -159,11 +171,11 @@ def _only_moves(node: Node) -> bool:
 
 
 def _as(rewriter: Rewriter, value: Value, dtype: DType) -> Value:
-    return rewriter.purevk.bits(value, dtype) if dtype.is_float8 else value
+    return rewriter.emit(VIEW_DTYPE, value, dtype) if dtype.is_float8 else value
 
 
 def _filled(rewriter: Rewriter, node: Node, number: float) -> Value:
     type = node.result.type
     code = encode(number, type.dtype)
     codes = rewriter.aten.full(type.dims, code, DType.uint8)
-    return rewriter.purevk.bits(codes, type.dtype)
+    return rewriter.emit(VIEW_DTYPE, codes, type.dtype)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Constant, Graph, Input, Node, TensorType, Value, map_values
+from purevk.ops.movement.bits import VIEW_DTYPE
 from purevk.tuning import DeviceTraits
 
 _NARROW = (DType.float16, DType.bfloat16)
@@ -56,37 +58,24 @@ def _widen(graph: Graph, swapped: dict[Value, Value], outermost: bool) -> Graph:
     for value in graph.inputs:
         if outermost and isinstance(value, Value) and _is_narrow(value):
             inner = Value(f"{value.name}_wide", value.type.with_dtype(DType.float32))
-            nodes.append(
-                Node(
-                    "aten._to_copy.default",
-                    _cast_arguments(value, DType.float32),
-                    (inner,),
-                    "input",
-                )
-            )
+            nodes.append(_cast(value, inner, "input"))
             swapped[value] = inner
-    nodes += [
-        replace(
-            node,
-            args=tuple(argument(arg) for arg in node.args),
-            results=tuple(wide(value) for value in node.results),
-        )
-        for node in graph.nodes
-    ]
+
+    def visit(node: Node) -> list[Node]:
+        if node.op == VIEW_DTYPE and any(map(_is_narrow, (*node.inputs, *node.results))):
+            return _of_bits(node, wide)
+        args = tuple(argument(arg) for arg in node.args)
+        return [replace(node, args=args, results=tuple(map(wide, node.results)))]
+
+    for node in graph.nodes:
+        nodes += visit(node)
     outputs = []
     for number, output in enumerate(graph.outputs):
         if not outermost:
             output = argument(output)
         elif isinstance(output, Value) and _is_narrow(output):
             outer = Value(f"output_{number}_narrow", output.type)
-            nodes.append(
-                Node(
-                    "aten._to_copy.default",
-                    _cast_arguments(wide(output), output.type.dtype),
-                    (outer,),
-                    "output",
-                )
-            )
+            nodes.append(_cast(wide(output), outer, "output"))
             output = outer
         outputs.append(output)
     constants = {
@@ -123,8 +112,24 @@ def _wide_leaf(value: Value) -> Value:
     return _leaves.setdefault(value, Value(value.name, value.type.with_dtype(DType.float32)))
 
 
-def _cast_arguments(value: Value, dtype: DType) -> tuple[Arg, ...]:
-    return (value, dtype, None, None, None, False, None)
+def _of_bits(node: Node, wide: Callable[[Value], Value]) -> list[Node]:
+    """A view of a tensor's bytes, which those of float32 are not: the CPU makes it of the half
+    precision."""
+    (x, dtype), result = node.args, node.result
+    before, after = [], []
+    if isinstance(x, Value) and _is_narrow(x):
+        x, given = Value(f"{result.name}_operand", x.type), wide(x)
+        before.append(_cast(given, x))
+    if _is_narrow(result):
+        narrow = Value(f"{result.name}_bits", result.type)
+        after.append(_cast(narrow, wide(result)))
+        result = narrow
+    return [*before, replace(node, args=(x, dtype), results=(result,)), *after]
+
+
+def _cast(value: Value, result: Value, source: str = "") -> Node:
+    args = (value, result.type.dtype, None, None, None, False, None)
+    return Node("aten._to_copy.default", args, (result,), source)
 
 
 def _is_narrow(value: object) -> bool:

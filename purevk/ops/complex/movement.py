@@ -9,6 +9,8 @@ from purevk.ir import Arg, Dim, Node, TensorType, Value, map_values
 from purevk.ops import registry
 from purevk.ops.complex.split import Made, NoKernelError, Pairs, Parts, Split, apply_by, computing
 from purevk.ops.complex.views import pair_type
+from purevk.ops.movement.bits import VIEW_DTYPE
+from purevk.ops.promotion import real_dtype
 from purevk.ops.shapes import wrap
 
 
@@ -280,3 +282,20 @@ def _copy(split: Split, node: Node) -> Made:
     pairs = split.pairs(node.tensor("src"), node.result.type.dtype.component)
     target = split.builder.aten.expand(pairs, (*node.result.type.dims, 2))
     return Pairs(split.builder.aten.alias(target))
+
+
+@apply_by(VIEW_DTYPE)
+def _view_dtype(split: Split, node: Node) -> Made:
+    """The pairs in one row are real numbers: these are viewed as those of the result."""
+    value, result = node.tensor("x"), node.result.type
+    sizes = value.type.dims
+    if value.type.dtype.is_complex:
+        value = split.pairs(value)
+        sizes = (*sizes[:-1], 2 * sizes[-1]) if sizes else (2,)
+    value = split.builder.aten.view(value, sizes or (1,))
+    dtype = real_dtype(result.dtype)
+    if value.type.dtype is not dtype:
+        value = split.emit(VIEW_DTYPE, value, dtype)
+    if not result.dtype.is_complex:
+        return split.builder.aten.view(value, result.dims)
+    return Pairs(split.builder.aten.view(value, (*result.dims, 2)))

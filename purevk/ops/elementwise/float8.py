@@ -1,4 +1,4 @@
-"""The dtypes of 8-bit floats: conversions from and to float32, and tensors seen as their bytes.
+"""The dtypes of 8-bit floats: conversions from and to float32.
 
 `passes/float8.py` replaces tensors of these dtypes by uint8 tensors of the same bytes, so that no
 other kernel knows them.
@@ -10,10 +10,7 @@ import math
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Layout, TensorType, Value
 from purevk.ops.elementwise.pointwise import unary
-from purevk.ops.facts import Moves
-from purevk.ops.registry import Operator, View, register
 
 
 class Format(NamedTuple):
@@ -97,17 +94,3 @@ unary(
     compute="float",
     out=DType.float32,
 )
-
-
-def _bits_shape(x: TensorType, dtype: DType) -> TensorType:
-    return x.with_dtype(dtype)
-
-
-def _bits_layout(
-    layout: Layout, x: TensorType, results: tuple[TensorType, ...], value: Value, dtype: DType
-) -> tuple[Layout]:
-    return (layout,)
-
-
-# The same bytes as elements of another dtype of the same size.
-register(Operator("purevk.bits", _bits_shape, View(_bits_layout), moves=Moves.NO))

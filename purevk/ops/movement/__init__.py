@@ -1,3 +1,3 @@
 """Data movement: views, concatenation, padding, flips, shuffles."""
 
-from purevk.ops.movement import cat, patches, rearrange, slices, views  # noqa: F401
+from purevk.ops.movement import bits, cat, patches, rearrange, slices, views  # noqa: F401
