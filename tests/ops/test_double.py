@@ -47,6 +47,18 @@ near = wide(64).mul(2**-50).add(1.0)[torch.arange(200) % 64]  # float32 has them
 close = wide(64).mul(2**-30).add(1.0)
 
 
+def test_lgamma():
+    """Exactly 0 at 1 and 2; beside them, and where steps lead to them, to a few units in the last
+    place."""
+    close = torch.tensor([1e-12, 1e-9, 1e-4, 0.1, 0.25, 0.49], dtype=D)
+    at_zero = torch.tensor([1.0, 2.0], dtype=D)
+    numbers = torch.cat([1 + close, 1 - close, 2 + close, 2 - close, torch.linspace(2.5, 20, 99)])
+    run(
+        Case(torch.lgamma, (at_zero,), rtol=0.0, atol=0.0),
+        Case(torch.lgamma, (numbers.to(D),), rtol=3e-15, atol=0.0),
+    )
+
+
 def test_integral_parts():
     """Ties, and fractions of numbers above 2^31."""
     ties = torch.arange(-9, 10, dtype=D) / 2
