@@ -92,7 +92,20 @@ vec4 load_bt(int n, int k) {
 
 #include "matmul/matmul_tile.glslh"
 
+void tile_sum(int start, int end) {
+    for (int k = start; k < end; k += 4) {
+        vec4 a[A_LOADS];
+        UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(A_ROW(g), k);
+        tile_step(a, k);
+    }
+}
+
+#if LONG_SUMS
+#define FOLD 512  // terms of a sum that is added to others
+LOOPS(loop(ceil(K, FOLD), loop(FOLD / 4)) + FIND_ROWS_LOOPS)
+#else
 LOOPS(loop(ceil(K, 4)) + FIND_ROWS_LOOPS)
+#endif
 
 void main() {
     int z = int(gl_WorkGroupID.z);
@@ -113,18 +126,21 @@ void main() {
 #endif
     tile_col = TILE_COL;
     tile_clear();
-    for (int k = 0; k < depth; k += 4) {
-        vec4 a[A_LOADS];
-        UNROLL for (int g = 0; g < A_LOADS; g++) a[g] = load_a(A_ROW(g), k);
-        tile_step(a, k);
+#if LONG_SUMS
+    for (int start = 0; start < depth; start += FOLD) {
+        tile_sum(start, min(start + FOLD, depth));
+        tile_fold();
     }
+#else
+    tile_sum(0, depth);
+#endif
     int base_o = offset_o + inner * batch_o + outer * outer_o;
     UNROLL for (int j = 0; j < TN4; j++) {
         int n = OUT_COL(j);
         vec4 bias = bias4(n, N);
         UNROLL for (int i = 0; i < TM; i++) {
             int m = OUT_ROW(i);
-            if (m < m_end && n < N) store4(acc[i][j] + bias, base_o + m * ldo + n, z, m, n, N);
+            if (m < m_end && n < N) store4(TILE_SUM(i, j) + bias, base_o + m * ldo + n, z, m, n, N);
         }
     }
 }

@@ -73,6 +73,7 @@ class Registers:
         return self.subgroup_size if self.subgroup_size > 1 else None
 
 
+_LONG = 4096  # terms, from which on their sum is one of parts
 Choice = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot | Registers
 
 
@@ -227,7 +228,7 @@ def emit(
         stored = choice.takes_vectors and gcd4(n)
         params |= {"splits": choice.splits, "split_size": split_size(k, choice)}
     macros = vector_macros(b, *read, stored, reads_wide(choice))
-    macros |= matrix_macros(choice, a, target)
+    macros |= matrix_macros(choice, a, target, k)
     if not isinstance(choice, Dot):
         macros["B_TRANSPOSED"] = int(transposed)
     if splits:
@@ -252,8 +253,13 @@ def both_half(a: DType, b: DType) -> bool:
     return a is b and a in (DType.float16, DType.bfloat16)
 
 
-def matrix_macros(choice: Choice, a: Operand, out: Operand) -> dict[str, str | int]:
-    """The macros of kernels for matrix cores that depend on the dtype of the operands."""
+def matrix_macros(
+    choice: Choice, a: Operand, out: Operand, terms: Size = 0
+) -> dict[str, str | int]:
+    """The macros that depend on the dtype of the operands, for matrix cores, or on the number of
+    terms of an element, for software devices."""
+    if isinstance(choice, Registers) and _dims.upper(terms) > _LONG:
+        return {"LONG_SUMS": 1}
     if a.dtype is not DType.bfloat16 or not isinstance(choice, (Coopmat, WorkgroupCoopmat)):
         return {}
     macros: dict[str, str | int] = {"BFLOAT16": 1}

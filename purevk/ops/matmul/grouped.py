@@ -128,7 +128,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         form = 2 if _dims.upper(m) <= _dims.upper(m) // rows + _dims.upper(count) + 1 else 1
         tiles = m if form == 2 else m // rows + count + 1
     epilogue = matrix_epilogue(lowering, node, out, vectors[2])
-    macros = vector_macros(b, *vectors, reads_wide(choice)) | matrix_macros(choice, a, out)
+    macros = vector_macros(b, *vectors, reads_wide(choice)) | matrix_macros(choice, a, out, k)
     macros |= {"B_TRANSPOSED": int(transposed), "ROW_GROUPS": form}
     params: dict[str, Size] = {"M": m, "N": n, "K": k, "lda": a.strides[0], "ldb": ldb}
     params |= {"ldo": out.strides[0], "groups": count, **Batches(batch_b=b.strides[0]).params}

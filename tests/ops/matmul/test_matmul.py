@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 
 import pytest
 import torch
@@ -132,6 +133,29 @@ def test_large_sum():
     check(
         Case(aten.mm.default, (a, b), expected=exact, rtol=1e-5, atol=5e-5),
         Case(aten.mm.default, (ah, bh), expected=rounded, rtol=1e-3, atol=1e-3),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_error_of_long_sums(seed):
+    """Sums of positive numbers, where a float32 sum of one term after the other is wrong by 1e-5."""
+    draw = random.Random(seed)
+    m, n, depth = draw.randint(1, 9), draw.randint(1, 9), draw.randint(20_000, 300_000)
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.rand(m, depth, generator=generator), torch.rand(depth, n, generator=generator)
+    expected = (a.double() @ b.double()).float()
+    transposed = b.T.contiguous()
+    parts = torch.complex(b, -b)
+    check(
+        Case(aten.mm.default, (a, b), expected=expected, rtol=1.5e-6, atol=0.0),
+        Case(lambda a, b: a @ b.T, (a, transposed), expected=expected, rtol=1.5e-6, atol=0.0),
+        Case(
+            lambda a, b: a.to(torch.complex64) @ b,
+            (a, parts),
+            expected=torch.complex(expected, -expected),
+            rtol=1.5e-6,
+            atol=0.0,
+        ),
     )
 
 
