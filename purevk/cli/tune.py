@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,18 +47,12 @@ class Trial(Choices):
         self.by_node: dict[object, set[str]] = {}
         self._number, self._most, self._node = number, most, None
 
-    def take(
-        self,
-        kind: str,
-        problem: object,
-        candidates: Callable[[], Iterable[_Kernel]],
-        default: _Kernel,
-    ) -> _Kernel:
+    def take(self, kind: str, problem: object, candidates: Iterable[_Kernel]) -> _Kernel:
         name = question(kind, problem)
-        choices = list(dict.fromkeys((default, *candidates())))[: self._most]
+        choices = list(dict.fromkeys(candidates))[: self._most]
         self.asked[name] = [str(choice) for choice in choices]
         self.by_node.setdefault(self._node, set()).add(name)
-        return choices[self._number] if self._number < len(choices) else default
+        return choices[self._number if self._number < len(choices) else 0]
 
     def begin(self, node: Any) -> None:
         self._node = node

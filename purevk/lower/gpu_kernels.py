@@ -121,7 +121,19 @@ def _load(
     return ceil(groups, cores * resident), load + fullest * (ceil(groups, cores) - load)
 
 
-class TileChoice(GpuChoice):
+class Candidate(GpuChoice):
+    """A choice that says whether it fits, and what it costs."""
+
+    @abstractmethod
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
+        """Whether the template's conditions and the device's limits hold."""
+
+    @abstractmethod
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
+
+
+class TileChoice(Candidate):
     """What the choices share whose workgroups make `tile_m` x `tile_n` results in steps of
     `tile_k`."""
 
@@ -258,7 +270,7 @@ class Distance(Tiled):
 
 
 @dataclass(frozen=True)
-class Vector(GpuChoice):
+class Vector(Candidate):
     """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
     K."""
 
@@ -322,7 +334,7 @@ class Vector(GpuChoice):
 
 
 @dataclass(frozen=True)
-class Dot(GpuChoice):
+class Dot(Candidate):
     """`matmul_dot.comp`: `lanes` invocations share K, for 4 columns and `rows` rows, and have `steps`
     loads of each column in flight. B is dense along K."""
 

@@ -17,10 +17,10 @@ from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from purevk.lower.gpu_kernels import (
+    Candidate,
     Distance,
     Dot,
     DotBlocks,
-    GpuChoice,
     Problem,
     Tiled,
     Vector,
@@ -37,11 +37,16 @@ from purevk.tuning import DeviceTraits
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 
 GpuKernel: TypeAlias = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot
-_Tile = TypeVar("_Tile", Fragments, FragmentConvolution)
+_Kernel = TypeVar("_Kernel", bound=Candidate)
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
     """All kernels that fit."""
+    return (kernel for kernel in _kernels(traits, problem) if kernel.fits(traits, problem))
+
+
+def _kernels(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
+    """The kernels for a matmul, some of which may not fit."""
     sizes = traits.profile.tiles
     tiles: list[Tiled | Coopmat | WorkgroupCoopmat] = [
         Tiled(*each) for each in (*sizes.tiled, *(() if problem.window else sizes.tiled_long))
@@ -53,12 +58,13 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
             tiles.append(wide if wide.fits(traits, problem) else narrow)
     tiles += [WorkgroupCoopmat(*each) for each in sizes.workgroup_coopmat]
     for tile in tiles:
-        if tile.fits(traits, problem):
-            yield tile
-            yield from _split(traits, problem, tile)
+        yield tile
+        yield from _split(traits, problem, tile)
     if problem.window:
         return
-    yield from dots(traits, problem)
+    if problem.m <= 8:
+        rows = 1 << (problem.m - 1).bit_length()
+        yield from (Dot(rows, *shape, traits.subgroup_size) for shape in sizes.dot)
     if problem.m > 8 and problem.transposed and problem.on_matrix_cores(traits):
         return  # matrix cores are faster
     for rows in (1, 2, 4, 8, 16):
@@ -76,20 +82,8 @@ def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
             while chunk > 1 and 16 * chunk * lanes * slices > traits.max_shared_memory:
                 chunk //= 2
             depth = 4 if rows == 16 and traits.max_shared_memory >= 40960 else 2
-            choice = Vector(rows, lanes, slices, chunk, depth)
-            if choice.fits(traits, problem) and not (rows == 8 and slices == 64):
-                yield choice
-
-
-def dots(traits: DeviceTraits, problem: Problem) -> Iterator[Dot]:
-    """The kernels of few rows that fit, if B is dense along K."""
-    if problem.m > 8:
-        return
-    rows = 1 << (problem.m - 1).bit_length()
-    for lanes, steps in traits.profile.tiles.dot:
-        choice = Dot(rows, lanes, steps, traits.subgroup_size)
-        if choice.fits(traits, problem):
-            yield choice
+            if not (rows == 8 and slices == 64):
+                yield Vector(rows, lanes, slices, chunk, depth)
 
 
 def _split(
@@ -108,11 +102,10 @@ def _split(
     for splits in (2, 4, 8, 16):
         part = replace(tile, splits=splits)
         if groups * splits <= 5 * cores and problem.k >= splits * tile.tile_k:
-            if not isinstance(part, WorkgroupCoopmat) or part.fits(traits, problem):
-                yield part
+            yield part
 
 
-def _total(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> float:
+def _total(traits: DeviceTraits, problem: Problem, choice: Candidate) -> float:
     cost, costs = choice.cost(traits, problem), traits.profile.matmul
     if choice.splits > 1:
         cost += (
@@ -122,10 +115,20 @@ def _total(traits: DeviceTraits, problem: Problem, choice: GpuKernel) -> float:
     return cost
 
 
-def _runs(traits: DeviceTraits, problem: Problem, choice: GpuChoice) -> bool:
+def _runs(traits: DeviceTraits, problem: Problem, choice: Candidate) -> bool:
     """Whether the grid is one that the device takes."""
     grid = choice.grid(problem.m, problem.n, problem.batches)
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
+
+
+def _by_cost(
+    traits: DeviceTraits, problem: Problem, kernels: Iterable[_Kernel], any_grid: bool = True
+) -> list[_Kernel]:
+    """The kernels that fit, the cheapest first. With `any_grid`, if the device takes the grid of none
+    of them, all."""
+    found = [kernel for kernel in kernels if kernel.fits(traits, problem)]
+    run = [kernel for kernel in found if _runs(traits, problem, kernel)]
+    return sorted(run or found * any_grid, key=lambda kernel: _total(traits, problem, kernel))
 
 
 def choose_fragment_tile(
@@ -155,10 +158,10 @@ def choose_fragment_tile(
         if copied:
             cost += costs.copy * copied + (0.0 if alone else costs.copy_start)
             others = costs.others_copied if alone else costs.others
-        if cost >= others * _total(traits, problem, _cheapest(traits, problem)):
+        if cost >= others * _least_cost(traits, problem):
             return None
     kind = "fragments of pairs" if paired else "fragments"
-    return traits.choices.take(kind, problem, lambda: found, found[0])
+    return traits.choices.take(kind, problem, found)
 
 
 def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentConvolution | None:
@@ -166,52 +169,39 @@ def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentC
     expected to be faster."""
     found = _convolution_tiles(traits, problem)
     others = traits.profile.matmul.convolution.others
-    if not found or found[0].cost(traits, problem) >= others * _total(
-        traits, problem, _cheapest(traits, problem)
-    ):
+    if not found or found[0].cost(traits, problem) >= others * _least_cost(traits, problem):
         return None
-    return traits.choices.take("convolution", problem, lambda: found, found[0])
+    return traits.choices.take("convolution", problem, found)
 
 
 @lru_cache(maxsize=4096)
 def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
     """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
-    return _fitting(traits, problem, (Fragments(*each) for each in traits.profile.tiles.fragments))
+    tiles = (Fragments(*sizes) for sizes in traits.profile.tiles.fragments)
+    return _by_cost(traits, problem, tiles, any_grid=False)
 
 
 @lru_cache(maxsize=4096)
 def _convolution_tiles(traits: DeviceTraits, problem: Problem) -> list[FragmentConvolution]:
     """The tiles of `conv2d_fragments.comp` that fit, the cheapest first."""
-    sizes = traits.profile.tiles.convolution
-    return _fitting(traits, problem, (FragmentConvolution(*each) for each in sizes))
-
-
-def _fitting(traits: DeviceTraits, problem: Problem, tiles: Iterable[_Tile]) -> list[_Tile]:
-    """Those that fit, the cheapest first."""
-    return sorted(
-        [each for each in tiles if each.fits(traits, problem) and _runs(traits, problem, each)],
-        key=lambda each: each.cost(traits, problem),
-    )
+    tiles = (FragmentConvolution(*sizes) for sizes in traits.profile.tiles.convolution)
+    return _by_cost(traits, problem, tiles, any_grid=False)
 
 
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
     """The kernel that was measured to be the fastest, or else the cheapest of those that fit."""
-    default = _cheapest(traits, problem)
-    return traits.choices.take("matmul", problem, lambda: _by_cost(traits, problem), default)
+    return traits.choices.take("matmul", problem, _matmuls(traits, problem))
 
 
-@lru_cache(maxsize=4096)
-def _cheapest(traits: DeviceTraits, problem: Problem) -> GpuKernel:
-    return _by_cost(traits, problem)[0]
+@lru_cache(maxsize=1024)
+def _matmuls(traits: DeviceTraits, problem: Problem) -> list[GpuKernel]:
+    """The kernels for a matmul, the cheapest first."""
+    return _by_cost(traits, problem, _kernels(traits, problem))
 
 
-def _by_cost(traits: DeviceTraits, problem: Problem) -> list[GpuKernel]:
-    """The kernels that fit, the cheapest first."""
-    found = list(candidates(traits, problem))
-    return sorted(
-        [c for c in found if _runs(traits, problem, c)] or found,
-        key=lambda c: _total(traits, problem, c),
-    )
+def _least_cost(traits: DeviceTraits, problem: Problem) -> float:
+    """That of the cheapest kernel for a matmul."""
+    return _total(traits, problem, _matmuls(traits, problem)[0])
 
 
 @lru_cache(maxsize=4096)
@@ -249,36 +239,28 @@ def choose_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> V
     Args:
         saved: how many dispatches before and after the matmul become part of it.
     """
-    default = _cheapest_few_rows(traits, problem, saved)
-    if default is None:
-        return None
-    return traits.choices.take("rows", problem, lambda: _few_rows(traits, problem), default)
+    found = _few_rows(traits, problem, saved)
+    return traits.choices.take("rows", problem, found) if found else None
 
 
 def prefers_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> bool:
     """Whether the cost model chooses a `Dot`, or a `Vector` of up to 8 rows, with `saved` as for
     `choose_few_rows`."""
-    return _cheapest_few_rows(traits, problem, saved) is not None
+    return bool(_few_rows(traits, problem, saved))
 
 
-@lru_cache(maxsize=4096)
-def _cheapest_few_rows(traits: DeviceTraits, problem: Problem, saved: int) -> Vector | Dot | None:
-    found = _few_rows(traits, problem) if problem.m <= 8 else []
-    if not found:
-        return None
-    cheapest = _cheapest(traits, problem)
-    if isinstance(cheapest, (Vector, Dot)):
-        return found[0]
+def _few_rows(traits: DeviceTraits, problem: Problem, saved: int) -> list[Vector | Dot]:
+    """The kernels of up to 8 rows that read B as it is, the cheapest first; none where another is
+    better."""
+    if problem.m > 8:
+        return []
+    kernels, kind = _matmuls(traits, problem), Dot if problem.transposed else Vector
+    found = [c for c in kernels if isinstance(c, kind) and c.rows <= 8]
+    if not found or isinstance(kernels[0], (Vector, Dot)):
+        return found
     # A small dispatch that waits for the one before takes as long as the start of a matmul.
-    limit = _total(traits, problem, cheapest) + saved * traits.profile.matmul.vector.start
-    return found[0] if saved and found[0].cost(traits, problem) <= limit else None
-
-
-def _few_rows(traits: DeviceTraits, problem: Problem) -> list[Vector | Dot]:
-    """Those of up to 8 rows that read B as it is, the cheapest first."""
-    fits = Dot if problem.transposed else Vector
-    found = [c for c in candidates(traits, problem) if isinstance(c, fits) and c.rows <= 8]
-    return sorted(found, key=lambda choice: choice.cost(traits, problem))
+    limit = _least_cost(traits, problem) + saved * traits.profile.matmul.vector.start
+    return found if saved and found[0].cost(traits, problem) <= limit else []
 
 
 _FEW = 4  # workgroups for a multiprocessor, fewer of which take more invocations each
@@ -301,7 +283,7 @@ def choose_dot_blocks(traits: DeviceTraits, problem: Problem, pair: int) -> DotB
         and (problem.k >= 16 * each.slices * each.steps or each.slices == each.steps == 1)
     ]
     kind = "pairs of blocks" if pair else "rows of blocks"
-    return traits.choices.take(kind, problem, lambda: found, found[0])
+    return traits.choices.take(kind, problem, found)
 
 
 def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:
@@ -327,9 +309,5 @@ def choose_distance(
 ) -> Distance:
     """The tile for distances between m and n rows of k elements."""
     problem = Problem(m, n, k, batches, False, transposed, vectors)
-    tiles = [Distance(*sizes, metric=metric) for sizes in traits.profile.tiles.distance]
-    found = [tile for tile in tiles if tile.fits(traits, problem)]
-    return min(
-        [tile for tile in found if _runs(traits, problem, tile)] or found,
-        key=lambda tile: tile.cost(traits, problem),
-    )
+    tiles = (Distance(*sizes, metric=metric) for sizes in traits.profile.tiles.distance)
+    return _by_cost(traits, problem, tiles)[0]

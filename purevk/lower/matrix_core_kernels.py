@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_kernels import GpuChoice, Problem, TileChoice, ceil
+from purevk.lower.gpu_kernels import Candidate, Problem, TileChoice, ceil
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
@@ -103,7 +103,7 @@ class Coopmat(TileChoice):
 
 
 @dataclass(frozen=True)
-class _FragmentTile(GpuChoice):
+class _FragmentTile(Candidate):
     """What kernels have in common whose invocations load elements of fragments directly: `subs_m` x
     `subs_n` subgroups make `fragments_m` x `fragments_n` fragments of 16 x 16 results each, and
     `slices` times as many share the terms."""

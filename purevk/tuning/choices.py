@@ -33,23 +33,19 @@ class Choices:
         self._read = answers
         self._answers: Answers | None = None
 
-    def take(
-        self,
-        kind: str,
-        problem: object,
-        candidates: Callable[[], Iterable[_Kernel]],
-        default: _Kernel,
-    ) -> _Kernel:
+    def take(self, kind: str, problem: object, candidates: Iterable[_Kernel]) -> _Kernel:
         """The kernel for a problem.
 
         Args:
-            candidates: gives all kernels that are right, the best first as far as it is known.
-            default: the choice of the cost model.
+            candidates: all kernels that are right, the one that the cost model chooses first. The
+                others are read only if there is an answer.
         """
+        others = iter(candidates)
+        default = next(others)
         answer = self.answers.get(question(kind, problem)) if self.answers else None
         if answer is None:
             return default
-        return next((each for each in candidates() if str(each) == answer), default)
+        return next((each for each in others if str(each) == answer), default)
 
     @property
     def answers(self) -> Answers:

@@ -46,12 +46,14 @@ def test_answers() -> None:
     choices = Choices(answers)
     assert not read
     take = choices.take
-    assert take("tile", (1, 2), lambda: (8, 16, 32), 8) == 16
-    assert take("tile", (3, 4), lambda: (8, 16, 32), 8) == 8
-    assert take("tile", (5, 6), pytest.fail, 8) == 8  # no answer: nothing is enumerated
-    assert take("other", (1, 2), pytest.fail, 8) == 8
+    assert take("tile", (1, 2), (8, 16, 32)) == 16
+    assert take("tile", (3, 4), (8, 16, 32)) == 8
+    for kind, problem in (("tile", (5, 6)), ("other", (1, 2))):
+        candidates = iter((8, 16, 32))
+        assert take(kind, problem, candidates) == 8
+        assert next(candidates) == 16  # no answer: nothing else is enumerated
     assert read == [1]
-    assert Choices().take("tile", (1, 2), pytest.fail, 8) == 8
+    assert Choices().take("tile", (1, 2), (8,)) == 8
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,7 @@ def choose(
     return traits.choices.take(
         "attention",
         (*sizes, width, value_width, half, bfloat16, limited, shared),
-        lambda: _candidates(traits, default, upper(keys), width, value_width, bfloat16),
-        default,
+        _candidates(traits, default, upper(keys), width, value_width, bfloat16),
     )
 
 

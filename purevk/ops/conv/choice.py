@@ -89,12 +89,8 @@ def choose_depthwise(
     texels = bool(traits.profile.prefers_texel_reads and traits.max_texels)
     default = _depthwise(traits, channels, width, rows, dilation, texels)
     problem = (*map(_dims.upper, (channels, width, rows)), dilation, texels)
-    return traits.choices.take(
-        "depthwise",
-        problem,
-        lambda: (replace(default, pixels=p) for p in ((7, 8, 4, 1) if texels else (4, 2, 1))),
-        default,
-    )
+    pixels = (default.pixels, *((7, 8, 4, 1) if texels else (4, 2, 1)))
+    return traits.choices.take("depthwise", problem, (replace(default, pixels=p) for p in pixels))
 
 
 def _depthwise(

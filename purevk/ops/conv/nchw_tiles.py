@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
@@ -90,16 +91,14 @@ def choose_tiles(
     if default is None:
         return None
     upper = _dims.upper(channels)
-
-    def candidates() -> Iterator[NchwTiles]:
-        yield default
-        for tiles in _variants(default):
-            fits = _fits(traits, tiles, out, columns, groups, window, spread)
-            if fits and (tiles.depth == 1 or tiles.depth // 2 < upper):
-                yield tiles
-
+    others = (
+        tiles
+        for tiles in _variants(default)
+        if _fits(traits, tiles, out, columns, groups, window, spread)
+        and (tiles.depth == 1 or tiles.depth // 2 < upper)
+    )
     problem = (*out, columns, upper, groups, window.taps, window.stride, window.span, spread)
-    return traits.choices.take("nchw", problem, candidates, default)
+    return traits.choices.take("nchw", problem, chain((default,), others))
 
 
 def _variants(tiles: NchwTiles) -> Iterator[NchwTiles]:

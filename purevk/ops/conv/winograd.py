@@ -101,8 +101,8 @@ def _tiles(traits: DeviceTraits, blocks: int, columns: int, channels: int) -> tu
 
 
 def _choose(traits: DeviceTraits, blocks: int, columns: int, channels: int) -> Registers:
-    found = [Registers.of(each) for each in _tiles(traits, blocks, columns, channels)]
-    return traits.choices.take("winograd", (blocks, columns, channels), lambda: found, found[0])
+    problem = (blocks, columns, channels)
+    return traits.choices.take("winograd", problem, map(Registers.of, _tiles(traits, *problem)))
 
 
 def _weight_shape(weight: TensorType) -> TensorType:

@@ -173,9 +173,7 @@ def choose_registers(
         max(traits.cores, 1),
         *problem,
     )
-    made = (Registers.of(each) for each in found)
-    default = next(made)
-    return traits.choices.take("registers", problem, lambda: (default, *made), default)
+    return traits.choices.take("registers", problem, map(Registers.of, found))
 
 
 def vector_macros(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -259,11 +260,9 @@ def _few_rows(traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
     if default is None:
         tile = _Vectors(columns, 1, local, teams)
     else:
-        found = _variants(default, lanes, traits.max_invocations, subgroups)
+        found = filter(fits, _variants(default, lanes, traits.max_invocations, subgroups))
         problem = (rows, matmul.max_n, _dims.upper(matmul.k), bits, matmul.group, integers, share)
-        tile = traits.choices.take(
-            "quantized rows", problem, lambda: (default, *filter(fits, found)), default
-        )
+        tile = traits.choices.take("quantized rows", problem, chain((default,), found))
     macros = {
         "ROWS": rows,
         "COLS": tile.columns,

@@ -105,5 +105,5 @@ def choose_fragments(
     if not tiles:
         return None
     problem = (_dims.upper(rows), _dims.upper(columns), _dims.upper(depth), groups, window)
-    default = min(tiles, key=lambda each: each.cost(traits, *problem))
-    return traits.choices.take("int8 tiles", problem, lambda: tiles, default)
+    tiles.sort(key=lambda each: each.cost(traits, *problem))
+    return traits.choices.take("int8 tiles", problem, tiles)
