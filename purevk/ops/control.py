@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Dim, Graph, Size, TensorType, Value
-from purevk.ops.registry import Control, Operator, ShapeError, register
+from purevk.ops.registry import Control, ShapeError, define
 from purevk.ops.signatures import signature
 
 # In these shape functions, an operand that is a tensor is its type.
@@ -86,10 +86,10 @@ def _for(body: Graph, length: Size, carried: Operands) -> tuple[TensorType, ...]
 
 
 # The number or one-element tensor `predicate` selects a sub-graph; each has its own operands.
-register(Operator("purevk.cond", _cond, Control(), mutates=(6,)))
+define("purevk.cond", _cond, Control(), mutates=(6,))
 # While `condition(*carried, *condition_operands)`: `carried = body(*carried, *body_operands)`. The
 # results are `carried`.
-register(Operator("purevk.while", _while, Control(), mutates=(6,)))
+define("purevk.while", _while, Control(), mutates=(6,))
 # For each i < `length`: `(carried..., rows...) = body(*carried, *(each[i] for each in scanned),
 # *operands)`. The results are `carried` and the stacked rows.
-register(Operator("purevk.for", _for, Control(), mutates=(6,)))
+define("purevk.for", _for, Control(), mutates=(6,))

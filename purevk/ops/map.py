@@ -10,7 +10,7 @@ from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map, takes_windows
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 from purevk.ops.signatures import signature
 
 if TYPE_CHECKING:
@@ -50,16 +50,14 @@ def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     return tuple(order if result.type.rank == value.type.rank else None for result in node.results)
 
 
-register(
-    Operator(
-        NAME,
-        _shape,
-        Kernel(
-            _lower,
-            layouts=_layouts,
-            windows=lambda node: takes_windows(node.attribute("spec", MapSpec)),
-        ),
-    )
+define(
+    NAME,
+    _shape,
+    Kernel(
+        _lower,
+        layouts=_layouts,
+        windows=lambda node: takes_windows(node.attribute("spec", MapSpec)),
+    ),
 )
 
 
@@ -133,7 +131,7 @@ def _lower_over(lowering: Lowering, node: Node) -> None:
     _lower(lowering, node, node.sizes("over"))
 
 
-register(Operator(OVER, _shape_over, Kernel(_lower_over)))
+define(OVER, _shape_over, Kernel(_lower_over))
 
 
 def mapped_over(

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
@@ -35,6 +35,7 @@ Types = TensorType | tuple[TensorType, ...] | None
 Made = Value | Sequence[Value] | None  # the result(s) of a node
 Order = tuple[int, ...]  # dims in the order of memory, outermost first
 Supports = Callable[[Node, DeviceTraits], str | None]
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,14 @@ def register(definition: Operator) -> Operator:
     return definition
 
 
+def _registers(make: Callable[_P, Operator]) -> Callable[_P, Operator]:
+    return lambda *args, **keywords: register(make(*args, **keywords))
+
+
+define = _registers(Operator)
+"""Registers an operator; takes the attributes of `Operator`."""
+
+
 def unregister(name: str) -> None:
     """Removes a definition, for tests and for those who replace one."""
     definition = _definitions.pop(_canonical[name])
@@ -444,4 +453,4 @@ def rewrite(
         )
 
     form = Rewrite(typed, supports)
-    register(Operator(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise))
+    define(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise)

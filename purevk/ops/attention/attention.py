@@ -20,7 +20,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.random.sampling import dropped
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -242,12 +242,10 @@ def _result_order(node: Node, query: LayoutQuery) -> tuple[tuple[int, ...] | Non
     return (None if node.result in query.outputs or node.bool("blocks") else HEADS_LAST,)
 
 
-register(
-    Operator(
-        NAME,
-        _attention_shape,
-        Kernel(_attention_lower, layouts=_result_order, supports=supports_attention),
-    )
+define(
+    NAME,
+    _attention_shape,
+    Kernel(_attention_lower, layouts=_result_order, supports=supports_attention),
 )
 
 
@@ -406,13 +404,11 @@ def _attend(
     return builder.aten.matmul(weights, v)
 
 
-register(
-    Operator(
-        "aten.scaled_dot_product_attention.default",
-        _sdpa_shape,
-        Rewrite(_expand_sdpa, _refuse_aten_sdpa),
-        random=lambda node: bool(node.float("dropout_p")),
-    )
+define(
+    "aten.scaled_dot_product_attention.default",
+    _sdpa_shape,
+    Rewrite(_expand_sdpa, _refuse_aten_sdpa),
+    random=lambda node: bool(node.float("dropout_p")),
 )
 
 
@@ -427,4 +423,4 @@ def _expand_etvk_sdpa(builder: Builder, node: Node) -> Value:
     return _sdpa(builder, q, k, v, mask, False, scale, False)
 
 
-register(Operator("et_vk.sdpa.default", _etvk_sdpa_shape, Rewrite(_expand_etvk_sdpa, _refuse_sdpa)))
+define("et_vk.sdpa.default", _etvk_sdpa_shape, Rewrite(_expand_etvk_sdpa, _refuse_sdpa))

@@ -14,7 +14,7 @@ from purevk.ops.attention.attention import (
     supports_attention,
 )
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -46,7 +46,7 @@ def _write_lower(lowering: Lowering, node: Node) -> None:
     emit_copy(lowering, source, slice_of(target, dim, start, source.dims[dim]))
 
 
-register(Operator("purevk.write", _write_shape, Kernel(_write_lower), mutates=(0,)))
+define("purevk.write", _write_shape, Kernel(_write_lower), mutates=(0,))
 
 
 # -- rows at positions --------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def _write_rows_lower(lowering: Lowering, node: Node) -> None:
     emit_map(lowering, spec, inputs, {}, [target], source.dims)
 
 
-register(Operator(WRITE_ROWS, _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,)))
+define(WRITE_ROWS, _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,))
 
 
 @signature(
@@ -116,13 +116,11 @@ def _refuse_cache(node: Node, traits: DeviceTraits) -> str | None:
     return supports_attention(node, traits)
 
 
-register(
-    Operator(
-        "llama.sdpa_with_kv_cache.default",
-        _sdpa_with_kv_cache_shape,
-        Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
-        mutates=(3, 4),
-    )
+define(
+    "llama.sdpa_with_kv_cache.default",
+    _sdpa_with_kv_cache_shape,
+    Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
+    mutates=(3, 4),
 )
 
 
@@ -137,11 +135,7 @@ def _expand_custom_sdpa(builder: Builder, node: Node) -> Value:
     return _attend_cache(builder, node, node.tensor("key"), node.tensor("value"))
 
 
-register(
-    Operator(
-        "llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache)
-    )
-)
+define("llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache))
 
 
 def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -> TensorType:
@@ -154,11 +148,6 @@ def _expand_update_cache(builder: Builder, node: Node) -> Value:
     return builder.aten.full((1,), fill_value=0.0, dtype=value.type.dtype)
 
 
-register(
-    Operator(
-        "llama.update_cache.default",
-        _update_cache_shape,
-        Rewrite(_expand_update_cache),
-        mutates=(1,),
-    )
+define(
+    "llama.update_cache.default", _update_cache_shape, Rewrite(_expand_update_cache), mutates=(1,)
 )

@@ -22,7 +22,7 @@ from purevk.ops.attention.functions import (
 from purevk.ops.attention.narrow import narrowed
 from purevk.ops.attention.score_program import MAX_CODE, score_program
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.flex_attention"
@@ -174,4 +174,4 @@ def _emit(
     return builder.aten._to_copy(made, step.dtype)
 
 
-register(Operator(NAME, _shape, Rewrite(_expand)))
+define(NAME, _shape, Rewrite(_expand))

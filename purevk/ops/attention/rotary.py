@@ -13,7 +13,7 @@ from purevk.ops.attention.attention import supports_attention
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.reduce.turn import require_angles
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -73,7 +73,7 @@ def _pairs_shape(x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
     return x
 
 
-register(Operator("purevk.rotate_pairs", _pairs_shape, Kernel(_pairs_lower)))
+define("purevk.rotate_pairs", _pairs_shape, Kernel(_pairs_lower))
 
 
 def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
@@ -82,11 +82,7 @@ def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
     return xq, xk
 
 
-register(
-    Operator(
-        "et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, supports_attention)
-    )
-)
+define("et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, supports_attention))
 
 
 # -- halves (Hugging Face's form) -----------------------------------------------------------------
@@ -141,7 +137,7 @@ def _supports(node: Node, traits: DeviceTraits) -> str | None:
     return None
 
 
-register(Operator(HALVES, _halves_shape, Kernel(_halves_lower, supports=_supports)))
+define(HALVES, _halves_shape, Kernel(_halves_lower, supports=_supports))
 
 
 def _hf_shape(
@@ -193,7 +189,7 @@ def _rotate_heads(
     return builder.aten.permute(rotated, (0, 2, 1, 3))
 
 
-register(Operator("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports)))
+define("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports))
 
 
 # -- angles computed from positions --------------------------------------------------------------
@@ -242,7 +238,7 @@ def _supports_rope(node: Node, traits: DeviceTraits) -> str | None:
 
 
 # The operator of executorch's native backend.
-register(Operator("native.rope.default", _rope_shape, Rewrite(_expand_rope, _supports_rope)))
+define("native.rope.default", _rope_shape, Rewrite(_expand_rope, _supports_rope))
 
 
 # -- pairs with interleaved angles ---------------------------------------------------------------
@@ -262,12 +258,10 @@ def _expand_interleaved(builder: Builder, node: Node) -> Value:
     return builder.aten.view(builder.purevk.rotate_pairs(heads, cos, sin), x.type.dims)
 
 
-register(
-    Operator(
-        "et_vk.apply_rotary_emb_interleaved.default",
-        _interleaved_shape,
-        Rewrite(_expand_interleaved, _supports),
-    )
+define(
+    "et_vk.apply_rotary_emb_interleaved.default",
+    _interleaved_shape,
+    Rewrite(_expand_interleaved, _supports),
 )
 
 
@@ -295,4 +289,4 @@ def _expand_priors(builder: Builder, node: Node) -> Value:
     return builder.aten.view(builder.aten.cat(pair, dim=2), (height * width, 2))
 
 
-register(Operator("et_vk.grid_priors.default", _priors_shape, Rewrite(_expand_priors)))
+define("et_vk.grid_priors.default", _priors_shape, Rewrite(_expand_priors))

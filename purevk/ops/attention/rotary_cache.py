@@ -6,7 +6,7 @@ from purevk.ir import Node, TensorType
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.reduce.turn import heads_last
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.ops.signatures import signature
 
 NAME = "purevk.rotate_to_cache"
@@ -58,4 +58,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower), mutates=(6, 7)))
+define(NAME, _shape, Kernel(_lower), mutates=(6, 7))

@@ -22,7 +22,7 @@ from purevk.ops.complex.split import (
 )
 from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
 from purevk.ops.promotion import real_dtype, result_type
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.ops.shapes import broadcast_of
 
 
@@ -117,34 +117,23 @@ def _alias(builder: Builder, node: Node) -> Value:
     return node.tensor("x")
 
 
-register(
-    Operator(
-        "aten._conj.default",
-        _same,
-        Rewrite(_alias),
-        names=(
-            "aten._conj_copy.default",
-            "aten.conj.default",
-            "aten._conj_physical.default",
-            "aten.conj_physical.default",
-        ),
-    )
+define(
+    "aten._conj.default",
+    _same,
+    Rewrite(_alias),
+    names=(
+        "aten._conj_copy.default",
+        "aten.conj.default",
+        "aten._conj_physical.default",
+        "aten.conj_physical.default",
+    ),
 )
-register(
-    Operator(
-        "aten.resolve_conj.default",
-        _same,
-        Rewrite(_alias),
-        names=("aten.resolve_neg.default",),
-    )
-)
-register(
-    Operator(
-        "aten._neg_view.default",
-        _same,
-        Rewrite(lambda builder, node: builder.aten.neg(node.tensor("x"))),
-        names=("aten._neg_view_copy.default",),
-    )
+define("aten.resolve_conj.default", _same, Rewrite(_alias), names=("aten.resolve_neg.default",))
+define(
+    "aten._neg_view.default",
+    _same,
+    Rewrite(lambda builder, node: builder.aten.neg(node.tensor("x"))),
+    names=("aten._neg_view_copy.default",),
 )
 for _name, _function in _FUNCTIONS.items():
     apply_by(f"aten.{_name}.default")(_unary(_function))
@@ -155,8 +144,8 @@ def _part_shape(x: TensorType) -> TensorType:
     return x.with_dtype(real_dtype(x.dtype))
 
 
-register(Operator("aten.real.default", _part_shape, Rewrite(_alias)))
-register(Operator("aten.imag.default", _part_shape, BY_RULE))
+define("aten.real.default", _part_shape, Rewrite(_alias))
+define("aten.imag.default", _part_shape, BY_RULE)
 
 
 @apply_by("aten.real.default")
@@ -186,8 +175,8 @@ def _joined_shape(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(dtype, broadcast_of((x, y)))
 
 
-register(Operator("aten.complex.default", _joined_shape, BY_RULE))
-register(Operator("aten.polar.default", _joined_shape, BY_RULE))
+define("aten.complex.default", _joined_shape, BY_RULE)
+define("aten.polar.default", _joined_shape, BY_RULE)
 
 
 @apply_by("aten.complex.default")

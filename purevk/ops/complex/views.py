@@ -7,7 +7,7 @@ from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.ops.facts import Moves
-from purevk.ops.registry import Kernel, Operator, ShapeError, View, register
+from purevk.ops.registry import Kernel, ShapeError, View, define
 
 AS_REAL, AS_COMPLEX = "aten.view_as_real.default", "aten.view_as_complex.default"
 INTERLEAVE = "purevk.interleave"
@@ -46,23 +46,19 @@ def _as_complex_layout(
     return (Layout.dense(results[0].dims),)
 
 
-register(
-    Operator(
-        AS_REAL,
-        _as_real_shape,
-        View(_as_real_layout),
-        names=("aten.view_as_real_copy.default",),
-        moves=Moves.NO,
-    )
+define(
+    AS_REAL,
+    _as_real_shape,
+    View(_as_real_layout),
+    names=("aten.view_as_real_copy.default",),
+    moves=Moves.NO,
 )
-register(
-    Operator(
-        AS_COMPLEX,
-        _as_complex_shape,
-        View(_as_complex_layout),
-        names=("aten.view_as_complex_copy.default",),
-        moves=Moves.NO,
-    )
+define(
+    AS_COMPLEX,
+    _as_complex_shape,
+    View(_as_complex_layout),
+    names=("aten.view_as_complex_copy.default",),
+    moves=Moves.NO,
 )
 
 
@@ -93,4 +89,4 @@ def _interleave_lower(lowering: Lowering, node: Node) -> None:
         emit_copy(lowering, part, target)
 
 
-register(Operator(INTERLEAVE, _interleave_shape, Kernel(_interleave_lower)))
+define(INTERLEAVE, _interleave_shape, Kernel(_interleave_lower))

@@ -43,7 +43,7 @@ from purevk.ops.matmul.choice import (
 )
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.matmul import supports_float
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.conv2d"
@@ -413,16 +413,14 @@ def _conv2d_layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
     return (None if nchw else NHWC,)
 
 
-register(
-    Operator(
-        NAME,
-        _conv2d_shape,
-        Kernel(
-            _conv2d_lower,
-            layouts=_conv2d_layouts,
-            supports=supports_float,
-            epilogue=True,
-            adapt=_adapt,
-        ),
-    )
+define(
+    NAME,
+    _conv2d_shape,
+    Kernel(
+        _conv2d_lower,
+        layouts=_conv2d_layouts,
+        supports=supports_float,
+        epilogue=True,
+        adapt=_adapt,
+    ),
 )

@@ -22,7 +22,7 @@ from purevk.ops.conv.arguments import Ints
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.map import mapped
 from purevk.ops.movement.rearrange import pad
-from purevk.ops.registry import Operator, View, register, rewrite
+from purevk.ops.registry import View, define, rewrite
 from purevk.ops.shapes import pair
 from purevk.ops.signatures import signature
 
@@ -41,7 +41,7 @@ def _windows_layout(layout: Layout, dim: int, stride: int, dilation: int) -> tup
 
 
 # A dim seen as overlapping windows: the elements of a window are a new last dim.
-register(Operator("purevk.windows", _windows_shape, View(_windows_layout)))
+define("purevk.windows", _windows_shape, View(_windows_layout))
 
 
 def convolve_volume(

@@ -27,7 +27,7 @@ from purevk.ops.image_layout import FRAGMENT_CONVOLUTION, NHWC, LayoutQuery
 from purevk.ops.map import mapped
 from purevk.ops.matmul.fragments import BLOCK, has_fragments
 from purevk.ops.movement.rearrange import glsl_number, pad
-from purevk.ops.registry import Kernel, Operator, Order, ShapeError, register
+from purevk.ops.registry import Kernel, Order, ShapeError, define
 from purevk.tuning import DeviceTraits
 
 NAME = FRAGMENT_CONVOLUTION
@@ -262,4 +262,4 @@ def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
     return (NHWC,)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts)))
+define(NAME, _shape, Kernel(_lower, layouts=_layouts))

@@ -10,7 +10,7 @@ from purevk.ops.conv.convolution import NAME
 from purevk.ops.conv.convolution_nd import expand as expand_others
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.conv.whole import expand_whole
-from purevk.ops.registry import Operator, Rewrite, register
+from purevk.ops.registry import Rewrite, define
 
 _FEW_CHANNELS = 4  # up to which windows side by side become channels
 
@@ -79,13 +79,11 @@ def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Val
     return image, builder.aten.view(weight, (out, channels * kh * kw, 1, 1))
 
 
-register(
-    Operator(
-        "aten.convolution.default",
-        convolution_shape,
-        Rewrite(_expand_convolution, refuse_convolution),
-        names=("aten._convolution.default",),
-    )
+define(
+    "aten.convolution.default",
+    convolution_shape,
+    Rewrite(_expand_convolution, refuse_convolution),
+    names=("aten._convolution.default",),
 )
 
 
@@ -118,10 +116,6 @@ def _expand_clamped(builder: Builder, node: Node) -> Value:
     return builder.aten.clamp(result, low, high)
 
 
-register(
-    Operator(
-        "et_vk.conv_with_clamp.default",
-        _clamped_shape,
-        Rewrite(_expand_clamped, refuse_convolution),
-    )
+define(
+    "et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, refuse_convolution)
 )

@@ -26,7 +26,7 @@ from purevk.ops.conv.convolution import pixels
 from purevk.ops.conv.shapes import convolved_size
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.matmul.choice import Registers
-from purevk.ops.registry import Kernel, Operator, Order, ShapeError, register
+from purevk.ops.registry import Kernel, Order, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -127,7 +127,7 @@ def _lower_weight(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(WEIGHT, _weight_shape, Kernel(_lower_weight)))
+define(WEIGHT, _weight_shape, Kernel(_lower_weight))
 
 
 def _input_type(result: TensorType, channels: Size) -> TensorType:
@@ -196,4 +196,4 @@ def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None]:
     return (NHWC,)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts)))
+define(NAME, _shape, Kernel(_lower, layouts=_layouts))

@@ -14,7 +14,7 @@ from purevk.ops.creation.shapes import like, sized
 from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.promotion import wide_type
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 
 Real = Size | float
@@ -43,7 +43,7 @@ def _expand_full(builder: Builder, node: Node) -> Value:
     return _filled(builder, node, node.tensor_or_scalar("fill_value"))
 
 
-register(Operator("aten.full.default", _full_shape, Rewrite(_expand_full)))
+define("aten.full.default", _full_shape, Rewrite(_expand_full))
 
 
 @signature("s, dtype=None, layout=None, device=None, pin_memory=None")
@@ -51,12 +51,10 @@ def _scalar_tensor_shape(dtype: DType | None) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
 
-register(
-    Operator(
-        "aten.scalar_tensor.default",
-        _scalar_tensor_shape,
-        Rewrite(lambda builder, node: _filled(builder, node, node.tensor_or_scalar("s"))),
-    )
+define(
+    "aten.scalar_tensor.default",
+    _scalar_tensor_shape,
+    Rewrite(lambda builder, node: _filled(builder, node, node.tensor_or_scalar("s"))),
 )
 
 
@@ -67,19 +65,13 @@ def _full_like_shape(x: TensorType, dtype: DType | None) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 
-register(
-    Operator(
-        "aten.full_like.default",
-        _full_like_shape,
-        Rewrite(_expand_full),
-    )
-)
+define("aten.full_like.default", _full_like_shape, Rewrite(_expand_full))
 
 
 def _constant(name: str, number: int) -> None:
     form = Rewrite(lambda builder, node: _filled(builder, node, number))
-    register(Operator(f"aten.{name}.default", sized, form))
-    register(Operator(f"aten.{name}_like.default", like, form))
+    define(f"aten.{name}.default", sized, form)
+    define(f"aten.{name}_like.default", like, form)
 
 
 _constant("zeros", 0)
@@ -131,7 +123,7 @@ def _expand_arange(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(number, out.dtype)
 
 
-register(Operator("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange)))
+define("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange))
 
 
 @signature("start, end, dtype=None, layout=None, device=None, pin_memory=None")
@@ -139,19 +131,17 @@ def _arange_start_shape(start: Real, end: Real, dtype: DType | None) -> TensorTy
     return _arange_shape(start, end, 1, dtype)
 
 
-register(
-    Operator(
-        "aten.arange.start",
-        _arange_start_shape,
-        Rewrite(
-            lambda builder, node: builder.aten.arange.start_step(
-                node.scalar("start"),
-                node.scalar("end"),
-                step=1,
-                dtype=node.result.type.dtype,
-            )
-        ),
-    )
+define(
+    "aten.arange.start",
+    _arange_start_shape,
+    Rewrite(
+        lambda builder, node: builder.aten.arange.start_step(
+            node.scalar("start"),
+            node.scalar("end"),
+            step=1,
+            dtype=node.result.type.dtype,
+        )
+    ),
 )
 
 
@@ -160,16 +150,14 @@ def _arange_end_shape(end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 
 
-register(
-    Operator(
-        "aten.arange.default",
-        _arange_end_shape,
-        Rewrite(
-            lambda builder, node: builder.aten.arange.start_step(
-                0, node.scalar("end"), step=1, dtype=node.result.type.dtype
-            )
-        ),
-    )
+define(
+    "aten.arange.default",
+    _arange_end_shape,
+    Rewrite(
+        lambda builder, node: builder.aten.arange.start_step(
+            0, node.scalar("end"), step=1, dtype=node.result.type.dtype
+        )
+    ),
 )
 
 
@@ -191,4 +179,4 @@ def _expand_repeat(builder: Builder, node: Node) -> Value:
     return builder.aten.view(wide, node.result.type.dims)
 
 
-register(Operator("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat), moves=Moves.SOME))
+define("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat), moves=Moves.SOME)

@@ -13,7 +13,7 @@ from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.facts import Moves
 from purevk.ops.image_layout import LayoutQuery
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 from purevk.ops.signatures import signature
 
 
@@ -44,12 +44,10 @@ def _pointwise_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]
     return (None,) * len(node.results)
 
 
-register(
-    Operator(
-        "purevk.pointwise",
-        _pointwise_shape,
-        Kernel(_pointwise_lower, layouts=_pointwise_order, any_size=True),
-    )
+define(
+    "purevk.pointwise",
+    _pointwise_shape,
+    Kernel(_pointwise_lower, layouts=_pointwise_order, any_size=True),
 )
 
 
@@ -57,17 +55,15 @@ def _copy_lower(lowering: Lowering, node: Node) -> None:
     emit_copy(lowering, lowering.operand(node.tensor("x")), lowering.operand(node.result))
 
 
-register(
-    Operator(
-        "purevk.copy",
-        lambda x, order=None: x,
-        Kernel(
-            _copy_lower,
-            layouts=lambda node, query: (node.optional_ints("order"),),
-            any_size=True,
-        ),
-        moves=Moves.IN_ORDER,
-    )
+define(
+    "purevk.copy",
+    lambda x, order=None: x,
+    Kernel(
+        _copy_lower,
+        layouts=lambda node, query: (node.optional_ints("order"),),
+        any_size=True,
+    ),
+    moves=Moves.IN_ORDER,
 )
 
 
@@ -76,14 +72,12 @@ def _store_lower(lowering: Lowering, node: Node) -> None:
     emit_copy(lowering, lowering.operand(value), lowering.operand(state))
 
 
-register(
-    Operator(
-        "purevk.store",
-        lambda state, value: None,
-        Kernel(_store_lower, any_size=True),
-        mutates=(0,),
-        moves=Moves.TENSORS,
-    )
+define(
+    "purevk.store",
+    lambda state, value: None,
+    Kernel(_store_lower, any_size=True),
+    mutates=(0,),
+    moves=Moves.TENSORS,
 )
 
 
@@ -91,10 +85,8 @@ def _iota_lower(lowering: Lowering, node: Node) -> None:
     emit_map(lowering, MapSpec("r = T_R(i0);", ()), [], {}, [lowering.operand(node.result)])
 
 
-register(
-    Operator(
-        "purevk.iota",
-        lambda length, dtype=DType.int32: TensorType(dtype, (length,)),
-        Kernel(_iota_lower, windows=lambda node: True),
-    )
+define(
+    "purevk.iota",
+    lambda length, dtype=DType.int32: TensorType(dtype, (length,)),
+    Kernel(_iota_lower, windows=lambda node: True),
 )

@@ -18,7 +18,7 @@ from purevk.lower.numbers import rounded
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.facts import Moves
 from purevk.ops.promotion import result_type
-from purevk.ops.registry import Operator, Pointwise, register
+from purevk.ops.registry import Pointwise, define
 from purevk.ops.shapes import broadcast_of
 from purevk.ops.signatures import signature
 
@@ -148,13 +148,11 @@ def _copy_shape(x: TensorType, dtype: DType | None) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 
-register(
-    Operator(
-        "aten._to_copy.default",
-        _copy_shape,
-        Pointwise("x", "as is"),
-        names=("dim_order_ops._to_dim_order_copy.default", "aten.to.dtype"),
-    )
+define(
+    "aten._to_copy.default",
+    _copy_shape,
+    Pointwise("x", "as is"),
+    names=("dim_order_ops._to_dim_order_copy.default", "aten.to.dtype"),
 )
 
 # -- two operands ---------------------------------------------------------------------------------
@@ -293,13 +291,11 @@ def _clamp_shape(
     return TensorType(result_type(operands), broadcast_of(operands))
 
 
-register(
-    Operator(
-        "aten.clamp.default",
-        _clamp_shape,
-        Pointwise(_clamp, "result", "x"),
-        names=("aten.clamp.Tensor",),
-    )
+define(
+    "aten.clamp.default",
+    _clamp_shape,
+    Pointwise(_clamp, "result", "x"),
+    names=("aten.clamp.Tensor",),
 )
 
 
@@ -307,14 +303,12 @@ def _where_shape(cond: TensorType, x: TensorType | Scalar, y: TensorType | Scala
     return TensorType(result_type((x, y)), broadcast_of((cond, x, y)))
 
 
-register(
-    Operator(
-        "aten.where.self",
-        _where_shape,
-        Pointwise("(cond ? x : y)", "result", "xy"),
-        moves=Moves.TENSORS,
-        names=("aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"),
-    )
+define(
+    "aten.where.self",
+    _where_shape,
+    Pointwise("(cond ? x : y)", "result", "xy"),
+    moves=Moves.TENSORS,
+    names=("aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"),
 )
 
 
@@ -322,11 +316,9 @@ def _masked_fill_shape(x: TensorType, cond: TensorType, y: TensorType | Scalar) 
     return TensorType(x.dtype, broadcast_of((x, cond)))
 
 
-register(
-    Operator(
-        "aten.masked_fill.Scalar",
-        _masked_fill_shape,
-        Pointwise("(cond ? y : x)", "result", "xy"),
-        names=("aten.masked_fill.Tensor",),
-    )
+define(
+    "aten.masked_fill.Scalar",
+    _masked_fill_shape,
+    Pointwise("(cond ? y : x)", "result", "xy"),
+    names=("aten.masked_fill.Tensor",),
 )

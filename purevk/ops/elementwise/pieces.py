@@ -11,7 +11,7 @@ from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.pointwise import emit_pointwise
 from purevk.ops.image_layout import LayoutQuery
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 
 NAME = "purevk.pieces"
 
@@ -80,4 +80,4 @@ def _order_of(layout: Layout) -> Order | None:
     return None if order == tuple(range(len(order))) else order
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_order, any_size=True)))
+define(NAME, _shape, Kernel(_lower, layouts=_order, any_size=True))

@@ -11,7 +11,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.operators import is_factor_zero, zero_times
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type, result_type
-from purevk.ops.registry import Operator, Pointwise, ShapeError, register, rewrite
+from purevk.ops.registry import Pointwise, ShapeError, define, rewrite
 from purevk.ops.shapes import broadcast_of, wrap
 
 ROUNDED = "purevk.rounded"  # x as memory holds it, see `passes/rounding.py`
@@ -159,13 +159,11 @@ def _polygamma_shape(n: int, x: TensorType) -> TensorType:
     return x.with_dtype(float_type(x.dtype))
 
 
-register(
-    Operator(
-        "aten.polygamma.default",
-        _polygamma_shape,
-        Pointwise(lambda n, **_: f"pv_polygamma({int(n)}, x)", "result"),
-        names=("aten.special_polygamma.default",),
-    )
+define(
+    "aten.polygamma.default",
+    _polygamma_shape,
+    Pointwise(lambda n, **_: f"pv_polygamma({int(n)}, x)", "result"),
+    names=("aten.special_polygamma.default",),
 )
 
 # -- two operands ---------------------------------------------------------------------------------
@@ -241,13 +239,8 @@ def _lerp(z: Arg, dtype: DType, **_: object) -> str:
     return "(z < ACC(0.5) ? x + z * (y - x) : y - (y - x) * (ACC(1) - z))"
 
 
-register(
-    Operator(
-        "aten.lerp.Scalar",
-        _lerp_shape,
-        Pointwise(_lerp, "result", "xyz"),
-        names=("aten.lerp.Tensor",),
-    )
+define(
+    "aten.lerp.Scalar", _lerp_shape, Pointwise(_lerp, "result", "xyz"), names=("aten.lerp.Tensor",)
 )
 
 
@@ -274,10 +267,8 @@ def _add_quotient(value: Arg, dtype: DType, **_: object) -> str:
     return "(x + pv_quotient(ACC(value) * y, z))"
 
 
-register(Operator("aten.addcmul.default", _three_shape, Pointwise(_add_product, "result", "xyz")))
-register(
-    Operator("aten.addcdiv.default", _three_float_shape, Pointwise(_add_quotient, "result", "xyz"))
-)
+define("aten.addcmul.default", _three_shape, Pointwise(_add_product, "result", "xyz"))
+define("aten.addcdiv.default", _three_float_shape, Pointwise(_add_quotient, "result", "xyz"))
 
 # -- losses ---------------------------------------------------------------------------------------
 _REDUCED = {0: None, 1: "aten.mean.default", 2: "aten.sum.default"}

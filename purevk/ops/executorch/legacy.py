@@ -10,7 +10,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.promotion import result_type, wide_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.ops.shapes import broadcast_of
 from purevk.ops.signatures import signature
 
@@ -73,18 +73,12 @@ def _register(kind: str) -> None:
         *convolution, other = node.args  # those of aten.convolution, then the other operand
         return builder.emit(full, builder.aten.convolution(*convolution), other)
 
-    register(Operator(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp)))
-    register(
-        Operator(
-            f"et_vk.clamp_with_binary_{kind}.default", _clamp_first_shape, Rewrite(clamp_first)
-        )
-    )
-    register(
-        Operator(
-            f"et_vk.conv_with_binary_{kind}.default",
-            _convolved_shape,
-            Rewrite(convolved, refuse_convolution),
-        )
+    define(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp))
+    define(f"et_vk.clamp_with_binary_{kind}.default", _clamp_first_shape, Rewrite(clamp_first))
+    define(
+        f"et_vk.conv_with_binary_{kind}.default",
+        _convolved_shape,
+        Rewrite(convolved, refuse_convolution),
     )
 
 
@@ -127,4 +121,4 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(made, node.result.type.dtype)
 
 
-register(Operator("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4)))
+define("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4))

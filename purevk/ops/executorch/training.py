@@ -12,7 +12,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.matmul import by_rows
 from purevk.ops.quantized.operands import dense_rows, supports, whole
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -47,7 +47,7 @@ def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     return loss, builder.aten.where.self(is_valid, gradient, y=0.0)
 
 
-register(Operator("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports)))
+define("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports))
 
 
 # -- optimizer -----------------------------------------------------------------------------------
@@ -85,13 +85,8 @@ def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     return made
 
 
-register(
-    Operator(
-        "et_vk.adamw_step.default",
-        _adamw_shape,
-        Rewrite(_expand_adamw, supports),
-        mutates=(0, 1, 2),
-    )
+define(
+    "et_vk.adamw_step.default", _adamw_shape, Rewrite(_expand_adamw, supports), mutates=(0, 1, 2)
 )
 
 
@@ -109,7 +104,7 @@ def _expand_weight(builder: Builder, node: Node) -> Value:
     return builder.aten.mm(builder.aten.permute(gradient, (1, 0)), x)
 
 
-register(Operator("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports)))
+define("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports))
 
 BACKWARD = "purevk.quantized_backward"
 
@@ -167,7 +162,7 @@ def _backward_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(BACKWARD, _backward_shape, Kernel(_backward_lower, supports=supports)))
+define(BACKWARD, _backward_shape, Kernel(_backward_lower, supports=supports))
 
 
 def _input_shape(
@@ -195,12 +190,8 @@ def _refuse_odd_groups(node: Node, traits: DeviceTraits) -> str | None:
     return f"no kernel for groups of {group}" if group % 4 else supports(node, traits)
 
 
-register(
-    Operator(
-        "et_vk.linear_q4gsw_backward.default",
-        _input_shape,
-        Rewrite(_expand_input, _refuse_odd_groups),
-    )
+define(
+    "et_vk.linear_q4gsw_backward.default", _input_shape, Rewrite(_expand_input, _refuse_odd_groups)
 )
 
 
@@ -246,6 +237,4 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
     return made
 
 
-register(
-    Operator("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, supports))
-)
+define("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, supports))

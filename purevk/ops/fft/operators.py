@@ -9,7 +9,7 @@ from purevk.ir import Dim, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.complex.split import BY_RULE, Made, NoKernelError, Pairs, Split, apply_by
 from purevk.ops.fft.transform import fourier, scale_of
-from purevk.ops.registry import Operator, ShapeError, register
+from purevk.ops.registry import ShapeError, define
 from purevk.ops.shapes import wrap
 
 
@@ -45,9 +45,9 @@ def _complex_shape(
     return x
 
 
-register(Operator("aten._fft_r2c.default", _real_to_complex_shape, BY_RULE))
-register(Operator("aten._fft_c2r.default", _complex_to_real_shape, BY_RULE))
-register(Operator("aten._fft_c2c.default", _complex_shape, BY_RULE))
+define("aten._fft_r2c.default", _real_to_complex_shape, BY_RULE)
+define("aten._fft_c2r.default", _complex_to_real_shape, BY_RULE)
+define("aten._fft_c2c.default", _complex_shape, BY_RULE)
 
 
 def _length(size: Size) -> int:

@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.lower.lowering import Lowering
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.registry import Kernel, define
 
 NAME = "purevk.fft_table"
 Kind = Literal["roots", "chirp", "filter"]
@@ -44,7 +44,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
 
 
 def table(builder: Builder, kind: Kind, whole: int, count: int, dtype: DType) -> Value:

@@ -28,7 +28,7 @@ from purevk.ops.complex.views import INTERLEAVE
 from purevk.ops.fft.choice import Work, choose, split, stages_of
 from purevk.ops.fft.tables import reals, table
 from purevk.ops.image_layout import LayoutQuery
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 
 NAME = "purevk.fft"
 Source = Literal["complex", "real", "hermitian"]
@@ -189,7 +189,7 @@ def _scale(scale: float, parts: DType) -> dict[str, Size]:
     return {"scale_low": low, "scale_high": high}
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts, bfloat16=False)))
+define(NAME, _shape, Kernel(_lower, layouts=_layouts, bfloat16=False))
 
 
 # -- along any dim, of any length -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.conv.nchw import runs_in_nchw
 from purevk.ops.image_layout import NHWC, LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
-from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Order, Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -253,13 +253,7 @@ def _pool_adapt(node: Node, orders: tuple[Order | None, ...], query: LayoutQuery
     return Node(NAME, (*node.args[:-1], None), node.results[:1], node.source, node.alias)
 
 
-register(
-    Operator(
-        NAME,
-        _pool_shape,
-        Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt),
-    )
-)
+define(NAME, _pool_shape, Kernel(_pool_lower, layouts=_pool_layouts, adapt=_pool_adapt))
 
 
 # -- operators of torch ---------------------------------------------------------------------------
@@ -356,13 +350,9 @@ def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
     return traits.too_long(*node.ints("kernel_size", 2))
 
 
-register(Operator("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long)))
-register(
-    Operator(
-        "aten.max_pool2d_with_indices.default",
-        _max_indices_shape,
-        Rewrite(_expand_max, _refuse_long),
-    )
+define("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long))
+define(
+    "aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max, _refuse_long)
 )
 
 
@@ -382,9 +372,7 @@ def _expand_average(builder: Builder, node: Node) -> tuple[Value, ...]:
     return _emit(builder, node, True, (1, 1), node.bool("count_include_pad"), divisor)
 
 
-register(
-    Operator("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long))
-)
+define("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long))
 
 
 def _expand_max_backward(builder: Builder, node: Node) -> Value:
@@ -400,10 +388,8 @@ def _expand_max_backward(builder: Builder, node: Node) -> Value:
     return builder.aten.view(made, x.type.dims)
 
 
-register(
-    Operator(
-        "aten.max_pool2d_with_indices_backward.default",
-        lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x,
-        Rewrite(_expand_max_backward),
-    )
+define(
+    "aten.max_pool2d_with_indices_backward.default",
+    lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x,
+    Rewrite(_expand_max_backward),
 )

@@ -16,7 +16,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.image_layout import RESAMPLE_COARSENED as NAME
 from purevk.ops.image_layout import LayoutQuery, is_nchw_operand
 from purevk.ops.map import same_order
-from purevk.ops.registry import Kernel, Operator, Order, register
+from purevk.ops.registry import Kernel, Order, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -52,7 +52,7 @@ def _orders(node: Node, query: LayoutQuery) -> tuple[Order | None]:
     return (same_order(value, query(value)),)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_orders)))
+define(NAME, _shape, Kernel(_lower, layouts=_orders))
 
 
 def _known(sizes: Sequence[Size]) -> tuple[int, ...] | None:

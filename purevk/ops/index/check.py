@@ -11,7 +11,7 @@ from purevk.lower.copies import dense
 from purevk.lower.lowering import Binding, IndexCheck, Lowering
 from purevk.lower.rows import collapse
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 
@@ -81,7 +81,7 @@ def _walk(dims: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[list[Size]
     return loop[::-1] or [1], steps[::-1] or [0]
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
 
 
 def _assert_shape(

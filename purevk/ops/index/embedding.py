@@ -9,7 +9,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
 from purevk.ops.map import mapped, mapped_all
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register, rewrite
+from purevk.ops.registry import Rewrite, ShapeError, define, rewrite
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -54,13 +54,11 @@ def _embedding_in_parts(
     return made
 
 
-register(
-    Operator(
-        "aten.embedding.default",
-        _embedding_shape,
-        Rewrite(_expand_embedding, refuse_index),
-        moves=Moves.SOME,
-    )
+define(
+    "aten.embedding.default",
+    _embedding_shape,
+    Rewrite(_expand_embedding, refuse_index),
+    moves=Moves.SOME,
 )
 
 

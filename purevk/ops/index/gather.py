@@ -17,7 +17,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, UnknownSizes, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, UnknownSizes, define
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.tuning import DeviceProfile, DeviceTraits
 
@@ -219,14 +219,7 @@ def _index_stride(index: Operand, d: int | None) -> Size:
     return 0 if isinstance(size, int) and size == 1 else index.strides[-d]
 
 
-register(
-    Operator(
-        NAME,
-        _gather_shape,
-        Kernel(_lower, windows=lambda node: True),
-        moves=Moves.SOME,
-    )
-)
+define(NAME, _gather_shape, Kernel(_lower, windows=lambda node: True), moves=Moves.SOME)
 
 
 def refuse_index(node: Node, traits: DeviceTraits) -> str | None:
@@ -258,13 +251,11 @@ def _expand_index_select(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
-register(
-    Operator(
-        "aten.index_select.default",
-        _index_select_shape,
-        Rewrite(_expand_index_select, refuse_index),
-        moves=Moves.SOME,
-    )
+define(
+    "aten.index_select.default",
+    _index_select_shape,
+    Rewrite(_expand_index_select, refuse_index),
+    moves=Moves.SOME,
 )
 
 
@@ -291,13 +282,11 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
-register(
-    Operator(
-        "aten.gather.default",
-        _gather_aten_shape,
-        Rewrite(_expand_gather, refuse_index),
-        moves=Moves.SOME,
-    )
+define(
+    "aten.gather.default",
+    _gather_aten_shape,
+    Rewrite(_expand_gather, refuse_index),
+    moves=Moves.SOME,
 )
 
 
@@ -357,11 +346,9 @@ def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
     return builder.emit(NAME, x, tuple(chosen), sizes, dims)
 
 
-register(
-    Operator(
-        "aten.index.Tensor",
-        _index_shape,
-        Rewrite(_expand_index, _refuse_index_tensor),
-        moves=Moves.SOME,
-    )
+define(
+    "aten.index.Tensor",
+    _index_shape,
+    Rewrite(_expand_index, _refuse_index_tensor),
+    moves=Moves.SOME,
 )

@@ -26,8 +26,8 @@ from purevk.ops.registry import (
     ShapeError,
     UnknownSizes,
     View,
+    define,
     find,
-    register,
     rewrite,
 )
 from purevk.ops.shapes import is_empty, wrap
@@ -382,7 +382,7 @@ def _write_lower(lowering: Lowering, node: Node) -> None:
     emit_copy(lowering, source, Operand(target.storage, layouts[0], type))
 
 
-register(Operator("purevk.write_part", lambda x, source, op, args: x, Kernel(_write_lower)))
+define("purevk.write_part", lambda x, source, op, args: x, Kernel(_write_lower))
 
 
 def _part(name: str, view: str, shape: Callable[..., TensorType]) -> None:

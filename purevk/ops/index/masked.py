@@ -12,7 +12,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.builder import Builder
 from purevk.ops.index.check import check
 from purevk.ops.map import mapped
-from purevk.ops.registry import Kernel, Operator, register, rewrite
+from purevk.ops.registry import Kernel, define, rewrite
 from purevk.ops.shapes import broadcast, is_empty
 from purevk.tuning import DeviceTraits
 
@@ -65,7 +65,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         )
 
 
-register(Operator(NAME, lambda x, mask, source: x, Kernel(_lower)))
+define(NAME, lambda x, mask, source: x, Kernel(_lower))
 
 
 def check_count(

@@ -22,7 +22,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.index.scatter_tiles import emit_tiles
 from purevk.ops.movement.rearrange import glsl_number
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.ops.shapes import broadcast, is_empty
 from purevk.ops.signatures import signature
 
@@ -362,4 +362,4 @@ class _Emitter:
         )
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))

@@ -14,7 +14,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense_operand
 from purevk.lower.lowering import Lowering
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.tuning import DeviceTraits
 
 ORTHOGONAL, BASIS = "purevk.orthogonal_columns", "purevk.orthonormal_basis"
@@ -111,13 +111,7 @@ def _supports(node: Node, traits: DeviceTraits) -> str | None:
 
 # x is [matrices, columns, rows]: columns of matrices, as rows. They are rotated until they are
 # orthogonal. With `vectors`, the same columns of the product of the rotations follow each.
-register(
-    Operator(
-        ORTHOGONAL,
-        _orthogonal_shape,
-        Kernel(_lower_orthogonal, supports=_supports, bfloat16=False),
-    )
-)
+define(ORTHOGONAL, _orthogonal_shape, Kernel(_lower_orthogonal, supports=_supports, bfloat16=False))
 
 
 # -- bases --------------------------------------------------------------------------------------
@@ -152,7 +146,7 @@ def _lower_basis(lowering: Lowering, node: Node) -> None:
 
 # The orthogonal rows of x [matrices, rows, size], the longest first, scaled to length 1; in place
 # of those that are short, and for more of them up to `count`, vectors that complete a basis.
-register(Operator(BASIS, _basis_shape, Kernel(_lower_basis, supports=_supports, bfloat16=False)))
+define(BASIS, _basis_shape, Kernel(_lower_basis, supports=_supports, bfloat16=False))
 
 
 def orthogonal_columns(builder: Builder, x: Value, vectors: bool) -> tuple[Value, Value | None]:

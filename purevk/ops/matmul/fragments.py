@@ -19,7 +19,7 @@ from purevk.lower.matrix_core_kernels import Fragments
 from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.few_rows import lower_few_rows_of_blocks
 from purevk.ops.matmul.fused import ToCache, fusion_of, stored_type
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.matmul_fragments"
@@ -136,7 +136,7 @@ def _is_dense(operand: Operand) -> bool:
     return aligned and operand.layout.is_contiguous(operand.dims)
 
 
-register(Operator(NAME, _shape, Kernel(_lower), mutates=(10,)))
+define(NAME, _shape, Kernel(_lower), mutates=(10,))
 
 
 def _rows_shape(x: TensorType) -> TensorType:
@@ -176,7 +176,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
 
 
 # The rows of a matrix in the order of fragments, as a left operand.
-register(Operator(ROWS, _rows_shape, Kernel(_rows_lower)))
+define(ROWS, _rows_shape, Kernel(_rows_lower))
 
 
 def _columns_shape(x: TensorType) -> TensorType:
@@ -198,4 +198,4 @@ def _columns_lower(lowering: Lowering, node: Node) -> None:
 
 # The columns of a matrix [terms, columns] in the order of fragments, as a right operand. Both sizes are
 # multiples of 16.
-register(Operator(COLUMNS, _columns_shape, Kernel(_columns_lower)))
+define(COLUMNS, _columns_shape, Kernel(_columns_lower))

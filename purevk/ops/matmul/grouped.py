@@ -32,7 +32,7 @@ from purevk.ops.matmul.choice import (
 )
 from purevk.ops.matmul.matmul import matmul_type
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.grouped_matmul"
@@ -176,7 +176,7 @@ def _traffic(node: Node) -> Size:
 # Row m of the result is row m of a, multiplied by one of the matrices b. groups says which: with
 # `sorted`, groups[g] is the first row behind those of matrix g, and the rows behind all groups give
 # 0; else groups[m] is the matrix of row m.
-register(Operator(NAME, _shape, Kernel(_lower, supports=_supports, epilogue=True)))
+define(NAME, _shape, Kernel(_lower, supports=_supports, epilogue=True))
 
 
 def emit_grouped(builder: Builder, a: Value, b: Value, groups: Value, sorted: bool = True) -> Value:

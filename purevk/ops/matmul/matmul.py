@@ -28,7 +28,7 @@ from purevk.ops.matmul.choice import (
 from purevk.ops.matmul.few_rows import lower_few_rows
 from purevk.ops.matmul.fused import ToCache, is_fused, stored_type, takes_program
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.ops.shapes import broadcast
 from purevk.tuning import DeviceTraits
 
@@ -310,13 +310,11 @@ def _broadcast(lowering: Lowering, operand: Operand, batch: Sequence[Size]) -> O
     return dense(lowering, expanded)
 
 
-register(
-    Operator(
-        NAME,
-        _matmul_shape,
-        Kernel(_matmul_lower, supports=supports_float, epilogue=takes_program),
-        mutates=(8,),
-    )
+define(
+    NAME,
+    _matmul_shape,
+    Kernel(_matmul_lower, supports=supports_float, epilogue=takes_program),
+    mutates=(8,),
 )
 
 
@@ -358,10 +356,8 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
 
 
 # Distances of exponent p between the rows of a [..., m, k] and the columns of b [..., k, n].
-register(
-    Operator(
-        DISTANCES,
-        lambda a, b, p: matmul_type(a, b),
-        Kernel(_distances_lower, supports=supports_float, bfloat16=False),
-    )
+define(
+    DISTANCES,
+    lambda a, b, p: matmul_type(a, b),
+    Kernel(_distances_lower, supports=supports_float, bfloat16=False),
 )

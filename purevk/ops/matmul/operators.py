@@ -14,7 +14,7 @@ from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import both_half
 from purevk.ops.matmul.matmul import KERNEL_TYPES, NAME, check_kinds, is_of_columns, matmul_type
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 
@@ -37,8 +37,8 @@ def _expand_mm(builder: Builder, node: Node) -> Value:
     return _multiply(builder, node.tensor("a"), node.tensor("b"))
 
 
-register(Operator("aten.mm.default", matmul_type, Rewrite(_expand_mm), rowwise=of_matmul))
-register(Operator("aten.bmm.default", matmul_type, Rewrite(_expand_mm)))
+define("aten.mm.default", matmul_type, Rewrite(_expand_mm), rowwise=of_matmul)
+define("aten.bmm.default", matmul_type, Rewrite(_expand_mm))
 
 
 def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
@@ -66,8 +66,8 @@ def _scaled_mm_shape(x: TensorType, y: TensorType, out_dtype: DType | None) -> T
 
 
 # `passes/float8.py` replaces it: no kernel takes 8-bit floats.
-register(Operator("aten._scaled_mm.default", _scaled_mm_shape, None))
-register(Operator("aten._int_mm.default", _int_mm_shape, Rewrite(_expand_int_mm)))
+define("aten._scaled_mm.default", _scaled_mm_shape, None)
+define("aten._int_mm.default", _int_mm_shape, Rewrite(_expand_int_mm))
 
 
 def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
@@ -95,9 +95,9 @@ def _expand_matmul(builder: Builder, node: Node) -> Value:
     return builder.aten.view(result, node.result.type.dims)
 
 
-register(Operator("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul), rowwise=of_matmul))
+define("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul), rowwise=of_matmul)
 # For operators that compute further before they round.
-register(Operator(_UNROUNDED_MATMUL, _unrounded_shape, Rewrite(_expand_matmul)))
+define(_UNROUNDED_MATMUL, _unrounded_shape, Rewrite(_expand_matmul))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -165,7 +165,7 @@ def _linear_in_parts(
     return builder.aten.cat(tuple(parts), dim=1)
 
 
-register(Operator("aten.linear.default", _linear_shape, Rewrite(_expand_linear), rowwise=of_linear))
+define("aten.linear.default", _linear_shape, Rewrite(_expand_linear), rowwise=of_linear)
 
 
 def _addmm_shape(
@@ -193,7 +193,7 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(result, node.result.type.dtype)
 
 
-register(Operator("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm), rowwise=of_addmm))
+define("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm), rowwise=of_addmm)
 
 
 def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:

@@ -16,7 +16,7 @@ from purevk.lower.copies import dense, packed
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, ShapeError, Types, register
+from purevk.ops.registry import Kernel, ShapeError, Types, define
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.recurrent"
@@ -325,4 +325,4 @@ def _rows(lowering: Lowering, x: Operand) -> Operand:
     return x if isinstance(x.strides[-1], int) and x.strides[-1] == 1 else dense(lowering, x)
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))

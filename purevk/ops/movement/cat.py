@@ -13,7 +13,7 @@ from purevk.lower.operands import slice_of
 from purevk.ops.facts import Moves
 from purevk.ops.image_layout import FLATTENING, LayoutQuery
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Kernel, Operator, Order, ShapeError, View, find, register
+from purevk.ops.registry import Kernel, Order, ShapeError, View, define, find
 from purevk.ops.shapes import wrap
 
 
@@ -113,12 +113,10 @@ def _copies(reader: Node, layout: Layout) -> bool:
     return definition.form.layout(layout, reader.inputs[0].type, types, *bound) is None
 
 
-register(
-    Operator(
-        "aten.cat.default",
-        _cat_shape,
-        Kernel(_cat_lower, layouts=_cat_order, any_size=True),
-        names=("aten.concat.default",),
-        moves=Moves.TENSORS,
-    )
+define(
+    "aten.cat.default",
+    _cat_shape,
+    Kernel(_cat_lower, layouts=_cat_order, any_size=True),
+    names=("aten.concat.default",),
+    moves=Moves.TENSORS,
 )

@@ -16,7 +16,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.map import NAME as MAP
 from purevk.ops.map import mapped, others
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite
 from purevk.ops.shapes import is_empty, wrap, wrap_all
 
 
@@ -327,7 +327,7 @@ def _reversed_lower(lowering: Lowering, node: Node) -> None:
 
 
 REVERSED = "purevk.reversed"
-register(Operator(REVERSED, lambda x, dim: x, Kernel(_reversed_lower), moves=Moves.ALL))
+define(REVERSED, lambda x, dim: x, Kernel(_reversed_lower), moves=Moves.ALL)
 
 
 def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:

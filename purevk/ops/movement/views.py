@@ -14,7 +14,7 @@ from purevk.ops.facts import (
     of_reversed_dims,
     of_transpose,
 )
-from purevk.ops.registry import Operator, ShapeError, View, register
+from purevk.ops.registry import ShapeError, View, define
 from purevk.ops.shapes import reshape, wrap, wrap_all
 from purevk.ops.signatures import signature
 
@@ -67,7 +67,7 @@ def define_view(
     moves: Moves | None = None,
     rowwise: Rowwise | None = None,
 ) -> None:
-    register(Operator(name, shape, View(layout), names=names, moves=moves, rowwise=rowwise))
+    define(name, shape, View(layout), names=names, moves=moves, rowwise=rowwise)
 
 
 def _view_shape(x: TensorType, size: Sequence[Size]) -> TensorType:

@@ -32,7 +32,7 @@ from purevk.ops.quantized.operands import (
     whole,
     whole_or_none,
 )
-from purevk.ops.registry import Kernel, Operator, Order, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Order, Rewrite, ShapeError, define
 from purevk.ops.shapes import is_empty
 
 NAME = "purevk.quantized_conv2d"
@@ -308,7 +308,7 @@ def _layouts(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     return (NHWC,)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, layouts=_layouts, supports=supports)))
+define(NAME, _shape, Kernel(_lower, layouts=_layouts, supports=supports))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
@@ -381,18 +381,16 @@ def _expand_q8ta(builder: Builder, node: Node) -> Value:
     return _emit(builder, node, x, scales, GroupedWindow.of(node), _output_of(node))
 
 
-register(
-    Operator(
-        "et_vk.q8ta_conv2d.default",
-        _q8ta_shape,
-        Rewrite(_expand_q8ta, supports),
-        names=(
-            "et_vk.q8ta_conv2d_pw.default",
-            "et_vk.q8ta_conv2d_dw.default",
-            "et_vk.conv2d_q8ta_q8csw_q8to.default",
-            "et_vk.conv2d_q8ta_q8csw_q8to_dw.default",
-        ),
-    )
+define(
+    "et_vk.q8ta_conv2d.default",
+    _q8ta_shape,
+    Rewrite(_expand_q8ta, supports),
+    names=(
+        "et_vk.q8ta_conv2d_pw.default",
+        "et_vk.q8ta_conv2d_dw.default",
+        "et_vk.conv2d_q8ta_q8csw_q8to.default",
+        "et_vk.conv2d_q8ta_q8csw_q8to_dw.default",
+    ),
 )
 
 
@@ -427,12 +425,8 @@ def _expand_transposed(builder: Builder, node: Node) -> Value:
     return _emit(builder, node, node.tensor("x"), scales, window, _output_of(node))
 
 
-register(
-    Operator(
-        "et_vk.q8ta_conv2d_transposed.default",
-        _transposed_shape,
-        Rewrite(_expand_transposed, supports),
-    )
+define(
+    "et_vk.q8ta_conv2d_transposed.default", _transposed_shape, Rewrite(_expand_transposed, supports)
 )
 
 
@@ -460,6 +454,4 @@ def _expand_float(builder: Builder, node: Node) -> Value:
     return _emit(builder, node, x, node.tensor("weight_scales"), GroupedWindow.of(node), None)
 
 
-register(
-    Operator("et_vk.conv2d_q8ta_q8csw.default", _float_shape, Rewrite(_expand_float, supports))
-)
+define("et_vk.conv2d_q8ta_q8csw.default", _float_shape, Rewrite(_expand_float, supports))

@@ -8,7 +8,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.quantized.operands import dense_rows, texels_of, whole, whole_or_none
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.ops.signatures import signature
 
 BLOCKS = "purevk.weight_blocks"
@@ -73,4 +73,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
 # The weight of a `purevk.quantized_matmul` with `terms` terms as halves in the order of fragments, as
 # its right operand.
-register(Operator(BLOCKS, _shape, Kernel(_lower), transient=True))
+define(BLOCKS, _shape, Kernel(_lower), transient=True)

@@ -14,7 +14,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.matmul import by_rows, check_parameters
 from purevk.ops.quantized.operands import has_dense_rows, refuse_dtypes, split_rows, whole
 from purevk.ops.quantized.quantize import FileDType
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
@@ -134,7 +134,7 @@ def supports(node: Node, traits: DeviceTraits) -> str | None:
     return refuse_dtypes(node, DType.float64, DType.int16)
 
 
-register(Operator(NAME, _shape, Kernel(_lower, supports=supports, bfloat16=False)))
+define(NAME, _shape, Kernel(_lower, supports=supports, bfloat16=False))
 
 
 def emit_embedding(
@@ -205,7 +205,7 @@ def _expand_table(builder: Builder, node: Node) -> Value:
 
 # Rows of a table of int8, or of 4 bits as in `purevk.quantized_linear`, with scales and minimums
 # [V] or [V, groups].
-register(Operator("purevk.quantized_table", _table_shape, Rewrite(_expand_table, supports)))
+define("purevk.quantized_table", _table_shape, Rewrite(_expand_table, supports))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     )
 
 
-register(Operator("et_vk.embedding_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports)))
+define("et_vk.embedding_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -266,11 +266,7 @@ def _register(name: str, bits: int) -> None:
         )
 
     full = f"quantized_decomposed.{name}"
-    register(
-        Operator(
-            f"{full}.default", shape, Rewrite(expand, _signed_or_packed), names=(f"{full}.dtype",)
-        )
-    )
+    define(f"{full}.default", shape, Rewrite(expand, _signed_or_packed), names=(f"{full}.dtype",))
 
 
 def _signed_or_packed(node: Node, traits: DeviceTraits) -> str | None:

@@ -16,7 +16,7 @@ from purevk.ops.quantized.matmul import (
     emit_linear,
 )
 from purevk.ops.quantized.operands import INT8, OutputQuantization, supports
-from purevk.ops.registry import Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Rewrite, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -60,7 +60,7 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
 
 # A linear layer with a weight of int8 or of 4 bits (the low nibble of a byte has the even column,
 # as value + 8), scales and minimums [N] or [N, groups], and float activations.
-register(Operator("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, supports)))
+define("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, supports))
 
 
 def _by_channel_shape(x: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
@@ -86,14 +86,8 @@ def _expand_qcs4w(builder: Builder, node: Node) -> Value:
     )
 
 
-register(
-    Operator(
-        "aten._weight_int8pack_mm.default", _by_channel_shape, Rewrite(_expand_int8pack, supports)
-    )
-)
-register(
-    Operator("et_vk.linear_qcs4w.default", _by_channel_shape, Rewrite(_expand_qcs4w, supports))
-)
+define("aten._weight_int8pack_mm.default", _by_channel_shape, Rewrite(_expand_int8pack, supports))
+define("et_vk.linear_qcs4w.default", _by_channel_shape, Rewrite(_expand_qcs4w, supports))
 
 
 def _q4gsw_shape(
@@ -138,7 +132,7 @@ def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     )
 
 
-register(Operator("et_vk.linear_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports)))
+define("et_vk.linear_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -182,19 +176,13 @@ def _expand_mixed_mm(builder: Builder, node: Node) -> Value:
 
 
 _SPACE = "quantized_decomposed"
-register(
-    Operator(
-        f"{_SPACE}.mixed_linear.default",
-        _mixed_linear_shape,
-        Rewrite(_expand_mixed_linear, _refuse_zero_points),
-    )
+define(
+    f"{_SPACE}.mixed_linear.default",
+    _mixed_linear_shape,
+    Rewrite(_expand_mixed_linear, _refuse_zero_points),
 )
-register(
-    Operator(
-        f"{_SPACE}.mixed_mm.default",
-        _mixed_mm_shape,
-        Rewrite(_expand_mixed_mm, _refuse_zero_points),
-    )
+define(
+    f"{_SPACE}.mixed_mm.default", _mixed_mm_shape, Rewrite(_expand_mixed_mm, _refuse_zero_points)
 )
 
 
@@ -235,9 +223,7 @@ def _expand_dq8ca(builder: Builder, node: Node) -> Value:
     )
 
 
-register(
-    Operator("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, Rewrite(_expand_dq8ca, supports))
-)
+define("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, Rewrite(_expand_dq8ca, supports))
 
 
 def _q8csw_shape(
@@ -260,9 +246,7 @@ def _expand_q8csw(builder: Builder, node: Node) -> Value:
     return _emit_q8csw(builder, node, x, None)
 
 
-register(
-    Operator("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, Rewrite(_expand_q8csw, supports))
-)
+define("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, Rewrite(_expand_q8csw, supports))
 
 
 def _q8ta_shape(
@@ -307,11 +291,9 @@ def _emit_q8csw(builder: Builder, node: Node, x: Value, out: OutputQuantization 
     )
 
 
-register(
-    Operator(
-        "et_vk.q8ta_linear.default",
-        _q8ta_shape,
-        Rewrite(_expand_q8ta, supports),
-        names=("et_vk.q8ta_linear_gemv.default",),
-    )
+define(
+    "et_vk.q8ta_linear.default",
+    _q8ta_shape,
+    Rewrite(_expand_q8ta, supports),
+    names=("et_vk.q8ta_linear_gemv.default",),
 )

@@ -45,7 +45,7 @@ from purevk.ops.quantized.operands import (
     whole,
     whole_or_none,
 )
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 
 NAME = "purevk.quantized_matmul"
 ALIGN_ROWS = "purevk.align_rows"
@@ -306,13 +306,11 @@ def _lower_dequantized(
     )
 
 
-register(
-    Operator(
-        NAME,
-        _shape,
-        Kernel(_lower, supports=supports, epilogue=takes_program, bfloat16=False),
-        mutates=(20,),
-    )
+define(
+    NAME,
+    _shape,
+    Kernel(_lower, supports=supports, epilogue=takes_program, bfloat16=False),
+    mutates=(20,),
 )
 
 
@@ -326,7 +324,7 @@ def _align_lower(lowering: Lowering, node: Node) -> None:
 
 
 # A copy of a matrix whose rows start at multiples of `multiple` elements.
-register(Operator(ALIGN_ROWS, _align_shape, Kernel(_align_lower)))
+define(ALIGN_ROWS, _align_shape, Kernel(_align_lower))
 
 
 # -- nodes of this operator ----------------------------------------------------------------------

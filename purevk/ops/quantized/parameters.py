@@ -21,7 +21,7 @@ from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8, has_dense_rows
 from purevk.ops.quantized.quantize import FileDType, dtype_or
-from purevk.ops.registry import Kernel, Operator, Rewrite, ShapeError, register
+from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
 from purevk.ops.shapes import is_empty
 
 _SPACE = "quantized_decomposed"
@@ -134,7 +134,7 @@ def _rows_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(NAME, _rows_shape, Kernel(_rows_lower)))
+define(NAME, _rows_shape, Kernel(_rows_lower))
 
 
 _KERNEL_FLOATS = (DType.float32, DType.float16)
@@ -232,17 +232,9 @@ def _expand_tensor(rule: str) -> _Expand:
     return expand
 
 
-register(
-    Operator(
-        f"{_SPACE}.choose_qparams.tensor", _tensor_shape, Rewrite(_expand_tensor("asymmetric"))
-    )
-)
-register(
-    Operator(
-        f"{_SPACE}.choose_qparams_symmetric.tensor",
-        _tensor_shape,
-        Rewrite(_expand_tensor("symmetric")),
-    )
+define(f"{_SPACE}.choose_qparams.tensor", _tensor_shape, Rewrite(_expand_tensor("asymmetric")))
+define(
+    f"{_SPACE}.choose_qparams_symmetric.tensor", _tensor_shape, Rewrite(_expand_tensor("symmetric"))
 )
 
 
@@ -265,20 +257,16 @@ def _expand_token(choice: Choice) -> _Expand:
     return expand
 
 
-register(
-    Operator(
-        f"{_SPACE}.choose_qparams_per_token_asymmetric.default",
-        _token_shape,
-        Rewrite(_expand_token(Choice("nearest", *INT8, _EPSILON))),
-        names=(f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",),
-    )
+define(
+    f"{_SPACE}.choose_qparams_per_token_asymmetric.default",
+    _token_shape,
+    Rewrite(_expand_token(Choice("nearest", *INT8, _EPSILON))),
+    names=(f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",),
 )
-register(
-    Operator(
-        f"{_SPACE}.choose_qparams_per_token.default",
-        _token_float_shape,
-        Rewrite(_expand_token(Choice("magnitude", *INT8, 1e-5))),
-    )
+define(
+    f"{_SPACE}.choose_qparams_per_token.default",
+    _token_float_shape,
+    Rewrite(_expand_token(Choice("magnitude", *INT8, 1e-5))),
 )
 
 
@@ -329,4 +317,4 @@ def _expand_affine(builder: Builder, node: Node) -> tuple[Value, Value]:
     return _choose(builder, node, blocks.view(builder, x), blocks.reduced, choice)
 
 
-register(Operator("torchao.choose_qparams_affine.default", _affine_shape, Rewrite(_expand_affine)))
+define("torchao.choose_qparams_affine.default", _affine_shape, Rewrite(_expand_affine))

@@ -18,7 +18,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.quantized.arithmetic import inverse_of, quantized_value, real_number
 from purevk.ops.quantized.operands import INT8
-from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.registry import Kernel, Rewrite, define
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 
@@ -80,13 +80,11 @@ def _expand_add(builder: Builder, node: Node) -> Value:
     return _int8_output(node).emit(program, total)
 
 
-register(
-    Operator(
-        "et_vk.q8ta_add.default",
-        _add_shape,
-        Rewrite(_expand_add),
-        names=("et_vk.add_q8ta_q8ta_q8to.default",),
-    )
+define(
+    "et_vk.q8ta_add.default",
+    _add_shape,
+    Rewrite(_expand_add),
+    names=("et_vk.add_q8ta_q8ta_q8to.default",),
 )
 
 
@@ -101,7 +99,7 @@ def _expand_relu(builder: Builder, node: Node) -> Value:
     return _int8_output(node).emit(program, number)
 
 
-register(Operator("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu)))
+define("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu))
 
 
 @signature(
@@ -139,7 +137,7 @@ def _expand_shuffle(builder: Builder, node: Node) -> Value:
     return builder.aten.pixel_shuffle(quantized, factor)
 
 
-register(Operator("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle)))
+define("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle))
 
 SHUFFLE = "purevk.quantized_pixel_shuffle"
 
@@ -182,7 +180,7 @@ def _bits(number: float) -> int:
     return bits_of(float(np.float32(number)))
 
 
-register(Operator(SHUFFLE, _shuffle_by_two_shape, Kernel(_shuffle_by_two_lower)))
+define(SHUFFLE, _shuffle_by_two_shape, Kernel(_shuffle_by_two_lower))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -220,8 +218,8 @@ def _decomposed_output(node: Node) -> _Output:
     )
 
 
-register(Operator("quantized_decomposed.add.default", _sum_shape, Rewrite(_expand_sum)))
-register(Operator("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum_relu)))
+define("quantized_decomposed.add.default", _sum_shape, Rewrite(_expand_sum))
+define("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum_relu))
 
 
 @signature(
@@ -239,6 +237,4 @@ def _expand_sum_scalar(builder: Builder, node: Node) -> Value:
     return _decomposed_output(node).emit(program, total)
 
 
-register(
-    Operator("quantized_decomposed.add.scalar", _sum_scalar_shape, Rewrite(_expand_sum_scalar))
-)
+define("quantized_decomposed.add.scalar", _sum_scalar_shape, Rewrite(_expand_sum_scalar))

@@ -16,7 +16,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.arithmetic import Number, emit_dequantize, emit_quantize
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8
-from purevk.ops.registry import Operator, Rewrite, register
+from purevk.ops.registry import Rewrite, define
 from purevk.ops.shapes import wrap
 from purevk.ops.signatures import signature
 
@@ -65,17 +65,11 @@ def _expand_dequantize(builder: Builder, node: Node) -> Value:
 
 
 for _overload in ("default", "tensor", "tensor2"):
-    register(
-        Operator(
-            f"{_SPACE}.quantize_per_tensor.{_overload}", _quantize_shape, Rewrite(_expand_quantize)
-        )
-    )
-    register(
-        Operator(
-            f"{_SPACE}.dequantize_per_tensor.{_overload}",
-            _dequantize_shape,
-            Rewrite(_expand_dequantize),
-        )
+    define(f"{_SPACE}.quantize_per_tensor.{_overload}", _quantize_shape, Rewrite(_expand_quantize))
+    define(
+        f"{_SPACE}.dequantize_per_tensor.{_overload}",
+        _dequantize_shape,
+        Rewrite(_expand_dequantize),
     )
 
 
@@ -97,19 +91,11 @@ def _expand_quantize_int8(builder: Builder, node: Node) -> Value:
     return emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
 
 
-register(
-    Operator(
-        "et_vk.quantize_q8ta_for_conv2d.default",
-        _quantize_int8_shape,
-        Rewrite(_expand_quantize_int8),
-    )
+define(
+    "et_vk.quantize_q8ta_for_conv2d.default", _quantize_int8_shape, Rewrite(_expand_quantize_int8)
 )
-register(
-    Operator(
-        "et_vk.dequantize_q8to_from_conv2d.default",
-        _dequantize_int8_shape,
-        Rewrite(_expand_dequantize),
-    )
+define(
+    "et_vk.dequantize_q8to_from_conv2d.default", _dequantize_int8_shape, Rewrite(_expand_dequantize)
 )
 
 
@@ -121,13 +107,11 @@ def _expand_convert(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(node.tensor("x"), node.result.type.dtype)
 
 
-register(
-    Operator(
-        f"{_SPACE}.convert_element_type.no_fuse",
-        _convert_shape,
-        Rewrite(_expand_convert),
-        names=("prims.convert_element_type.default",),
-    )
+define(
+    f"{_SPACE}.convert_element_type.no_fuse",
+    _convert_shape,
+    Rewrite(_expand_convert),
+    names=("prims.convert_element_type.default",),
 )
 
 
@@ -183,26 +167,20 @@ def _expand_fake_quantize_channel(builder: Builder, node: Node) -> Value:
     return emit_dequantize(builder, quantized, scales, zeros, x.type.dtype)
 
 
-register(
-    Operator(
-        f"{_SPACE}.quantize_per_channel.default",
-        _quantize_channel_shape,
-        Rewrite(_expand_quantize_channel),
-    )
+define(
+    f"{_SPACE}.quantize_per_channel.default",
+    _quantize_channel_shape,
+    Rewrite(_expand_quantize_channel),
 )
-register(
-    Operator(
-        f"{_SPACE}.dequantize_per_channel.default",
-        _dequantize_channel_shape,
-        Rewrite(_expand_dequantize_channel),
-    )
+define(
+    f"{_SPACE}.dequantize_per_channel.default",
+    _dequantize_channel_shape,
+    Rewrite(_expand_dequantize_channel),
 )
-register(
-    Operator(
-        f"{_SPACE}.fake_quant_per_channel.default",
-        _fake_quantize_channel_shape,
-        Rewrite(_expand_fake_quantize_channel),
-    )
+define(
+    f"{_SPACE}.fake_quant_per_channel.default",
+    _fake_quantize_channel_shape,
+    Rewrite(_expand_fake_quantize_channel),
 )
 
 
@@ -245,19 +223,13 @@ def _expand_dequantize_token(builder: Builder, node: Node) -> Value:
     return emit_dequantize(builder, node.tensor("x"), scales, zeros, node.result.type.dtype)
 
 
-register(
-    Operator(
-        f"{_SPACE}.quantize_per_token.default",
-        _quantize_token_shape,
-        Rewrite(_expand_quantize_token),
-    )
+define(
+    f"{_SPACE}.quantize_per_token.default", _quantize_token_shape, Rewrite(_expand_quantize_token)
 )
-register(
-    Operator(
-        f"{_SPACE}.dequantize_per_token.default",
-        _dequantize_token_shape,
-        Rewrite(_expand_dequantize_token),
-    )
+define(
+    f"{_SPACE}.dequantize_per_token.default",
+    _dequantize_token_shape,
+    Rewrite(_expand_dequantize_token),
 )
 
 
@@ -332,19 +304,15 @@ def _expand_dequantize_group(builder: Builder, node: Node) -> Value:
     return _dequantize_blocks(builder, node, _groups(node), node.tensor("scales"), zeros)
 
 
-register(
-    Operator(
-        f"{_SPACE}.quantize_per_channel_group.default",
-        _quantize_group_shape,
-        Rewrite(_expand_quantize_group),
-    )
+define(
+    f"{_SPACE}.quantize_per_channel_group.default",
+    _quantize_group_shape,
+    Rewrite(_expand_quantize_group),
 )
-register(
-    Operator(
-        f"{_SPACE}.dequantize_per_channel_group.default",
-        _dequantize_group_shape,
-        Rewrite(_expand_dequantize_group),
-    )
+define(
+    f"{_SPACE}.dequantize_per_channel_group.default",
+    _dequantize_group_shape,
+    Rewrite(_expand_dequantize_group),
 )
 
 
@@ -399,15 +367,9 @@ def _expand_dequantize_affine(builder: Builder, node: Node) -> Value:
     return _dequantize_blocks(builder, node, *_affine_blocks(node))
 
 
-register(
-    Operator(
-        "torchao.quantize_affine.default", _quantize_affine_shape, Rewrite(_expand_quantize_affine)
-    )
-)
-register(
-    Operator(
-        "torchao.dequantize_affine.default",
-        _dequantize_affine_shape,
-        Rewrite(_expand_dequantize_affine),
-    )
+define("torchao.quantize_affine.default", _quantize_affine_shape, Rewrite(_expand_quantize_affine))
+define(
+    "torchao.dequantize_affine.default",
+    _dequantize_affine_shape,
+    Rewrite(_expand_dequantize_affine),
 )

@@ -28,7 +28,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.lowering import Lowering
 from purevk.lower.map import MapSpec, emit_map
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.registry import Kernel, define
 from purevk.ops.registry import rewrite as register_rewrite
 from purevk.ops.signatures import signature
 
@@ -90,7 +90,7 @@ def _word(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-register(Operator(NAME, _shape, Kernel(_lower, windows=lambda node: True)))
+define(NAME, _shape, Kernel(_lower, windows=lambda node: True))
 
 
 # Registers an operator with random results, see `registry.rewrite`.

@@ -25,15 +25,7 @@ from purevk.ops.reduce.group_slices import form_of, lower_slices
 from purevk.ops.reduce.normalization import EpilogueIndex, alike, batch_norm_factors, emit_norm
 from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.statistics import reduce
-from purevk.ops.registry import (
-    Kernel,
-    Operator,
-    Order,
-    ShapeError,
-    Supports,
-    register,
-    rewrite,
-)
+from purevk.ops.registry import Kernel, Order, ShapeError, Supports, define, rewrite
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -145,13 +137,7 @@ def _kernel_order(node: Node, query: LayoutQuery) -> tuple[Order | None, ...]:
     return (order if query(node.tensor("x")).dense_order(sizes) == order else None,)
 
 
-register(
-    Operator(
-        NAME,
-        _kernel_shape,
-        Kernel(_kernel_lower, layouts=_kernel_order, epilogue=True),
-    )
-)
+define(NAME, _kernel_shape, Kernel(_kernel_lower, layouts=_kernel_order, epilogue=True))
 
 
 def _normalize_groups(

@@ -22,7 +22,7 @@ from purevk.ops.matmul.fragments import blocks_type
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.reduce.turn import Turn, check_turn, turn_of
-from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.registry import Kernel, Rewrite, define
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -287,7 +287,7 @@ def _takes_program(node: Node) -> bool:
     return node.arg("cos") is None and not node.bool("blocks")
 
 
-register(Operator(NAME, _norm_shape, Kernel(_norm_lower, epilogue=_takes_program), mutates=(13,)))
+define(NAME, _norm_shape, Kernel(_norm_lower, epilogue=_takes_program), mutates=(13,))
 
 
 @signature("x, normalized_shape, weight=None, bias=None, eps=1e-05")
@@ -333,13 +333,11 @@ def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     return result, stats[0], stats[1]
 
 
-register(
-    Operator(
-        "aten.native_layer_norm.default",
-        _layer_norm_shape,
-        Rewrite(_expand_layer_norm, only_floats),
-        rowwise=before_normalized,
-    )
+define(
+    "aten.native_layer_norm.default",
+    _layer_norm_shape,
+    Rewrite(_expand_layer_norm, only_floats),
+    rowwise=before_normalized,
 )
 
 
@@ -359,13 +357,11 @@ def _expand_layer_norm_one(builder: Builder, node: Node) -> Value:
     )
 
 
-register(
-    Operator(
-        "aten.layer_norm.default",
-        _layer_norm_one_shape,
-        Rewrite(_expand_layer_norm_one, only_floats),
-        rowwise=before_normalized,
-    )
+define(
+    "aten.layer_norm.default",
+    _layer_norm_one_shape,
+    Rewrite(_expand_layer_norm_one, only_floats),
+    rowwise=before_normalized,
 )
 
 
@@ -378,13 +374,11 @@ def _expand_rms_norm(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, weight, None, 1, node.float("eps"), True, None, ())
 
 
-register(
-    Operator(
-        "et_vk.rms_norm.default",
-        _rms_norm_shape,
-        Rewrite(_expand_rms_norm, only_floats),
-        rowwise=before_last,
-    )
+define(
+    "et_vk.rms_norm.default",
+    _rms_norm_shape,
+    Rewrite(_expand_rms_norm, only_floats),
+    rowwise=before_last,
 )
 
 
@@ -409,13 +403,11 @@ def _expand_aten_rms_norm(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, weight, None, count, eps, True, None, ())
 
 
-register(
-    Operator(
-        "aten.rms_norm.default",
-        _aten_rms_norm_shape,
-        Rewrite(_expand_aten_rms_norm, only_floats),
-        rowwise=before_normalized,
-    )
+define(
+    "aten.rms_norm.default",
+    _aten_rms_norm_shape,
+    Rewrite(_expand_aten_rms_norm, only_floats),
+    rowwise=before_normalized,
 )
 
 
@@ -465,10 +457,8 @@ def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     return made, empty, empty
 
 
-register(
-    Operator(
-        "aten._native_batch_norm_legit_no_training.default",
-        _batch_norm_shape,
-        Rewrite(_expand_batch_norm, only_floats),
-    )
+define(
+    "aten._native_batch_norm_legit_no_training.default",
+    _batch_norm_shape,
+    Rewrite(_expand_batch_norm, only_floats),
 )

@@ -17,7 +17,7 @@ from purevk.lower.numbers import gcd4
 from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite
 from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
 
@@ -310,7 +310,7 @@ def _carry(
     emit_map(lowering, spec, [sums], {}, [target], dims)
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
 
 
 # -- operators -----------------------------------------------------------------------------------

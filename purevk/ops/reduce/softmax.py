@@ -18,7 +18,7 @@ from purevk.lower.rows import (
 )
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
-from purevk.ops.registry import Kernel, Operator, Rewrite, register
+from purevk.ops.registry import Kernel, Rewrite, define
 from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
 
@@ -99,7 +99,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     )
 
 
-register(Operator(NAME, _softmax_kernel_shape, Kernel(_softmax_lower)))
+define(NAME, _softmax_kernel_shape, Kernel(_softmax_lower))
 
 
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
@@ -125,7 +125,7 @@ def _softmax(name: str, log: bool, *names: str) -> None:
             return builder.aten.view(made, ())
         return builder.emit(NAME, x, node.int("dim"), log, False, node.result.type.dtype)
 
-    register(Operator(name, shape, Rewrite(expand, _refuse), names=names, rowwise=but_along))
+    define(name, shape, Rewrite(expand, _refuse), names=names, rowwise=but_along)
 
 
 _softmax("aten._softmax.default", False, "aten.softmax.int")

@@ -12,7 +12,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.lower.rows import by_dim, collapse
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, register
+from purevk.ops.registry import Kernel, define
 from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
@@ -296,7 +296,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         )
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
 
 
 def select(

@@ -15,7 +15,7 @@ from purevk.lower.elements import acc_of
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, coordinates, emit_map
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Operator, ShapeError, register, rewrite
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite
 from purevk.ops.shapes import is_empty, reduced, wrap
 from purevk.ops.sort.blocks import emit_sort
 from purevk.ops.sort.selection import can_select, emit_select, select
@@ -61,7 +61,7 @@ def _count_before(
     emit_map(lowering, MapSpec(body, ("X",), stores=False), [x], {}, [values, indices], x.dims)
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
 
 
 # -- operators -----------------------------------------------------------------------------------
