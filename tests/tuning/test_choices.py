@@ -18,6 +18,7 @@ from purevk.graph.context import Context
 from purevk.lower.gpu_kernels import Dot, Problem, TileBounds
 from purevk.lower.gpu_tiles import choose_few_rows, choose_gpu
 from purevk.ops.attention.choice import choose as choose_attention
+from purevk.ops.attention.kernels import Problem as Attention
 from purevk.ops.matmul.choice import choose_registers
 from purevk.ops.quantized.choice import QuantizedMatmul
 from purevk.ops.quantized.choice import choose as choose_quantized
@@ -110,10 +111,10 @@ def test_attention(half: bool, width: int, queries: int) -> None:
     traits = dataclasses.replace(
         GPU, coopmat_columns=(8,), fragment_order=lambda dtype, columns: True
     )
-    arguments = (1, 8, queries, 4000, width, width, half)
-    default = choose_attention(traits, *arguments)
+    problem = Attention(1, 8, queries, 4000, width, width, half)
+    default = choose_attention(traits, problem)
     trial = Trial(1, 100)
-    other = choose_attention(dataclasses.replace(traits, choices=trial), *arguments)
+    other = choose_attention(dataclasses.replace(traits, choices=trial), problem)
     (asked,) = trial.asked.values()
     assert asked[0] == str(default) != str(other) == asked[1]
     assert type(other) is type(default)

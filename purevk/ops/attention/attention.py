@@ -13,7 +13,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import choose
-from purevk.ops.attention.kernels import Attention, Choice, Coopmat
+from purevk.ops.attention.kernels import Attention, Choice, Coopmat, Problem
 from purevk.ops.attention.score_program import ScoreProgram
 from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder
@@ -196,8 +196,7 @@ def _choice(traits: DeviceTraits, node: Node) -> Choice:
     q, k, v = (node.tensor(name).type for name in "qkv")
     batches, heads, queries, width = q.dims
     half = q.dtype is k.dtype is v.dtype and q.dtype.itemsize == 2
-    return choose(
-        traits,
+    problem = Problem(
         batches,
         heads,
         queries,
@@ -209,6 +208,7 @@ def _choice(traits: DeviceTraits, node: Node) -> Choice:
         node.bool("causal") or node.optional_tensor("limits") is not None,
         _dims.specialize(heads) // _dims.specialize(k.dims[1]),
     )
+    return choose(traits, problem)
 
 
 def writes_blocks(traits: DeviceTraits, node: Node) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from purevk.dtypes import DType
-from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.ops.attention.kernels import STEP_BYTES, Choice, Coopmat, Decode, Simple, Tiled
+from purevk.ops.attention.kernels import STEP_BYTES, Choice, Coopmat, Decode, Problem, Simple, Tiled
 from purevk.tuning import DeviceTraits
 
 _LANES, _KEYS = 8, 4  # of `attention_decode.comp`: that share a key, and that a lane reads ahead
@@ -19,54 +18,28 @@ _LONG_STEP = 160  # columns of a head, up to which steps of parts are of 64 keys
 _WIDEST = 256  # columns of a head, up to which a fragment fits into registers: measured on NVIDIA
 
 
-def choose(
-    traits: DeviceTraits,
-    batches: Size,
-    heads: Size,
-    queries: Size,
-    keys: Size,
-    width: int,
-    value_width: int,
-    half: bool = False,
-    bfloat16: bool = False,
-    limited: bool = False,
-    shared: int = 1,
-) -> Choice:
-    """The kernel for `queries` queries over up to `keys` keys per head. With `half`, all three
-    operands are float16, or (`bfloat16`) bfloat16. With `limited`, queries see different numbers of
-    keys. `shared` heads of queries have the same keys."""
-    upper = _dims.upper
-    default = _choose(
-        traits, batches, heads, queries, keys, width, value_width, half, bfloat16, limited, shared
-    )
-    sizes = (upper(batches), upper(heads), upper(queries), upper(keys))
-    return traits.choices.take(
-        "attention",
-        (*sizes, width, value_width, half, bfloat16, limited, shared),
-        _candidates(traits, default, upper(keys), width, value_width, bfloat16),
-    )
+def choose(traits: DeviceTraits, problem: Problem) -> Choice:
+    """The kernel for a problem."""
+    sizes = (problem.batches, problem.heads, problem.queries, problem.keys)
+    named = (*map(_dims.upper, sizes), *tuple(vars(problem).values())[len(sizes) :])
+    return traits.choices.take("attention", named, _candidates(traits, problem))
 
 
-def _candidates(
-    traits: DeviceTraits,
-    default: Choice,
-    keys: int,
-    width: int,
-    value_width: int,
-    bfloat16: bool,
-) -> Iterator[Choice]:
-    """Kernels of the same template: with other tiles, or other parts of the keys."""
+def _candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Choice]:
+    """The kernel of the cost model; others of the same template, with other tiles, or other parts of
+    the keys."""
+    default = _default(traits, problem)
     yield default
-    widest = max(width, value_width)
+    widest = problem.widest
     if isinstance(default, Simple):
         most = max(1, min(128 // widest, 4)) if default.subgroup_size > 1 else 1
         yield from (replace(default, queries=n) for n in range(1, most + 1))
     elif isinstance(default, Decode) and traits.profile.has_fast_shared_memory:
-        most = max(keys // 16, 1)
+        most = max(problem.max_keys // 16, 1)
         for form in dict.fromkeys((default, replace(default, heads=1, queries=1, rows=1))):
             yield from (replace(form, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
     elif isinstance(default, Coopmat):
-        yield from _coopmats(traits, width, value_width, bfloat16)
+        yield from _coopmats(traits, problem)
     elif isinstance(default, Tiled):
         for rows in (64, 32, 16, 8):
             for part in (0, _PART):
@@ -75,85 +48,63 @@ def _candidates(
                         yield _tiled(traits, rows, step, part)
 
 
-def _choose(
-    traits: DeviceTraits,
-    batches: Size,
-    heads: Size,
-    queries: Size,
-    keys: Size,
-    width: int,
-    value_width: int,
-    half: bool,
-    bfloat16: bool,
-    limited: bool,
-    shared: int,
-) -> Choice:
-    widest = max(width, value_width)
-    few = _dims.upper(queries) <= 4
+def _default(traits: DeviceTraits, problem: Problem) -> Choice:
+    queries, groups, widest = problem.max_queries, problem.groups, problem.widest
+    few = queries <= 4
     in_registers = not traits.profile.has_fast_shared_memory
     if in_registers and traits.has("subgroup_shuffle"):
         lanes, cores = traits.subgroup_size, max(traits.cores, 1)
-        groups = _dims.upper(batches) * _dims.upper(heads)
         # More queries share the loads of a key, but make longer code, which takes seconds to
         # compile.
         key = traits.profile.registers.attention_key
         most = max(1, min(128 // widest, 4))
         rounds = {
-            n: -(-(-(-_dims.upper(queries) // (lanes * n)) * groups) // cores) * (n + key)
+            n: -(-(-(-queries // (lanes * n)) * groups) // cores) * (n + key)
             for n in range(1, most + 1)
         }
         return Simple(lanes, min(rounds, key=rounds.__getitem__))
     if in_registers:
-        return Decode(1, _decode_local(traits, value_width, 64)) if few else Simple(1)
-    cores = traits.processors
-    groups = _dims.upper(batches) * _dims.upper(heads)
+        return Decode(1, _decode_local(traits, problem.value_width, 64)) if few else Simple(1)
     if few:
-        return _decode(traits, batches, heads, queries, keys, width, value_width, shared)
-    if half:
-        sizes = (groups, _dims.upper(queries), _dims.upper(keys), width, value_width)
-        coopmat = _coopmat(traits, *sizes, bfloat16, limited)
-        if coopmat is not None:
-            return coopmat
+        return _decode(traits, problem)
+    if problem.half and widest <= _WIDEST and traits.has("subgroup_shuffle"):
+        most = 1 if problem.limited else 2  # two are slower then: measured on an NVIDIA GPU
+        found = [each for each in _coopmats(traits, problem) if each.fragments <= most]
+        if found:
+            return min(found, key=lambda each: each.cost(traits, problem))
     # More queries read keys fewer times, fewer make more workgroups.
+    cores = traits.processors
     for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
         tiled = _tile_of(traits, rows, widest)
-        if tiled is not None and -(-_dims.upper(queries) // rows) * groups >= wanted:
+        if tiled is not None and -(-queries // rows) * groups >= wanted:
             return tiled
     return Simple(traits.subgroup_size if traits.has("subgroup_shuffle") else 1)
 
 
-def _decode(
-    traits: DeviceTraits,
-    batches: Size,
-    heads: Size,
-    queries: Size,
-    keys: Size,
-    width: int,
-    value_width: int,
-    shared: int,
-) -> Decode:
+def _decode(traits: DeviceTraits, problem: Problem) -> Decode:
     """The kernel for few queries."""
-    upper, cores = _dims.upper, traits.processors
-    groups = max(upper(batches) * upper(heads) * upper(queries), 1)
+    cores, keys, queries = traits.processors, problem.max_keys, problem.queries
+    width, value_width = problem.width, problem.value_width
+    groups = max(problem.groups * problem.max_queries, 1)
     shuffles = traits.subgroup_size in (8, 16, 32, 64) and traits.has(
         "subgroup_shuffle", "subgroup_basic", "subgroup_size_control"
     )
     subgroup = traits.subgroup_size if shuffles else None
     # Few keys are not split, to save a dispatch.
     part = traits.profile.attention_part_keys
-    split = upper(keys) > 2 * part
+    split = keys > 2 * part
     # Workgroups take parts of the keys as long as a multiprocessor has fewer than eight of them.
-    most = upper(keys) // part if split else 1
+    most = keys // part if split else 1
     splits = max(min(8 * cores // groups, most, 128), 1)
     alone = Decode(splits, _decode_local(traits, value_width, 128, subgroup), subgroup)
-    taken = _shared_heads(shared)
+    taken = _shared_heads(problem.shared)
     several = queries if isinstance(queries, int) and taken * queries <= 4 else 1
     rows = taken * several
     if subgroup is None or not split or rows == 1:
         return alone
     # Rows that have the same keys: measured on an NVIDIA H200, heads of 64, 128 and 256 columns. Of
     # 4352 keys and 32 heads, more workgroups save 2 us at 1024 keys, and cost nothing at 4096.
-    most = upper(keys) // (_SHARED_PART_KEYS * rows)
+    most = keys // (_SHARED_PART_KEYS * rows)
     workgroups = -(-groups // rows)
     splits = max(min(4 * cores // workgroups, most, 128), 1)
     lanes = min(8 if width <= 64 else 16 if width <= 128 else 32, subgroup)
@@ -161,7 +112,7 @@ def _decode(
     local = _decode_local(traits, value_width, 128, subgroup, rows)
     together = Decode(splits, local, subgroup, taken, several, rows, lanes, True)
     if workgroups * splits > 2 * cores:
-        if groups * upper(keys) > _FEW_KEYS:
+        if groups * keys > _FEW_KEYS:
             return together
     # With few workgroups, each row has invocations of its own.
     elif workgroups * splits >= 0.9 * cores and local * rows <= traits.max_invocations:
@@ -222,37 +173,12 @@ def _tiled(traits: DeviceTraits, rows: int, step: int, part: int = 0) -> Tiled:
     return tile
 
 
-def _coopmat(
-    traits: DeviceTraits,
-    groups: int,
-    queries: int,
-    keys: int,
-    width: int,
-    value_width: int,
-    bfloat16: bool,
-    limited: bool,
-) -> Coopmat | None:
-    """The cheapest kernel on matrix cores, if fragments of these widths fit into registers."""
-    if max(width, value_width) > _WIDEST or not traits.has("subgroup_shuffle"):
-        return None
-    # Of keys that are limited, queries see half of their own number less on average.
-    seen = keys - min(queries, keys) // 2 if limited else keys
-    sizes = groups, queries, seen, width, value_width
-    most = 1 if limited else 2  # two are slower then: measured on an NVIDIA GPU
-    found = [
-        each for each in _coopmats(traits, width, value_width, bfloat16) if each.fragments <= most
-    ]
-    return min(found, key=lambda each: each.cost(traits, *sizes), default=None)
-
-
-def _coopmats(
-    traits: DeviceTraits, width: int, value_width: int, bfloat16: bool
-) -> Iterator[Coopmat]:
+def _coopmats(traits: DeviceTraits, problem: Problem) -> Iterator[Coopmat]:
     """The kernels on matrix cores that fit."""
-    columns = traits.fragment_columns(DType.bfloat16 if bfloat16 else DType.float16)
+    columns = traits.fragment_columns(DType.bfloat16 if problem.bfloat16 else DType.float16)
     for sizes in traits.profile.tiles.attention if columns else ():
         choice = Coopmat(*sizes, max(columns) if sizes.q_steps else min(columns))
-        if choice.fits(traits, width, value_width):
+        if choice.fits(traits, problem):
             yield choice
 
 

@@ -19,6 +19,47 @@ _SPILLING = 192  # columns of heads, from which on registers are too few: measur
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What a kernel is chosen for.
+
+    Attributes:
+        queries, keys: of a head; up to so many keys.
+        width, value_width: columns of keys and queries, and of values.
+        half: all three operands are float16, or (`bfloat16`) bfloat16.
+        limited: queries see different numbers of keys.
+        shared: heads of queries that have the same keys.
+    """
+
+    batches: Size
+    heads: Size
+    queries: Size
+    keys: Size
+    width: int
+    value_width: int
+    half: bool = False
+    bfloat16: bool = False
+    limited: bool = False
+    shared: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Heads of all batches, at most."""
+        return _dims.upper(self.batches) * _dims.upper(self.heads)
+
+    @property
+    def max_queries(self) -> int:
+        return _dims.upper(self.queries)
+
+    @property
+    def max_keys(self) -> int:
+        return _dims.upper(self.keys)
+
+    @property
+    def widest(self) -> int:
+        return max(self.width, self.value_width)
+
+
+@dataclass(frozen=True)
 class Attention:
     """What all attention kernels take.
 
@@ -174,8 +215,9 @@ class Coopmat:
         local = 32 * self.subgroups
         return all(self.keys * _padded(width) // elements % local == 0 for width in widths)
 
-    def fits(self, traits: DeviceTraits, width: int, value_width: int) -> bool:
+    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
         """Whether the template's conditions and the device's limits hold."""
+        width, value_width = problem.width, problem.value_width
         padded = _padded(width, value_width)
         return (
             32 * self.subgroups <= traits.max_invocations
@@ -190,17 +232,13 @@ class Coopmat:
         queries = 32 * self.fragments * self.subgroups * (16 * self.q_steps + 8)
         return 2 * self.keys * (padded + 16) + STEP_BYTES + (queries if self.q_steps else 0)
 
-    def cost(
-        self,
-        traits: DeviceTraits,
-        groups: int,
-        queries: int,
-        keys: int,
-        width: int,
-        value_width: int,
-    ) -> float:
-        """Microseconds for `groups` heads of all batches, about."""
+    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds, about."""
         costs, profile = traits.profile.attention, traits.profile
+        width, value_width = problem.width, problem.value_width
+        queries, keys = problem.max_queries, problem.max_keys
+        # Of keys that are limited, queries see half of their own number less on average.
+        keys -= min(queries, keys) // 2 if problem.limited else 0
         padded, columns = _padded(width, value_width), _padded(width, value_width) / 128
         # Of keys and values on their way to shared memory; of queries, sums and scores.
         needed = self.keys * padded / (64 * self.subgroups)
@@ -217,7 +255,7 @@ class Coopmat:
                 int(costs.register_file / registers) // local,
             ),
         )
-        workgroups = -(-queries // (16 * self.fragments * self.subgroups)) * groups
+        workgroups = -(-queries // (16 * self.fragments * self.subgroups)) * problem.groups
         cores = traits.processors
         load = max(workgroups / cores, 1.0)
         load += costs.fullest * (-(-workgroups // cores) - load)

@@ -15,7 +15,7 @@ from purevk.ir import Dim, Layout, Symbol, TensorType, Value
 from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.attention import attention
 from purevk.ops.attention.choice import choose
-from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Tiled
+from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Problem, Tiled
 from purevk.tuning import DeviceTraits
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
@@ -261,7 +261,7 @@ def test_the_choice_of_matrix_cores():
     for width in range(4, 300, 12):
         for value_width in range(4, 300, 12):
             for queries in (5, 100, 1000):
-                made = choose(traits, 2, 16, queries, queries, width, value_width, True)
+                made = choose(traits, Problem(2, 16, queries, queries, width, value_width, True))
                 assert isinstance(made, Coopmat) == (max(width, value_width) <= 256)
                 if isinstance(made, Coopmat):
                     heads = [-(-each // 16) * 16 for each in (width, value_width)]
@@ -269,9 +269,9 @@ def test_the_choice_of_matrix_cores():
                     assert all(made.keys * each % (128 * made.subgroups) == 0 for each in heads)
                     assert 2 * made.keys * (sum(heads) + 16) <= traits.max_shared_memory
                     assert made.fragments == 1 or sum(heads) <= 128
-    assert not isinstance(choose(traits, 2, 16, 100, 100, 64, 64, False), Coopmat)
+    assert not isinstance(choose(traits, Problem(2, 16, 100, 100, 64, 64, False)), Coopmat)
     assert not isinstance(
-        choose(replace(traits, coopmat_columns=()), 2, 16, 100, 100, 64, 64, True), Coopmat
+        choose(replace(traits, coopmat_columns=()), Problem(2, 16, 100, 100, 64, 64, True)), Coopmat
     )
 
 
@@ -286,8 +286,8 @@ def test_fragments_fill_the_multiprocessors():
         coopmat_columns=(8,),
         fragment_order=lambda dtype, columns: True,
     )
-    few = choose(traits, 1, 12, 1024, 1024, 64, 64, True)
-    many = choose(traits, 8, 32, 4096, 4096, 64, 64, True)
+    few = choose(traits, Problem(1, 12, 1024, 1024, 64, 64, True))
+    many = choose(traits, Problem(8, 32, 4096, 4096, 64, 64, True))
     assert isinstance(few, Coopmat) and isinstance(many, Coopmat)
     rows = 16 * few.fragments * few.subgroups
     assert 12 * -(-1024 // rows) >= 0.9 * 132
@@ -301,7 +301,7 @@ def test_tiles_leave_shared_memory_for_the_search_of_steps(shared):
     parts = set()
     for width in range(4, 260, 4):
         for queries in (8, 40, 1000):
-            made = choose(traits, 1, 16, queries, queries, width, width)
+            made = choose(traits, Problem(1, 16, queries, queries, width, width))
             if isinstance(made, Tiled):
                 line = width + 4
                 columns = made.part + 4 if made.part else 2 * line
@@ -325,7 +325,7 @@ def test_sums_of_decoding_fit_into_shared_memory(controlled, subgroup, shared):
         frozenset(features), subgroup, 16, max_shared_memory=shared, max_invocations=256
     )
     for width in range(4, 260, 4):
-        made = choose(traits, 1, 16, 1, 5000, width, width)
+        made = choose(traits, Problem(1, 16, 1, 5000, width, width))
         assert isinstance(made, Decode)
         assert made.subgroup == (subgroup if controlled and subgroup >= 8 else None)
         lanes = made.subgroup or 8
@@ -351,7 +351,9 @@ def test_rows_that_share_keys_fit_into_workgroups(invocations, subgroup, shared_
         (8, 64, 80, 128, 256), (1, 2, 3, 4, 5, 7, 8, 12), (1, 2, 4), (1, 16)
     ):
         for keys in (100, 1000, 9000):
-            made = choose(traits, batch, 2 * shared, queries, keys, width, width, shared=shared)
+            made = choose(
+                traits, Problem(batch, 2 * shared, queries, keys, width, width, shared=shared)
+            )
             assert isinstance(made, Decode)
             rows, sets = made.heads * made.queries, made.heads * made.queries // made.rows
             assert shared % made.heads == 0 and queries % made.queries == 0
