@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
@@ -36,6 +36,7 @@ Made = Value | Sequence[Value] | None  # the result(s) of a node
 Order = tuple[int, ...]  # dims in the order of memory, outermost first
 Supports = Callable[[Node, DeviceTraits], str | None]
 _P = ParamSpec("_P")
+_Expand = TypeVar("_Expand", bound=Callable[..., Made])
 
 
 @dataclass(frozen=True)
@@ -431,26 +432,29 @@ def definitions() -> Iterable[Operator]:
 def rewrite(
     name: str,
     shape: Callable[..., Types],
-    expand: Callable[..., Made],
     *names: str,
     supports: Supports | None = None,
     random: bool | Callable[[Node], bool] = False,
     moves: Moves | Callable[[Node], Moves] | None = None,
     rowwise: Rowwise | None = None,
-) -> None:
-    """Registers an operator that other operators express; `expand` gets the builder, the node, and
-    the arguments. Its results are converted to the node's dtypes, which a file may have chosen
-    (int32 for int64)."""
+) -> Callable[[_Expand], _Expand]:
+    """Registers an operator that other operators express, by the function below it, which gets the
+    builder, the node, and the arguments. Its results are converted to the node's dtypes, which a file
+    may have chosen (int32 for int64)."""
 
-    def typed(builder: Builder, node: Node) -> tuple[Value, ...]:
-        made = expand(builder, node, *node.args)
-        values = (made,) if isinstance(made, Value) else made or ()
-        return tuple(
-            value
-            if value.type.dtype is result.type.dtype
-            else builder.aten._to_copy(value, result.type.dtype)
-            for value, result in zip(values, node.results)
-        )
+    def decorate(expand: _Expand) -> _Expand:
+        def typed(builder: Builder, node: Node) -> tuple[Value, ...]:
+            made = expand(builder, node, *node.args)
+            values = (made,) if isinstance(made, Value) else made or ()
+            return tuple(
+                value
+                if value.type.dtype is result.type.dtype
+                else builder.aten._to_copy(value, result.type.dtype)
+                for value, result in zip(values, node.results)
+            )
 
-    form = Rewrite(typed, supports)
-    define(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise)
+        form = Rewrite(typed, supports)
+        define(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise)
+        return expand
+
+    return decorate

@@ -362,10 +362,9 @@ for _count in (1, 2, 3):
     rewrite(
         f"aten.conv{_count}d.default",
         _plain_shape,
-        _plain,
         f"aten.conv{_count}d.padding",
         supports=refuse_convolution,
-    )
+    )(_plain)
 
 
 def _back_shape(
@@ -385,6 +384,9 @@ def _back_shape(
     return convolution_shape(x, weight, bias, stride, padding, dilation, True, extra, groups)
 
 
+@rewrite("aten.conv_transpose3d.input", _back_shape, supports=refuse_convolution)
+@rewrite("aten.conv_transpose2d.input", _back_shape, supports=refuse_convolution)
+@rewrite("aten.conv_transpose1d.default", _back_shape, supports=refuse_convolution)
 def _back(
     builder: Builder,
     node: Node,
@@ -412,8 +414,3 @@ def _back(
         output_padding=extra,
         groups=groups,
     )
-
-
-rewrite("aten.conv_transpose1d.default", _back_shape, _back, supports=refuse_convolution)
-rewrite("aten.conv_transpose2d.input", _back_shape, _back, supports=refuse_convolution)
-rewrite("aten.conv_transpose3d.input", _back_shape, _back, supports=refuse_convolution)

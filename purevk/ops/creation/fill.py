@@ -33,17 +33,15 @@ rewrite(
     lambda size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         TensorType(dtype or DType.float32, tuple(size))
     ),
-    _all(0),
     "dim_order_ops._empty_dim_order.default",
-)
+)(_all(0))
 rewrite(
     "aten.empty_strided.default",
     lambda size, stride, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, tuple(size)
     ),
-    _all(0),
-)
-rewrite("aten.empty_like.default", like, _all(0))
+)(_all(0))
+rewrite("aten.empty_like.default", like)(_all(0))
 
 
 @signature("x, size, dtype=None, layout=None, device=None, pin_memory=None")
@@ -51,27 +49,28 @@ def _new_shape(x: TensorType, size: Sequence[Size], dtype: DType | None) -> Tens
     return TensorType(dtype or x.dtype, tuple(size))
 
 
-rewrite("aten.new_empty.default", _new_shape, _all(0))
-rewrite("aten.new_zeros.default", _new_shape, _all(0))
-rewrite("aten.new_ones.default", _new_shape, _all(1))
+rewrite("aten.new_empty.default", _new_shape)(_all(0))
+rewrite("aten.new_zeros.default", _new_shape)(_all(0))
+rewrite("aten.new_ones.default", _new_shape)(_all(1))
 rewrite(
     "aten.new_empty_strided.default",
     lambda x, size, stride, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
         x, size, dtype
     ),
-    _all(0),
-)
+)(_all(0))
 rewrite(
     "aten.new_full.default",
     lambda x, size, fill_value, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
         x, size, dtype
     ),
+)(
     lambda builder, node, x, size, number, *_: constant(
         builder, number, size, node.result.type.dtype
-    ),
+    )
 )
 
 
+@rewrite("aten.fill.Scalar", lambda x, value: x, "aten.fill.Tensor")
 def _fill(builder: Builder, node: Node, x: Value, number: Value | Scalar) -> Value:
     if isinstance(number, Value):
         return builder.aten.expand(
@@ -81,32 +80,25 @@ def _fill(builder: Builder, node: Node, x: Value, number: Value | Scalar) -> Val
     return constant(builder, number, x.type.dims, x.type.dtype)
 
 
-rewrite("aten.fill.Scalar", lambda x, value: x, _fill, "aten.fill.Tensor")
-rewrite(
-    "aten.zero.default",
-    lambda x: x,
-    lambda builder, node, x: constant(builder, 0, x.type.dims, x.type.dtype),
+rewrite("aten.zero.default", lambda x: x)(
+    lambda builder, node, x: constant(builder, 0, x.type.dims, x.type.dtype)
 )
 
 
-def _eye(builder: Builder, node: Node, *_: Arg) -> Value:
-    return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
-
-
-rewrite(
-    "aten.eye.default",
-    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, (n, n)
-    ),
-    _eye,
-)
-rewrite(
+@rewrite(
     "aten.eye.m",
     lambda n, m, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.float32, (n, m)
     ),
-    _eye,
 )
+@rewrite(
+    "aten.eye.default",
+    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, (n, n)
+    ),
+)
+def _eye(builder: Builder, node: Node, *_: Arg) -> Value:
+    return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
 
 
 _MOST_STEPS = 1 << 16  # of integers that are made at load time
@@ -147,6 +139,12 @@ def _linspace_at_call(
     return builder.aten._to_copy(made, type.dtype)
 
 
+@rewrite(
+    "aten.linspace.default",
+    lambda start, end, steps, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.float32, (steps,)
+    ),
+)
 def _linspace(
     builder: Builder,
     node: Node,
@@ -176,15 +174,6 @@ def _linspace(
     return builder.aten._to_copy(made, type.dtype)
 
 
-rewrite(
-    "aten.linspace.default",
-    lambda start, end, steps, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, (steps,)
-    ),
-    _linspace,
-)
-
-
 # -- joins ---------------------------------------------------------------------------------------
 def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     first = tensors[0]
@@ -200,14 +189,12 @@ def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     return TensorType(dtype, (*first.dims[:at], len(tensors), *first.dims[at:]))
 
 
+@rewrite("aten.stack.default", _stack_shape, moves=Moves.TENSORS)
 def _stack(builder: Builder, node: Node, tensors: Sequence[Value], dim: int) -> Value:
     return builder.aten.cat(
         tuple(builder.aten.unsqueeze(each, dim) for each in tensors),
         dim,
     )
-
-
-rewrite("aten.stack.default", _stack_shape, _stack, moves=Moves.TENSORS)
 
 
 # -- triangles -----------------------------------------------------------------------------------
@@ -255,7 +242,7 @@ def _triangle(upper: bool) -> None:
             node.result.type.dtype,
         )
 
-    rewrite(f"aten.{'triu' if upper else 'tril'}_indices.default", shape, expand)
+    rewrite(f"aten.{'triu' if upper else 'tril'}_indices.default", shape)(expand)
 
 
 _triangle(False)

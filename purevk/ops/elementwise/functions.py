@@ -71,8 +71,6 @@ def _frexp_shape(x: TensorType) -> tuple[TensorType, TensorType]:
     return x.with_dtype(float_type(x.dtype)), x.with_dtype(DType.int32)
 
 
+@rewrite("aten.frexp.Tensor", _frexp_shape)
 def _frexp(builder: Builder, node: Node, x: Value) -> tuple[Value, Value]:
     return builder.purevk.mantissa(x), builder.purevk.exponent(x)
-
-
-rewrite("aten.frexp.Tensor", _frexp_shape, _frexp)

@@ -76,6 +76,7 @@ def _prelu_shape(x: TensorType, weight: TensorType) -> TensorType:
     return x
 
 
+@rewrite("aten.prelu.default", _prelu_shape, "aten._prelu_kernel.default")
 def _prelu(builder: Builder, node: Node, x: Value, weight: Value) -> Value:
     rank = x.type.rank
     if weight.type.rank == 1 and rank > 1:
@@ -86,9 +87,6 @@ def _prelu(builder: Builder, node: Node, x: Value, weight: Value) -> Value:
     return builder.aten.where.self(positive, x, builder.aten.mul.Tensor(x, weight))
 
 
-rewrite("aten.prelu.default", _prelu_shape, _prelu, "aten._prelu_kernel.default")
-
-
 def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
     at = wrap(dim, x.rank)
     if x.dims[at] % 2 != 0:
@@ -96,6 +94,7 @@ def _glu_shape(x: TensorType, dim: int = -1) -> TensorType:
     return x.with_dims([size // 2 if d == at else size for d, size in enumerate(x.dims)])
 
 
+@rewrite("aten.glu.default", _glu_shape)
 def _glu(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     at = wrap(dim, x.type.rank)
     middle = x.type.dims[at] // 2
@@ -103,8 +102,6 @@ def _glu(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     right = builder.aten.slice.Tensor(x, at, middle, x.type.dims[at])
     return builder.aten.mul.Tensor(left, builder.aten.sigmoid(right))
 
-
-rewrite("aten.glu.default", _glu_shape, _glu)
 
 # -- functions of any number ----------------------------------------------------------------------
 
@@ -283,11 +280,13 @@ def _finish(builder: Builder, x: Value, reduction: int) -> Value:
     return x if operator is None else builder.emit(operator, x)
 
 
+@rewrite("aten.mse_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction))
 def _mse(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
     difference = builder.aten.sub.Tensor(x, y)
     return _finish(builder, builder.aten.mul.Tensor(difference, difference), reduction)
 
 
+@rewrite("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction))
 def _l1(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Value:
     return _finish(
         builder,
@@ -296,10 +295,12 @@ def _l1(builder: Builder, node: Node, x: Value, y: Value, reduction: int) -> Val
     )
 
 
-rewrite("aten.mse_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _mse)
-rewrite("aten.l1_loss.default", lambda x, y, reduction=1: _loss_shape(x, y, reduction), _l1)
-
-
+@rewrite(
+    "aten.huber_loss.default", lambda x, y, reduction=1, delta=1.0: _loss_shape(x, y, reduction)
+)
+@rewrite(
+    "aten.smooth_l1_loss.default", lambda x, y, reduction=1, beta=1.0: _loss_shape(x, y, reduction)
+)
 def _huber(builder: Builder, node: Node, x: Value, y: Value, reduction: int, delta: float) -> Value:
     scale = delta if node.op == "aten.huber_loss.default" else 1.0
     distance = builder.aten.abs(builder.aten.sub.Tensor(x, y))
@@ -313,24 +314,13 @@ def _huber(builder: Builder, node: Node, x: Value, y: Value, reduction: int, del
     return _finish(builder, builder.aten.where.self(near, square, line), reduction)
 
 
-rewrite(
-    "aten.smooth_l1_loss.default",
-    lambda x, y, reduction=1, beta=1.0: _loss_shape(x, y, reduction),
-    _huber,
-)
-rewrite(
-    "aten.huber_loss.default",
-    lambda x, y, reduction=1, delta=1.0: _loss_shape(x, y, reduction),
-    _huber,
-)
-
-
 def _isclose_shape(
     x: TensorType, y: TensorType, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> TensorType:
     return TensorType(DType.bool, broadcast_of((x, y)))
 
 
+@rewrite("aten.isclose.default", _isclose_shape)
 def _isclose(
     builder: Builder, node: Node, x: Value, y: Value, rtol: float, atol: float, equal_nan: bool
 ) -> Value:
@@ -352,6 +342,3 @@ def _isclose(
         builder.aten.le.Tensor(distance, allowed),
     )
     return builder.aten.logical_or(equal, near)
-
-
-rewrite("aten.isclose.default", _isclose_shape, _isclose)

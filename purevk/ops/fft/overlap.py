@@ -18,6 +18,7 @@ def _shape(
     return grad_in.with_dims(input_sizes)
 
 
+@rewrite("aten.unfold_backward.default", _shape)
 def _overlap_add(
     builder: Builder,
     node: Node,
@@ -41,6 +42,3 @@ def _overlap_add(
     )
     numbers: dict[str, Size] = {"size": size, "step": step}
     return mapped(builder, body, {"X": grad_in}, node.result.type, numbers=numbers)
-
-
-rewrite("aten.unfold_backward.default", _shape, _overlap_add)

@@ -83,4 +83,4 @@ def _expand(
 
 
 for _name in ("aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default"):
-    rewrite(_name, _shape, _expand, supports=_refuse)
+    rewrite(_name, _shape, supports=_refuse)(_expand)

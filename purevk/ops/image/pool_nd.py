@@ -226,9 +226,9 @@ def _pools(count: int) -> None:
 
     both_shape = with_indices(maximum_shape)
 
-    rewrite(f"aten.avg_pool{count}d.default", average_shape, average, supports=refuse)
-    rewrite(f"aten.max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
-    rewrite(f"aten.max_pool{count}d_with_indices.default", both_shape, maximum, supports=refuse)
+    rewrite(f"aten.avg_pool{count}d.default", average_shape, supports=refuse)(average)
+    rewrite(f"aten.max_pool{count}d.default", maximum_shape, supports=refuse)(maximum)
+    rewrite(f"aten.max_pool{count}d_with_indices.default", both_shape, supports=refuse)(maximum)
 
 
 _pools(1)
@@ -260,10 +260,10 @@ def _adaptive(count: int) -> None:
         return _maximum(builder, x, _Windows.even(x.type, count, sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
-    rewrite(
-        f"aten.adaptive_avg_pool{count}d.default", average_shape, average, *names, supports=refuse
+    rewrite(f"aten.adaptive_avg_pool{count}d.default", average_shape, *names, supports=refuse)(
+        average
     )
-    rewrite(f"aten.adaptive_max_pool{count}d.default", maximum_shape, maximum, supports=refuse)
+    rewrite(f"aten.adaptive_max_pool{count}d.default", maximum_shape, supports=refuse)(maximum)
 
 
 for _count in (1, 2, 3):
@@ -293,7 +293,7 @@ def _unpool(count: int) -> None:
         made = scatter_along(builder, target, -1, flat[1], flat[0], "set")
         return builder.aten.view(made, type.dims)
 
-    rewrite(f"aten.max_unpool{count}d.default", shape, expand)
+    rewrite(f"aten.max_unpool{count}d.default", shape)(expand)
 
 
 _unpool(2)

@@ -245,8 +245,8 @@ def _resizes(name: str, count: int, kind: str) -> None:
         return _resize(builder, node, x, count, kind, align, factors or (None,) * count)
 
     supports = None if plain else _refuse_resize
-    rewrite(f"aten.{name}.default", sized, expand, supports=supports)
-    rewrite(f"aten.{name}.vec", vec, expand_vec, supports=supports)
+    rewrite(f"aten.{name}.default", sized, supports=supports)(expand)
+    rewrite(f"aten.{name}.vec", vec, supports=supports)(expand_vec)
 
 
 # The dims that are resized, and how, by the names of operators.
@@ -272,6 +272,13 @@ def _grid_shape(x: TensorType, grid: TensorType) -> TensorType:
     return x.with_dims((*x.dims[:2], *grid.dims[1:-1]))
 
 
+def _refuse_grid(node: Node, traits: DeviceTraits) -> str | None:
+    if node.tensor("x").type.rank == 5 and node.int("interpolation_mode") == 2:
+        return "no cubic sampling of volumes"
+    return _refuse(node, traits)
+
+
+@rewrite("aten.grid_sampler_2d.default", _grid_shape, supports=_refuse_grid)
 def _grid(
     builder: Builder, node: Node, x: Value, grid: Value, mode: int, padding: int, align: bool
 ) -> Value:
@@ -338,21 +345,15 @@ def _grid(
     )
 
 
-def _refuse_grid(node: Node, traits: DeviceTraits) -> str | None:
-    if node.tensor("x").type.rank == 5 and node.int("interpolation_mode") == 2:
-        return "no cubic sampling of volumes"
-    return _refuse(node, traits)
-
-
-rewrite("aten.grid_sampler_2d.default", _grid_shape, _grid, supports=_refuse_grid)
-rewrite("aten.grid_sampler_3d.default", _grid_shape, _grid, supports=_refuse_grid)
-rewrite("aten.grid_sampler.default", _grid_shape, _grid, supports=_refuse_grid)
+rewrite("aten.grid_sampler_3d.default", _grid_shape, supports=_refuse_grid)(_grid)
+rewrite("aten.grid_sampler.default", _grid_shape, supports=_refuse_grid)(_grid)
 
 
 def _affine_shape(theta: TensorType, size: Sequence[Size], align_corners: bool) -> TensorType:
     return theta.with_dims((size[0], *size[2:], len(size) - 2))
 
 
+@rewrite("aten.affine_grid_generator.default", _affine_shape, supports=_refuse)
 def _affine(builder: Builder, node: Node, theta: Value, size: Sequence[Size], align: bool) -> Value:
     """The coordinates of a regular grid between -1 and 1, transformed by a matrix."""
     count = len(size) - 2
@@ -375,6 +376,3 @@ def _affine(builder: Builder, node: Node, theta: Value, size: Sequence[Size], al
     )
     body = " ".join(statements) + f" r = {terms};"
     return mapped(builder, body, {"THETA": theta}, node.result.type)
-
-
-rewrite("aten.affine_grid_generator.default", _affine_shape, _affine, supports=_refuse)

@@ -103,10 +103,8 @@ def check(
     builder.emit_all(NAME, x, lowest, below, op, node.source, False, message)
 
 
+@rewrite(ASSERT, _assert_shape, "aten._assert_async.default")
 def _assert(builder: Builder, node: Node, x: Value, assert_msg: str) -> None:
     fails = builder.aten.logical_not(x)
     fails = builder.aten._to_copy(fails, DType.int32)
     check(builder, node, fails, 0, 1, assert_msg)
-
-
-rewrite(ASSERT, _assert_shape, _assert, "aten._assert_async.default")

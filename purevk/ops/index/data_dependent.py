@@ -116,15 +116,17 @@ def _nonzero_shape(x: TensorType) -> NoReturn:
     )
 
 
+@rewrite("aten.nonzero.default", _nonzero_shape, "aten.argwhere.default")
 def _nonzero(builder: Builder, node: Node, x: Value) -> Value | tuple[Value, ...]:
     if is_empty(x.type):
         return _nothing(builder, node)
     return _coordinates(builder, x, node.result.type.dims[0], node.result.type.dtype)
 
 
-rewrite("aten.nonzero.default", _nonzero_shape, _nonzero, "aten.argwhere.default")
-
-
+@rewrite(
+    "aten.nonzero_static.default",
+    lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)),
+)
 def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int) -> Value:
     if is_empty(x.type) or is_empty(node.result.type):
         return builder.aten.full(node.result.type.dims, fill, node.result.type.dtype)
@@ -141,13 +143,6 @@ def _nonzero_static(builder: Builder, node: Node, x: Value, size: int, fill: int
     )
 
 
-rewrite(
-    "aten.nonzero_static.default",
-    lambda x, size, fill_value=-1: TensorType(DType.int64, (size, x.rank)),
-    _nonzero_static,
-)
-
-
 def _masked_select_shape(x: TensorType, mask: TensorType) -> NoReturn:
     # torch.export takes the elements before the broadcast for the most that there can be.
     count = DataDependentSize(_dims.product(broadcast(x.dims, mask.dims)), misstated=x.numel)
@@ -157,6 +152,7 @@ def _masked_select_shape(x: TensorType, mask: TensorType) -> NoReturn:
     )
 
 
+@rewrite("aten.masked_select.default", _masked_select_shape, moves=Moves.SOME)
 def _masked_select(
     builder: Builder, node: Node, x: Value, mask: Value
 ) -> Value | tuple[Value, ...]:
@@ -165,9 +161,6 @@ def _masked_select(
         return _nothing(builder, node)
     x, mask = (_flat(builder, builder.aten.expand(value, sizes)) for value in (x, mask))
     return _taken(builder, x, mask, node.result.type.dims[0])
-
-
-rewrite("aten.masked_select.default", _masked_select_shape, _masked_select, moves=Moves.SOME)
 
 
 def masked_types(
@@ -315,20 +308,17 @@ def _unique(
     )
 
 
-rewrite(
-    "aten._unique2.default",
-    _unique2_shape,
+rewrite("aten._unique2.default", _unique2_shape)(
     lambda builder, node, x, sorted, inverse, counts: _unique(
         builder, node, x, False, inverse, counts
-    ),
+    )
 )
 rewrite(
     "aten._unique.default",
     lambda x, sorted=True, return_inverse=False: _unknown_unique(
         _unique_types(x, return_inverse, False)[:2]
     ),
-    lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2],
-)
+)(lambda builder, node, x, sorted, inverse: _unique(builder, node, x, False, inverse, False)[:2])
 
 
 def _along_types(x: TensorType, dim: int) -> tuple[DataDependentType, ...]:
@@ -367,28 +357,23 @@ def _refuse_slices(node: Node, traits: DeviceTraits) -> str | None:
     return traits.too_long(x.dims[at], x.numel // x.dims[at])
 
 
-rewrite(
-    "aten.unique_consecutive.default",
-    _consecutive_shape,
+rewrite("aten.unique_consecutive.default", _consecutive_shape, supports=_refuse_slices)(
     lambda builder, node, x, inverse, counts, dim: _unique(
         builder, node, x, True, inverse or dim is not None, counts or dim is not None, dim
-    ),
-    supports=_refuse_slices,
+    )
 )
 rewrite(
     "aten.unique_dim.default",
     lambda x, dim, sorted=True, return_inverse=False, return_counts=False: _unknown_unique(
         _along_types(x, dim)
     ),
-    lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim),
     supports=_refuse_slices,
-)
+)(lambda builder, node, x, dim, *_: _unique(builder, node, x, False, True, True, dim))
 rewrite(
     "aten.unique_dim_consecutive.default",
     lambda x, dim, return_inverse=False, return_counts=False: _unknown_unique(_along_types(x, dim)),
-    lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim),
     supports=_refuse_slices,
-)
+)(lambda builder, node, x, dim, *_: _unique(builder, node, x, True, True, True, dim))
 
 
 # -- repetitions ---------------------------------------------------------------------------------
@@ -400,6 +385,7 @@ def _repeat_shape(repeats: TensorType, output_size: Size | None = None) -> Tenso
     raise UnknownSizes("the sum of the repetitions is known only at a call", (sizes,))
 
 
+@rewrite("aten.repeat_interleave.Tensor", _repeat_shape)
 def _repeat(
     builder: Builder, node: Node, repeats: Value, output_size: Size | None
 ) -> Value | tuple[Value, ...]:
@@ -420,9 +406,6 @@ def _repeat(
     return mapped(builder, body, {"ENDS": ends}, made, numbers={"count": repeats.type.dims[0]})
 
 
-rewrite("aten.repeat_interleave.Tensor", _repeat_shape, _repeat)
-
-
 # -- counts of values ----------------------------------------------------------------------------
 def _bincount_shape(
     x: TensorType, weights: TensorType | None = None, minlength: Size = 0
@@ -439,6 +422,7 @@ def _bincount_shape(
     )
 
 
+@rewrite("aten.bincount.default", _bincount_shape)
 def _bincount(
     builder: Builder, node: Node, x: Value, weights: Value | None, minlength: Size
 ) -> Value | tuple[Value, ...]:
@@ -459,6 +443,3 @@ def _bincount(
     zeros = builder.aten.full((size,), fill_value=0, dtype=dtype)
     weights = builder.aten._to_copy(weights, dtype)
     return builder.aten.index_put(zeros, (x,), weights, accumulate=True)
-
-
-rewrite("aten.bincount.default", _bincount_shape, _bincount)

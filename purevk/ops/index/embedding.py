@@ -89,6 +89,51 @@ def _bag_shape(
     )
 
 
+def _renorm_shape(
+    weight: TensorType, indices: TensorType, max_norm: float, norm_type: float
+) -> TensorType:
+    return weight
+
+
+@rewrite("aten.embedding_renorm.default", _renorm_shape)
+def _renorm(
+    builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
+    flat = builder.aten.view(indices, (indices.type.numel,))
+    marks = builder.aten.full((weight.type.dims[0],), fill_value=0, dtype=DType.int32)
+    marks = builder.aten.index_put(
+        marks,
+        (flat,),
+        builder.aten.full((), fill_value=1, dtype=DType.int32),
+    )
+    used = builder.aten.gt.Tensor(builder.aten.unsqueeze(marks, dim=1), y=0)
+    norm = builder.aten.linalg_vector_norm(weight, norm_type, (1,), keepdim=True)
+    long = builder.aten.logical_and(used, builder.aten.gt.Tensor(norm, max_norm))
+    factor = builder.aten.div.Tensor(max_norm, builder.aten.add.Tensor(norm, y=1e-7))
+    return builder.aten.where.self(long, builder.aten.mul.Tensor(weight, factor), weight)
+
+
+@signature(_BAG)
+def _forward_bag_shape(
+    weight: TensorType,
+    indices: TensorType,
+    offsets: TensorType,
+    mode: int,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> tuple[TensorType, ...]:
+    """What torch.export records: as many lengths as there are offsets, the last one included."""
+    options = {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
+    out, bags, _, best = _bag_shape(weight, indices, offsets, mode=mode, **options)
+    return out, bags, offsets, best
+
+
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    return traits.too_long(node.tensor("indices").type.numel)
+
+
+@rewrite("aten._embedding_bag.default", _bag_shape, supports=_refuse_long)
 def _bag(
     builder: Builder,
     node: Node,
@@ -164,51 +209,4 @@ def _bag(
     return made[0], bags, lengths, lengths
 
 
-def _renorm_shape(
-    weight: TensorType, indices: TensorType, max_norm: float, norm_type: float
-) -> TensorType:
-    return weight
-
-
-def _renorm(
-    builder: Builder, node: Node, weight: Value, indices: Value, max_norm: float, norm_type: float
-) -> Value:
-    """The table with those of the rows that are looked up scaled to the norm `max_norm` at most."""
-    flat = builder.aten.view(indices, (indices.type.numel,))
-    marks = builder.aten.full((weight.type.dims[0],), fill_value=0, dtype=DType.int32)
-    marks = builder.aten.index_put(
-        marks,
-        (flat,),
-        builder.aten.full((), fill_value=1, dtype=DType.int32),
-    )
-    used = builder.aten.gt.Tensor(builder.aten.unsqueeze(marks, dim=1), y=0)
-    norm = builder.aten.linalg_vector_norm(weight, norm_type, (1,), keepdim=True)
-    long = builder.aten.logical_and(used, builder.aten.gt.Tensor(norm, max_norm))
-    factor = builder.aten.div.Tensor(max_norm, builder.aten.add.Tensor(norm, y=1e-7))
-    return builder.aten.where.self(long, builder.aten.mul.Tensor(weight, factor), weight)
-
-
-rewrite("aten.embedding_renorm.default", _renorm_shape, _renorm)
-
-
-@signature(_BAG)
-def _forward_bag_shape(
-    weight: TensorType,
-    indices: TensorType,
-    offsets: TensorType,
-    mode: int,
-    include_last_offset: bool,
-    padding_idx: int,
-) -> tuple[TensorType, ...]:
-    """What torch.export records: as many lengths as there are offsets, the last one included."""
-    options = {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
-    out, bags, _, best = _bag_shape(weight, indices, offsets, mode=mode, **options)
-    return out, bags, offsets, best
-
-
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(node.tensor("indices").type.numel)
-
-
-rewrite("aten._embedding_bag.default", _bag_shape, _bag, supports=_refuse_long)
-rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, _bag, supports=_refuse_long)
+rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, supports=_refuse_long)(_bag)

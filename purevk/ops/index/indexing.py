@@ -109,47 +109,40 @@ def _source(builder: Builder, x: Value, index: Value, value: Value | Scalar) -> 
     return builder.aten.full(index.type.dims, value, x.type.dtype)
 
 
-rewrite(
-    "aten.scatter.src",
-    lambda x, dim, index, src: _scatter_shape(x, dim, index),
+rewrite("aten.scatter.src", lambda x, dim, index, src: _scatter_shape(x, dim, index))(
     lambda builder, node, x, dim, index, source: scatter_along(
         builder, x, dim, index, source, "set"
-    ),
+    )
 )
-rewrite(
-    "aten.scatter.value",
-    lambda x, dim, index, value: _scatter_shape(x, dim, index),
+rewrite("aten.scatter.value", lambda x, dim, index, value: _scatter_shape(x, dim, index))(
     lambda builder, node, x, dim, index, source: scatter_along(
         builder, x, dim, index, _source(builder, x, index, source), "set"
-    ),
+    )
 )
-rewrite(
-    "aten.scatter.reduce",
-    lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index),
+rewrite("aten.scatter.reduce", lambda x, dim, index, src, reduce: _scatter_shape(x, dim, index))(
     lambda builder, node, x, dim, index, source, how: scatter_along(
         builder, x, dim, index, source, _REDUCES[how]
-    ),
+    )
 )
 rewrite(
-    "aten.scatter.value_reduce",
-    lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index),
+    "aten.scatter.value_reduce", lambda x, dim, index, value, reduce: _scatter_shape(x, dim, index)
+)(
     lambda builder, node, x, dim, index, source, how: scatter_along(
         builder, x, dim, index, _source(builder, x, index, source), _REDUCES[how]
-    ),
+    )
 )
-rewrite(
-    "aten.scatter_add.default",
-    lambda x, dim, index, src: _scatter_shape(x, dim, index),
+rewrite("aten.scatter_add.default", lambda x, dim, index, src: _scatter_shape(x, dim, index))(
     lambda builder, node, x, dim, index, source: scatter_along(
         builder, x, dim, index, source, "add"
-    ),
+    )
 )
 rewrite(
     "aten.scatter_reduce.two",
     lambda x, dim, index, src, reduce, include_self=True: _scatter_shape(x, dim, index),
+)(
     lambda builder, node, x, dim, index, source, how, include: scatter_along(
         builder, x, dim, index, source, _REDUCES[how], bool(include)
-    ),
+    )
 )
 
 
@@ -167,36 +160,6 @@ def _refuse_index_put(node: Node, traits: DeviceTraits) -> str | None:
     if any(is_mask(index) for index in given) and (len(given) > 1 or indices[0] is None):
         return "no kernel for a boolean index among others"
     return None
-
-
-def _index_put(
-    builder: Builder,
-    node: Node,
-    x: Value,
-    indices: Sequence[Value | None],
-    values: Value,
-    accumulate: bool,
-    unsafe: bool = False,
-) -> Value:
-    given = [d for d, index in enumerate(indices) if index is not None]
-    chosen = [index for index in indices if index is not None]
-    mode = "add" if accumulate else "set"
-    if not chosen:
-        wide = builder.aten.expand(
-            builder.aten._to_copy(values, x.type.dtype),
-            x.type.dims,
-        )
-        return builder.aten.add.Tensor(x, wide) if accumulate else builder.aten.alias(wide)
-    if is_mask(chosen[0]):
-        return _put_by_mask(
-            builder,
-            node,
-            x,
-            chosen[0],
-            builder.aten._to_copy(values, x.type.dtype),
-            accumulate,
-        )
-    return _scattered(builder, x, chosen, values, None, given, mode)
 
 
 def _put_by_mask(
@@ -238,26 +201,50 @@ def _put_moves(node: Node) -> Moves:
     return Moves.NO if node.bool("accumulate") else Moves.TENSORS
 
 
-rewrite(
-    "aten.index_put.default",
-    _index_put_shape,
-    _index_put,
-    supports=_refuse_index_put,
-    moves=_put_moves,
-)
+@rewrite("aten.index_put.default", _index_put_shape, supports=_refuse_index_put, moves=_put_moves)
+def _index_put(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool,
+    unsafe: bool = False,
+) -> Value:
+    given = [d for d, index in enumerate(indices) if index is not None]
+    chosen = [index for index in indices if index is not None]
+    mode = "add" if accumulate else "set"
+    if not chosen:
+        wide = builder.aten.expand(
+            builder.aten._to_copy(values, x.type.dtype),
+            x.type.dims,
+        )
+        return builder.aten.add.Tensor(x, wide) if accumulate else builder.aten.alias(wide)
+    if is_mask(chosen[0]):
+        return _put_by_mask(
+            builder,
+            node,
+            x,
+            chosen[0],
+            builder.aten._to_copy(values, x.type.dtype),
+            accumulate,
+        )
+    return _scattered(builder, x, chosen, values, None, given, mode)
+
+
 rewrite(
     "aten._unsafe_index_put.default",
     lambda x, indices, values, accumulate=False: _index_put_shape(x, indices, values, accumulate),
-    _index_put,
     supports=_refuse_index_put,
     moves=_put_moves,
-)
+)(_index_put)
 
 
 # -- one index along a dim -----------------------------------------------------------------------
 _one_index = partial(scatter_along, shared=True)
 
 
+@rewrite("aten.index_add.default", lambda x, dim, index, source, alpha=1: x)
 def _index_add(
     builder: Builder, node: Node, x: Value, dim: int, index: Value, source: Value, alpha: Scalar
 ) -> Value:
@@ -266,22 +253,17 @@ def _index_add(
     return _one_index(builder, x, dim, index, source, "add")
 
 
-rewrite("aten.index_add.default", lambda x, dim, index, source, alpha=1: x, _index_add)
-rewrite(
-    "aten.index_copy.default",
-    lambda x, dim, index, source: x,
-    lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set"),
-    moves=Moves.TENSORS,
+rewrite("aten.index_copy.default", lambda x, dim, index, source: x, moves=Moves.TENSORS)(
+    lambda builder, node, x, dim, index, source: _one_index(builder, x, dim, index, source, "set")
 )
-rewrite(
-    "aten.index_reduce.default",
-    lambda x, dim, index, source, reduce, include_self=True: x,
+rewrite("aten.index_reduce.default", lambda x, dim, index, source, reduce, include_self=True: x)(
     lambda builder, node, x, dim, index, source, how, include: _one_index(
         builder, x, dim, index, source, _REDUCES[how], bool(include)
-    ),
+    )
 )
 
 
+@rewrite("aten.index_fill.int_Scalar", lambda x, dim, index, value: x, "aten.index_fill.int_Tensor")
 def _index_fill(
     builder: Builder, node: Node, x: Value, dim: int, index: Value, value: Value | Scalar
 ) -> Value:
@@ -290,14 +272,7 @@ def _index_fill(
     return _one_index(builder, x, dim, index, value, "set")
 
 
-rewrite(
-    "aten.index_fill.int_Scalar",
-    lambda x, dim, index, value: x,
-    _index_fill,
-    "aten.index_fill.int_Tensor",
-)
-
-
+@rewrite("aten.put.default", lambda x, index, source, accumulate=False: x)
 def _put(
     builder: Builder, node: Node, x: Value, index: Value, source: Value, accumulate: bool
 ) -> Value:
@@ -308,9 +283,7 @@ def _put(
     return builder.aten.view(made, x.type.dims)
 
 
-rewrite("aten.put.default", lambda x, index, source, accumulate=False: x, _put)
-
-
+@rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), moves=Moves.SOME)
 def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
     flat = builder.aten.view(x, (x.type.numel,))
     picked = builder.aten.index_select(
@@ -319,18 +292,6 @@ def _take(builder: Builder, node: Node, x: Value, index: Value) -> Value:
         index=builder.aten.view(index, (index.type.numel,)),
     )
     return builder.aten.view(picked, index.type.dims)
-
-
-rewrite("aten.take.default", lambda x, index: x.with_dims(index.dims), _take, moves=Moves.SOME)
-
-
-def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
-    column = builder.aten.unsqueeze(x, dim=-1)
-    numbers = builder.purevk.iota(num_classes, DType.int32)
-    return builder.aten._to_copy(
-        builder.aten.eq.Tensor(column, numbers),
-        node.result.type.dtype,
-    )
 
 
 def _one_hot_shape(x: TensorType, num_classes: Size = -1) -> TensorType:
@@ -346,7 +307,14 @@ def _refuse_one_hot(node: Node, traits: DeviceTraits) -> str | None:
     return "no kernel that finds the number of classes" if unknown else None
 
 
-rewrite("aten.one_hot.default", _one_hot_shape, _one_hot, supports=_refuse_one_hot)
+@rewrite("aten.one_hot.default", _one_hot_shape, supports=_refuse_one_hot)
+def _one_hot(builder: Builder, node: Node, x: Value, num_classes: Size) -> Value:
+    column = builder.aten.unsqueeze(x, dim=-1)
+    numbers = builder.purevk.iota(num_classes, DType.int32)
+    return builder.aten._to_copy(
+        builder.aten.eq.Tensor(column, numbers),
+        node.result.type.dtype,
+    )
 
 
 # -- writing a part ------------------------------------------------------------------------------
@@ -393,7 +361,7 @@ def _part(name: str, view: str, shape: Callable[..., TensorType]) -> None:
             source = builder.aten.expand(source, type.dims)
         return builder.purevk.write_part(x, source, view, tuple(args))
 
-    rewrite(name, shape, expand, moves=Moves.TENSORS)
+    rewrite(name, shape, moves=Moves.TENSORS)(expand)
 
 
 _part("aten.select_scatter.default", "aten.select.int", lambda x, src, dim, index: x)

@@ -77,6 +77,9 @@ def check_count(
     check(builder, node, count, least, below, message, node.op)
 
 
+@rewrite(
+    "aten.masked_scatter.default", lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims))
+)
 def _masked_scatter(builder: Builder, node: Node, x: Value, mask: Value, source: Value) -> Value:
     sizes, values = broadcast(x.type.dims, mask.type.dims), source.type.numel
     if not (isinstance(values, int) and _dims.upper(_dims.product(sizes)) <= values):
@@ -103,13 +106,6 @@ def put_by_mask(builder: Builder, x: Value, mask: Value, source: Value) -> Value
     inputs = {"X": whole, "MASK": flat, "BEFORE": before, "SOURCE": picked}
     made = mapped(builder, body, inputs, TensorType(x.type.dtype, (count,)))
     return builder.aten.view(made, sizes)
-
-
-rewrite(
-    "aten.masked_scatter.default",
-    lambda x, mask, source: x.with_dims(broadcast(x.dims, mask.dims)),
-    _masked_scatter,
-)
 
 
 MASKS = (DType.bool, DType.uint8)

@@ -37,23 +37,19 @@ def _scaled_sum(
     return builder.aten._to_copy(product, dtype)
 
 
-def _dot(builder: Builder, node: Node, x: Value, y: Value) -> Value:
-    product = builder.aten.mul.Tensor(x, y)
-    return builder.aten.sum.dim_IntList(product, (0,), keepdim=False, dtype=node.result.type.dtype)
-
-
 def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
     if x.rank != 1 or y.rank != 1 or x.dims[0] != y.dims[0]:
         raise ShapeError(f"the dot product of {x} and {y}")
     return x.with_dims(())
 
 
-rewrite("aten.dot.default", _dot_shape, _dot, "aten.vdot.default")
-rewrite(
-    "aten.mv.default",
-    matmul_shape,
-    lambda builder, node, a, b: builder.aten.matmul(a, b),
-)
+@rewrite("aten.dot.default", _dot_shape, "aten.vdot.default")
+def _dot(builder: Builder, node: Node, x: Value, y: Value) -> Value:
+    product = builder.aten.mul.Tensor(x, y)
+    return builder.aten.sum.dim_IntList(product, (0,), keepdim=False, dtype=node.result.type.dtype)
+
+
+rewrite("aten.mv.default", matmul_shape)(lambda builder, node, a, b: builder.aten.matmul(a, b))
 
 
 def _outer(builder: Builder, x: Value, y: Value) -> Value:
@@ -63,9 +59,8 @@ def _outer(builder: Builder, x: Value, y: Value) -> Value:
 rewrite(
     "aten.outer.default",
     lambda x, y: TensorType(promote_types(x.dtype, y.dtype), (x.dims[0], y.dims[0])),
-    lambda builder, node, x, y: _outer(builder, x, y),
     "aten.ger.default",
-)
+)(lambda builder, node, x, y: _outer(builder, x, y))
 
 
 def _added(
@@ -94,7 +89,7 @@ def _added(
             raise ShapeError(f"cannot add {made} to {x}")
         return made
 
-    rewrite(name, checked, expand)
+    rewrite(name, checked)(expand)
 
 
 def _multiply(builder: Builder, a: Value, b: Value) -> Value:
@@ -120,6 +115,10 @@ _added(
 
 
 # -- others --------------------------------------------------------------------------------------
+@rewrite(
+    "aten.trace.default",
+    lambda x: TensorType(x.dtype if x.dtype.is_float or x.dtype.is_complex else DType.int64, ()),
+)
 def _trace(builder: Builder, node: Node, x: Value) -> Value:
     return builder.aten.sum.dim_IntList(
         builder.aten.diagonal(x),
@@ -127,13 +126,6 @@ def _trace(builder: Builder, node: Node, x: Value) -> Value:
         keepdim=False,
         dtype=node.result.type.dtype,
     )
-
-
-rewrite(
-    "aten.trace.default",
-    lambda x: TensorType(x.dtype if x.dtype.is_float or x.dtype.is_complex else DType.int64, ()),
-    _trace,
-)
 
 
 def _cross_shape(x: TensorType, y: TensorType, dim: int | None = -1) -> TensorType:
@@ -150,6 +142,8 @@ def _cross_dim(sizes: Sequence[Size], dim: int | None) -> int:
     return wrap(dim, len(sizes))
 
 
+@rewrite("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim))
+@rewrite("aten.linalg_cross.default", _cross_shape)
 def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) -> Value:
     type = node.result.type
     at = _cross_dim(type.dims, dim)
@@ -160,10 +154,6 @@ def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) ->
     rolled = [builder.aten.roll(value, (-n,), (at,)) for value in wide for n in (1, 2)]
     left = builder.aten.mul.Tensor(rolled[0], rolled[3])
     return builder.aten.sub.Tensor(left, builder.aten.mul.Tensor(rolled[1], rolled[2]))
-
-
-rewrite("aten.linalg_cross.default", _cross_shape, _cross)
-rewrite("aten.cross.default", lambda x, y, dim=None: _cross_shape(x, y, dim), _cross)
 
 
 # -- distances -----------------------------------------------------------------------------------
@@ -193,6 +183,12 @@ def _refuse_wide(node: Node, traits: DeviceTraits) -> str | None:
     return traits.too_long(node.tensor("x").type.dims[-1])
 
 
+@rewrite(
+    "aten.cdist.default",
+    lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
+    supports=_refuse_wide,
+)
+@rewrite("aten._cdist_forward.default", _cdist_shape, supports=_refuse_wide)
 def _cdist(
     builder: Builder, node: Node, x: Value, y: Value, p: float, compute_mode: int | None
 ) -> Value:
@@ -221,29 +217,16 @@ def _cdist(
     return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
 
 
-rewrite("aten._cdist_forward.default", _cdist_shape, _cdist, supports=_refuse_wide)
-rewrite(
-    "aten.cdist.default",
-    lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
-    _cdist,
-    supports=_refuse_wide,
-)
-
-
 def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
     return x.with_dims((x.dims[0] * (x.dims[0] - 1) // 2,))
 
 
+@rewrite("aten._pdist_forward.default", _pdist_shape, "aten.pdist.default", supports=_refuse_wide)
 def _pdist(builder: Builder, node: Node, x: Value, p: float) -> Value:
     distance = _distance(float(p), "X(a, k)", "X(b, k)")
     body = f"LOOPS(2 * loop(4)) FIND_PAIR(count) {distance}"
     numbers = {"count": x.type.dims[0], "width": x.type.dims[1]}
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
-
-
-rewrite(
-    "aten._pdist_forward.default", _pdist_shape, _pdist, "aten.pdist.default", supports=_refuse_wide
-)
 
 
 # -- trilinear forms -----------------------------------------------------------------------------
@@ -286,6 +269,16 @@ def _trilinear_shape(
     return a.with_dims([size for d, size in enumerate(sizes) if d not in summed])
 
 
+def _refuse_trilinear(node: Node, traits: DeviceTraits) -> str | None:
+    if not node.result.type.dtype.is_float:
+        return f"no kernel for {node.result.type.dtype.name}"
+    tensors = [node.tensor(name).type for name in "abc"]
+    expands = [node.ints(f"expand{n}") for n in (1, 2, 3)]
+    whole, summed = _Trilinear.of(tensors, expands, node.ints("sumdim"))
+    return traits.too_long(*(whole[d] for d in summed))
+
+
+@rewrite("aten._trilinear.default", _trilinear_shape, supports=_refuse_trilinear)
 def _trilinear(
     builder: Builder,
     node: Node,
@@ -328,15 +321,3 @@ def _trilinear(
     )
     numbers = {f"count_{d}": whole[d] for d in summed}
     return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
-
-
-def _refuse_trilinear(node: Node, traits: DeviceTraits) -> str | None:
-    if not node.result.type.dtype.is_float:
-        return f"no kernel for {node.result.type.dtype.name}"
-    tensors = [node.tensor(name).type for name in "abc"]
-    expands = [node.ints(f"expand{n}") for n in (1, 2, 3)]
-    whole, summed = _Trilinear.of(tensors, expands, node.ints("sumdim"))
-    return traits.too_long(*(whole[d] for d in summed))
-
-
-rewrite("aten._trilinear.default", _trilinear_shape, _trilinear, supports=_refuse_trilinear)

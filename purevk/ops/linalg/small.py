@@ -44,7 +44,7 @@ def factorization(
     name: str, shape: Callable[..., Types], expand: Callable[..., Made], *names: str
 ) -> None:
     """Registers an operator on small matrices."""
-    rewrite(f"aten.{name}.default", shape, expand, *names, supports=_refuse)
+    rewrite(f"aten.{name}.default", shape, *names, supports=_refuse)(expand)
 
 
 def lead(type: TensorType, less: int = 2) -> str:
@@ -147,9 +147,7 @@ def _check_shape(info: TensorType, api_name: str, is_matrix: bool) -> None:
         raise ShapeError(f"numbers of errors in {info.dtype.name}")
 
 
+@rewrite("aten._linalg_check_errors.default", _check_shape)
 def _check(builder: Builder, node: Node, info: Value, api_name: str, is_matrix: bool) -> None:
     why = next(text for part, text in _FAILURES.items() if part in api_name)
     check(builder, node, info, 0, 1, f"{api_name}: {why}")
-
-
-rewrite("aten._linalg_check_errors.default", _check_shape, _check)

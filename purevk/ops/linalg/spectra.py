@@ -92,6 +92,7 @@ def _svd_shape(
     return a.with_dims((*a.dims[:-2], rows, left)), s, a.with_dims((*a.dims[:-2], right, columns))
 
 
+@rewrite("aten._linalg_svd.default", _svd_shape, supports=_refuse)
 def _svd(
     builder: Builder, node: Node, a: Value, full: bool, compute_uv: bool, *_: Arg
 ) -> tuple[Value, ...]:
@@ -112,9 +113,6 @@ def _svd(
     return matrix_transpose(builder, left), _unscaled(builder, lengths, top), right
 
 
-rewrite("aten._linalg_svd.default", _svd_shape, _svd, supports=_refuse)
-
-
 def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
     """The symmetric matrices of which `a` has one triangle."""
     half = "aten.triu.default" if upper else "aten.tril.default"
@@ -130,6 +128,7 @@ def _eigh_shape(
     return values, a if compute_v else a.with_dims((0,))
 
 
+@rewrite("aten._linalg_eigh.default", _eigh_shape, supports=_refuse)
 def _eigh(
     builder: Builder, node: Node, a: Value, side: str, compute_v: bool
 ) -> tuple[Value, Value]:
@@ -155,14 +154,12 @@ def _eigh(
     return _unscaled(builder, values, top), vectors
 
 
-rewrite("aten._linalg_eigh.default", _eigh_shape, _eigh, supports=_refuse)
-
-
 @signature("a, atol=None, rtol=None, hermitian=False")
 def _inverse_shape(a: TensorType) -> TensorType:
     return a.with_dims((*a.dims[:-2], a.dims[-1], a.dims[-2]))
 
 
+@rewrite("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, supports=_refuse)
 def _inverse(
     builder: Builder,
     node: Node,
@@ -213,6 +210,3 @@ def _inverse(
     )
     made = builder.aten.matmul(v, matrix_transpose(builder, left))
     return matrix_transpose(builder, made) if wide and not hermitian else made
-
-
-rewrite("aten.linalg_pinv.atol_rtol_tensor", _inverse_shape, _inverse, supports=_refuse)

@@ -224,6 +224,23 @@ def _refuse_grouped_mm(node: Node, traits: DeviceTraits) -> str | None:
     return traits.too_long(a.dims[-1]) if depth_in_groups else None
 
 
+def _depth_in_groups(builder: Builder, a: Value, b: Value, offs: Value) -> Value:
+    """A matmul for each part of the columns of a and the rows of b."""
+    type = TensorType(a.type.dtype, (offs.type.dims[0], a.type.dims[0], b.type.dims[1]))
+    body = (
+        "int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth); LOOPS(loop(depth))"
+        " SUM_OVER(float, k, max(first, 0), last, float(A(i1, k)) * float(B(k, i2))) r = sum;"
+    )
+    numbers = {"depth": a.type.dims[1]}
+    return mapped(builder, body, {"A": a, "B": b, "O": offs}, type, numbers=numbers)
+
+
+@rewrite(
+    "aten._grouped_mm.default",
+    _grouped_mm_shape,
+    "transformers.grouped_mm_fallback.default",  # the same, of dtypes that torch does not export
+    supports=_refuse_grouped_mm,
+)
 def _grouped_mm(
     builder: Builder, node: Node, a: Value, b: Value, offs: Value | None, *_: object
 ) -> Value:
@@ -237,23 +254,3 @@ def _grouped_mm(
         made = emit_grouped(builder, rows, turned, offs)
         return builder.aten.permute(made, (1, 0))
     return _depth_in_groups(builder, a, b, offs)
-
-
-def _depth_in_groups(builder: Builder, a: Value, b: Value, offs: Value) -> Value:
-    """A matmul for each part of the columns of a and the rows of b."""
-    type = TensorType(a.type.dtype, (offs.type.dims[0], a.type.dims[0], b.type.dims[1]))
-    body = (
-        "int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth); LOOPS(loop(depth))"
-        " SUM_OVER(float, k, max(first, 0), last, float(A(i1, k)) * float(B(k, i2))) r = sum;"
-    )
-    numbers = {"depth": a.type.dims[1]}
-    return mapped(builder, body, {"A": a, "B": b, "O": offs}, type, numbers=numbers)
-
-
-rewrite(
-    "aten._grouped_mm.default",
-    _grouped_mm_shape,
-    _grouped_mm,
-    "transformers.grouped_mm_fallback.default",  # the same, of dtypes that torch does not export
-    supports=_refuse_grouped_mm,
-)

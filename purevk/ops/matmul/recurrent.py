@@ -381,12 +381,10 @@ def _register(
         count = builder.aten._to_copy(lengths, DType.int32)
         return _run(builder, node, name, x, parts(hx), params, step, count)
 
-    rewrite(f"aten.{name}.input", shape, layer, supports=_refuse)
-    rewrite(
-        *(f"purevk_recurrent.{name}_of_lengths.default", shape_of_lengths, layer_of_lengths),
-        supports=_refuse,
-    )
-    rewrite(f"aten.{name}_cell.default", cell_shape, cell, supports=_refuse_dtype)
+    rewrite(f"aten.{name}.input", shape, supports=_refuse)(layer)
+    name_of_lengths = f"purevk_recurrent.{name}_of_lengths.default"
+    rewrite(name_of_lengths, shape_of_lengths, supports=_refuse)(layer_of_lengths)
+    rewrite(f"aten.{name}_cell.default", cell_shape, supports=_refuse_dtype)(cell)
 
 
 _register("lstm", _lstm_step, _lstm_shape, _lstm_cell_shape)

@@ -23,6 +23,7 @@ def _shuffle_shape(x: TensorType, upscale_factor: int) -> TensorType:
     return x.with_dims((*lead, channels // (factor * factor), height * factor, width * factor))
 
 
+@rewrite("aten.pixel_shuffle.default", _shuffle_shape)
 def _shuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
@@ -44,9 +45,6 @@ def _read_from(
     )
 
 
-rewrite("aten.pixel_shuffle.default", _shuffle_shape, _shuffle)
-
-
 def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
     *lead, channels, height, width = x.dims
     factor = downscale_factor
@@ -55,6 +53,7 @@ def _unshuffle_shape(x: TensorType, downscale_factor: int) -> TensorType:
     return x.with_dims((*lead, channels * factor * factor, height // factor, width // factor))
 
 
+@rewrite("aten.pixel_unshuffle.default", _unshuffle_shape)
 def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     rank = x.type.rank
     c, h, w = rank - 3, rank - 2, rank - 1
@@ -66,9 +65,7 @@ def _unshuffle(builder: Builder, node: Node, x: Value, factor: int) -> Value:
     return _read_from(builder, node, x, factor, source)
 
 
-rewrite("aten.pixel_unshuffle.default", _unshuffle_shape, _unshuffle)
-
-
+@rewrite("aten.channel_shuffle.default", lambda x, groups: x, "aten.native_channel_shuffle.default")
 def _channel_shuffle(builder: Builder, node: Node, x: Value, groups: int) -> Value:
     rank = x.type.rank
     at = coordinates(rank, d1="i1 % groups * (x_size_1 / groups) + i1 / groups")
@@ -81,14 +78,6 @@ def _channel_shuffle(builder: Builder, node: Node, x: Value, groups: int) -> Val
         order=0,
         lanes=others((1,), rank),
     )
-
-
-rewrite(
-    "aten.channel_shuffle.default",
-    lambda x, groups: x,
-    _channel_shuffle,
-    "aten.native_channel_shuffle.default",
-)
 
 
 # -- im2col and col2im ---------------------------------------------------------------------------
@@ -140,6 +129,7 @@ def _im2col_shape(
     return x.with_dims((*x.dims[:-3], x.dims[-3] * height * width, down * across))
 
 
+@rewrite("aten.im2col.default", _im2col_shape)
 def _im2col(
     builder: Builder,
     node: Node,
@@ -163,15 +153,13 @@ def _im2col(
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
 
 
-rewrite("aten.im2col.default", _im2col_shape, _im2col)
-
-
 @signature("x, output_size, kernel_size, dilation, padding, stride")
 def _col2im_shape(x: TensorType, output_size: Sequence[Size], kernel_size: Pair) -> TensorType:
     height, width = pair(kernel_size)
     return x.with_dims((*x.dims[:-2], x.dims[-2] // (height * width), *output_size))
 
 
+@rewrite("aten.col2im.default", _col2im_shape)
 def _col2im(
     builder: Builder,
     node: Node,
@@ -192,6 +180,3 @@ def _col2im(
     numbers = {"down": down, "across": across, **window.numbers}
     height, width = window.kernel
     return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers, flops=height * width)
-
-
-rewrite("aten.col2im.default", _col2im_shape, _col2im)

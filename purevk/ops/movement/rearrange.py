@@ -32,6 +32,7 @@ def glsl_number(value: Scalar, dtype: DType) -> str:
 
 
 # -- flips and rolls -----------------------------------------------------------------------------
+@rewrite("aten.flip.default", lambda x, dims: x, moves=Moves.ALL)
 def _flip(builder: Builder, node: Node, x: Value, dims: Sequence[int]) -> Value:
     rank = x.type.rank
     chosen = {wrap(d, rank) for d in dims} if rank else set()
@@ -41,9 +42,7 @@ def _flip(builder: Builder, node: Node, x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-rewrite("aten.flip.default", lambda x, dims: x, _flip, moves=Moves.ALL)
-
-
+@rewrite("aten.roll.default", lambda x, shifts, dims=(): x, moves=Moves.ALL)
 def _roll(
     builder: Builder,
     node: Node,
@@ -73,9 +72,6 @@ def _roll(
         order=0,
         lanes=others(list(total), rank),
     )
-
-
-rewrite("aten.roll.default", lambda x, shifts, dims=(): x, _roll, moves=Moves.ALL)
 
 
 # -- padding -------------------------------------------------------------------------------------
@@ -150,31 +146,21 @@ def _pad_shape(x: TensorType, pad: Sequence[Size], value: Scalar = 0) -> TensorT
     return _padded(x, pad)
 
 
-rewrite(
-    "aten.constant_pad_nd.default",
-    _pad_shape,
-    lambda builder, node, x, pads, value: pad(builder, x, pads, "constant", value),
+rewrite("aten.constant_pad_nd.default", _pad_shape)(
+    lambda builder, node, x, pads, value: pad(builder, x, pads, "constant", value)
 )
 for _count in (1, 2, 3):
-    rewrite(
-        f"aten.reflection_pad{_count}d.default",
-        lambda x, padding: _padded(x, padding),
-        lambda builder, node, x, pads: pad(builder, x, pads, "reflect"),
+    rewrite(f"aten.reflection_pad{_count}d.default", lambda x, padding: _padded(x, padding))(
+        lambda builder, node, x, pads: pad(builder, x, pads, "reflect")
     )
-    rewrite(
-        f"aten.replication_pad{_count}d.default",
-        lambda x, padding: _padded(x, padding),
-        lambda builder, node, x, pads: pad(builder, x, pads, "replicate"),
+    rewrite(f"aten.replication_pad{_count}d.default", lambda x, padding: _padded(x, padding))(
+        lambda builder, node, x, pads: pad(builder, x, pads, "replicate")
     )
-rewrite(
-    "aten._pad_circular.default",
-    lambda x, pad: _padded(x, pad),
-    lambda builder, node, x, pads: pad(builder, x, pads, "circular"),
+rewrite("aten._pad_circular.default", lambda x, pad: _padded(x, pad))(
+    lambda builder, node, x, pads: pad(builder, x, pads, "circular")
 )
-rewrite(
-    "aten.pad.default",
-    lambda x, pad, mode="constant", value=None: _padded(x, pad),
-    lambda builder, node, x, pads, mode, value: pad(builder, x, pads, mode, value),
+rewrite("aten.pad.default", lambda x, pad, mode="constant", value=None: _padded(x, pad))(
+    lambda builder, node, x, pads, mode, value: pad(builder, x, pads, mode, value)
 )
 
 
@@ -216,7 +202,7 @@ def _triangle(name: str) -> None:
             lanes=others((rank - 1, rank - 2), rank),
         )
 
-    rewrite(f"aten.{name}.default", shape, expand)
+    rewrite(f"aten.{name}.default", shape)(expand)
 
 
 for _name in _TRIANGLES:
@@ -234,6 +220,7 @@ def _diag_embed_shape(x: TensorType, offset: int = 0, dim1: int = -2, dim2: int 
     return x.with_dims(rest)
 
 
+@rewrite("aten.diag_embed.default", _diag_embed_shape)
 def _diag_embed(builder: Builder, node: Node, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     rank = x.type.rank + 1
     a, b = wrap(dim1, rank), wrap(dim2, rank)
@@ -241,9 +228,6 @@ def _diag_embed(builder: Builder, node: Node, x: Value, offset: int, dim1: int, 
     diagonal = f"i{a}" if offset >= 0 else f"i{b}"
     body = f"r = T_R(0); if (i{b} - i{a} == shift) r = X({', '.join([*rest, diagonal])});"
     return mapped(builder, body, {"X": x}, node.result.type, numbers={"shift": offset})
-
-
-rewrite("aten.diag_embed.default", _diag_embed_shape, _diag_embed)
 
 
 # -- repetition ----------------------------------------------------------------------------------
@@ -258,6 +242,7 @@ def _interleave_shape(
     )
 
 
+@rewrite("aten.repeat_interleave.self_int", _interleave_shape, moves=Moves.SOME)
 def _interleave(
     builder: Builder,
     node: Node,
@@ -281,9 +266,6 @@ def _interleave(
     )
 
 
-rewrite("aten.repeat_interleave.self_int", _interleave_shape, _interleave, moves=Moves.SOME)
-
-
 def _tile_dims(x: TensorType, dims: Sequence[Size]) -> tuple[Size, ...]:
     return (1,) * (x.rank - len(dims)) + tuple(dims)
 
@@ -296,8 +278,7 @@ rewrite(
             for n, size in zip(_tile_dims(x, dims), (1,) * (len(dims) - x.rank) + tuple(x.dims))
         )
     ),
-    lambda builder, node, x, dims: builder.aten.repeat(x, _tile_dims(x.type, dims)),
-)
+)(lambda builder, node, x, dims: builder.aten.repeat(x, _tile_dims(x.type, dims)))
 
 
 # -- writing a part ------------------------------------------------------------------------------
@@ -305,12 +286,10 @@ def _copy_shape(x: TensorType, src: TensorType, non_blocking: bool = False) -> T
     return x
 
 
+@rewrite("aten.copy.default", _copy_shape, moves=Moves.TENSORS)
 def _copy(builder: Builder, node: Node, x: Value, src: Value, non_blocking: bool) -> Value:
     cast = builder.aten._to_copy(src, x.type.dtype)
     return cast if cast.type.dims == x.type.dims else builder.aten.expand(cast, x.type.dims)
-
-
-rewrite("aten.copy.default", _copy_shape, _copy, moves=Moves.TENSORS)
 
 
 def _reversed_lower(lowering: Lowering, node: Node) -> None:
@@ -330,6 +309,15 @@ REVERSED = "purevk.reversed"
 define(REVERSED, lambda x, dim: x, Kernel(_reversed_lower), moves=Moves.ALL)
 
 
+def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorType:
+    a, b = wrap_all(dims, x.rank)
+    sizes = list(x.dims)
+    if k % 2:
+        sizes[a], sizes[b] = sizes[b], sizes[a]
+    return x.with_dims(sizes)
+
+
+@rewrite("aten.rot90.default", _rotated_shape)
 def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int]) -> Value:
     a, b = wrap_all(dims, x.type.rank)
     quarters = k % 4
@@ -340,27 +328,14 @@ def _rotate(builder: Builder, node: Node, x: Value, k: int, dims: Sequence[int])
     return builder.emit(REVERSED, builder.aten.transpose.int(x, a, b), a if quarters == 1 else b)
 
 
-def _rotated_shape(x: TensorType, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorType:
-    a, b = wrap_all(dims, x.rank)
-    sizes = list(x.dims)
-    if k % 2:
-        sizes[a], sizes[b] = sizes[b], sizes[a]
-    return x.with_dims(sizes)
-
-
-rewrite("aten.rot90.default", _rotated_shape, _rotate)
-
-
 # -- parts ---------------------------------------------------------------------------------------
 def _narrow_shape(x: TensorType, dim: int, start: Size, length: Size) -> TensorType:
     at = wrap(dim, x.rank)
     return x.with_dims([length if d == at else size for d, size in enumerate(x.dims)])
 
 
+@rewrite("aten.narrow_copy.default", _narrow_shape, moves=Moves.SOME)
 def _narrow(builder: Builder, node: Node, x: Value, dim: int, start: Size, length: Size) -> Value:
     at = wrap(dim, x.type.rank)
     start = start + x.type.dims[at] if isinstance(start, int) and start < 0 else start
     return builder.aten.slice.Tensor(x, at, start, start + length)
-
-
-rewrite("aten.narrow_copy.default", _narrow_shape, _narrow, moves=Moves.SOME)

@@ -56,12 +56,25 @@ def _one(builder: Builder, number: Any) -> Any:
     return builder.aten.view(number, ()) if isinstance(number, Value) else number
 
 
+@rewrite(
+    "aten.fake_quantize_per_tensor_affine_cachemask.default",
+    lambda x, scale, zero_point, quant_min, quant_max: _with_mask(x),
+)
+@rewrite(
+    "aten.fake_quantize_per_tensor_affine.default",
+    lambda x, scale, zero_point, quant_min, quant_max: x,
+    "aten.fake_quantize_per_tensor_affine.tensor_qparams",
+)
 def _of_tensor(
     builder: Builder, node: Node, x: Value, scale: Any, zero: Any, low: int, high: int
 ) -> tuple[Value, Value]:
     return _fake_quantize(builder, x, _one(builder, scale), _one(builder, zero), low, high)
 
 
+@rewrite(
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
+    lambda x, scale, zero_point, fake_quant_enabled, quant_min, quant_max: _with_mask(x),
+)
 def _of_tensor_if(
     builder: Builder,
     node: Node,
@@ -79,6 +92,14 @@ def _of_tensor_if(
     return builder.aten.where.self(runs, made, x), truth
 
 
+@rewrite(
+    "aten.fake_quantize_per_channel_affine_cachemask.default",
+    lambda x, scale, zero_point, axis, quant_min, quant_max: _with_mask(x),
+)
+@rewrite(
+    "aten.fake_quantize_per_channel_affine.default",
+    lambda x, scale, zero_point, axis, quant_min, quant_max: x,
+)
 def _of_channels(
     builder: Builder,
     node: Node,
@@ -95,31 +116,3 @@ def _of_channels(
 
 def _with_mask(x: TensorType) -> Types:
     return x, x.with_dtype(DType.bool)
-
-
-rewrite(
-    "aten.fake_quantize_per_tensor_affine.default",
-    lambda x, scale, zero_point, quant_min, quant_max: x,
-    _of_tensor,
-    "aten.fake_quantize_per_tensor_affine.tensor_qparams",
-)
-rewrite(
-    "aten.fake_quantize_per_tensor_affine_cachemask.default",
-    lambda x, scale, zero_point, quant_min, quant_max: _with_mask(x),
-    _of_tensor,
-)
-rewrite(
-    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",
-    lambda x, scale, zero_point, fake_quant_enabled, quant_min, quant_max: _with_mask(x),
-    _of_tensor_if,
-)
-rewrite(
-    "aten.fake_quantize_per_channel_affine.default",
-    lambda x, scale, zero_point, axis, quant_min, quant_max: x,
-    _of_channels,
-)
-rewrite(
-    "aten.fake_quantize_per_channel_affine_cachemask.default",
-    lambda x, scale, zero_point, axis, quant_min, quant_max: _with_mask(x),
-    _of_channels,
-)

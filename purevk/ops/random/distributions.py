@@ -32,6 +32,12 @@ def _refuse(node: Node, holds: bool, rule: str) -> None:
         raise ShapeError(f"{node.op} needs {rule}")
 
 
+@rewrite(
+    "aten.normal.Tensor_Tensor",
+    lambda mean, std, generator=None: mean.with_dims(broadcast(mean.dims, std.dims)),
+)
+@rewrite("aten.normal.float_Tensor", lambda mean, std, generator=None: std)
+@rewrite("aten.normal.Tensor_float", lambda mean, std=1.0, generator=None: mean)
 def _normals(
     builder: Builder, node: Node, mean: Value | float, std: Value | float, generator: Arg
 ) -> Value:
@@ -45,32 +51,24 @@ def _normals(
 rewrite(
     "aten.normal_functional.default",
     lambda x, mean=0.0, std=1.0, generator=None: x,
-    lambda builder, node, x, *rest: _normals(builder, node, *rest),
     "aten.normal.default",
-)
-rewrite("aten.normal.Tensor_float", lambda mean, std=1.0, generator=None: mean, _normals)
-rewrite("aten.normal.float_Tensor", lambda mean, std, generator=None: std, _normals)
-rewrite(
-    "aten.normal.Tensor_Tensor",
-    lambda mean, std, generator=None: mean.with_dims(broadcast(mean.dims, std.dims)),
-    _normals,
-)
+)(lambda builder, node, x, *rest: _normals(builder, node, *rest))
 rewrite(
     "aten.normal.float_float",
     lambda mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None: (
         sized(size, dtype)
     ),
+)(
     lambda builder, node, mean, std, size, generator, *_: _normals(
         builder, node, mean, std, generator
-    ),
+    )
 )
-rewrite(
-    "aten.log_normal.default",
-    lambda x, mean=1.0, std=2.0, generator=None: x,
-    lambda builder, node, x, *rest: builder.aten.exp(_normals(builder, node, *rest)),
+rewrite("aten.log_normal.default", lambda x, mean=1.0, std=2.0, generator=None: x)(
+    lambda builder, node, x, *rest: builder.aten.exp(_normals(builder, node, *rest))
 )
 
 
+@rewrite("aten.uniform.default", lambda x, low=0.0, high=1.0, generator=None: x)
 def _between(
     builder: Builder, node: Node, x: Value, low: float, high: float, generator: Arg
 ) -> Value:
@@ -87,9 +85,6 @@ def _between(
     return builder.aten.where.self(beyond, start, made)
 
 
-rewrite("aten.uniform.default", lambda x, low=0.0, high=1.0, generator=None: x, _between)
-
-
 def exponential(builder: Builder, generator: Arg, type: TensorType) -> Value:
     """-log of numbers in (0, 1], as float32 or float64. Never 0."""
     dtype = _computed(type.dtype)
@@ -99,14 +94,13 @@ def exponential(builder: Builder, generator: Arg, type: TensorType) -> Value:
     return builder.aten.clamp_min(made, least)
 
 
+@rewrite("aten.exponential.default", lambda x, lambd=1.0, generator=None: x)
 def _exponentials(builder: Builder, node: Node, x: Value, rate: float, generator: Arg) -> Value:
     _refuse(node, rate > 0, f"lambd > 0, and lambd is {rate}")
     return builder.aten.div.Tensor(exponential(builder, generator, node.result.type), rate)
 
 
-rewrite("aten.exponential.default", lambda x, lambd=1.0, generator=None: x, _exponentials)
-
-
+@rewrite("aten.cauchy.default", lambda x, median=0.0, sigma=1.0, generator=None: x)
 def _cauchy(
     builder: Builder, node: Node, x: Value, median: float, sigma: float, generator: Arg
 ) -> Value:
@@ -127,18 +121,13 @@ def _cauchy(
     return builder.aten.add.Tensor(builder.aten.mul.Tensor(size, sigma), median)
 
 
-rewrite("aten.cauchy.default", lambda x, median=0.0, sigma=1.0, generator=None: x, _cauchy)
-
-
+@rewrite("aten.geometric.default", lambda x, p, generator=None: x)
 def _geometric(builder: Builder, node: Node, x: Value, p: float, generator: Arg) -> Value:
     _refuse(node, 0 < p < 1, f"0 < p < 1, and p is {p}")
     type = node.result.type
     made = random(builder, generator, "open", type.dims, _computed(type.dtype))
     made = builder.aten.div.Tensor(builder.aten.log(made), math.log1p(-p))
     return builder.aten.clamp_min(builder.aten.ceil(made), y=1.0)
-
-
-rewrite("aten.geometric.default", lambda x, p, generator=None: x, _geometric)
 
 
 # -- by rejection --------------------------------------------------------------------------------
@@ -165,23 +154,22 @@ def _narrow(builder: Builder, x: Value) -> Value:
     return x if x.type.dtype is DType.float32 else builder.aten._to_copy(x, DType.float32)
 
 
-rewrite(
-    "aten.poisson.default",
-    lambda x, generator=None: x,
+rewrite("aten.poisson.default", lambda x, generator=None: x)(
     lambda builder, node, x, generator: _rejected(
         builder, generator, "pv_poisson({place}, {X})", X=_narrow(builder, x)
-    ),
+    )
 )
 rewrite(
     "aten.binomial.default",
     lambda count, prob, generator=None: count.with_dims(broadcast(count.dims, prob.dims)),
+)(
     lambda builder, node, count, prob, generator: _rejected(
         builder,
         generator,
         "pv_binomial({place}, {X}, {Y})",
         X=_expanded(builder, node, count),
         Y=_expanded(builder, node, prob),
-    ),
+    )
 )
 
 
@@ -189,6 +177,7 @@ def _expanded(builder: Builder, node: Node, x: Value) -> Value:
     return builder.aten.expand(_narrow(builder, x), node.result.type.dims)
 
 
+@rewrite("aten._standard_gamma.default", lambda x, generator=None: x)
 def _gamma(builder: Builder, node: Node, x: Value, generator: Arg) -> Value:
     """Not below the least normal number, as torch has it: a logarithm may follow."""
     logs = _rejected(builder, generator, "pv_log_gamma({place}, {X})", X=_narrow(builder, x))
@@ -197,12 +186,9 @@ def _gamma(builder: Builder, node: Node, x: Value, generator: Arg) -> Value:
     return builder.aten.clamp_min(made, least)
 
 
+@rewrite("aten._sample_dirichlet.default", lambda x, generator=None: x)
 def _dirichlet(builder: Builder, node: Node, x: Value, generator: Arg) -> Value:
     """Gamma distributed numbers by their sum, from logarithms: with small parameters, all of them
     may be too small for float32."""
     logs = _rejected(builder, generator, "pv_log_gamma({place}, {X})", X=_narrow(builder, x))
     return builder.aten._softmax(logs, dim=-1)
-
-
-rewrite("aten._standard_gamma.default", lambda x, generator=None: x, _gamma)
-rewrite("aten._sample_dirichlet.default", lambda x, generator=None: x, _dirichlet)

@@ -21,6 +21,7 @@ def chance(builder: Builder, generator: Arg, sizes: Sequence[Size], p: Value | f
     return builder.aten.lt.Tensor(random(builder, generator, "uniform", sizes, dtype), p)
 
 
+@rewrite("aten.bernoulli.default", lambda x, generator=None: x)
 def _bernoulli(builder: Builder, node: Node, p: Value | float, generator: Arg) -> Value:
     if not isinstance(p, Value) and not 0 <= p <= 1:
         raise ShapeError(f"{node.op} needs 0 <= p <= 1, and p is {p}")
@@ -30,17 +31,13 @@ def _bernoulli(builder: Builder, node: Node, p: Value | float, generator: Arg) -
     return chance(builder, generator, sizes, p)
 
 
-rewrite("aten.bernoulli.default", lambda x, generator=None: x, _bernoulli)
 for _name in ("aten.bernoulli.p", "aten.bernoulli.Tensor"):
-    rewrite(
-        _name,
-        lambda x, p, generator=None: x,
-        lambda builder, node, x, p, generator: _bernoulli(builder, node, p, generator),
+    rewrite(_name, lambda x, p, generator=None: x)(
+        lambda builder, node, x, p, generator: _bernoulli(builder, node, p, generator)
     )
-rewrite(
-    "aten.bernoulli.float",  # torch has it in place only
-    lambda x, p=0.5, generator=None: x,
-    lambda builder, node, x, p, generator: _bernoulli(builder, node, p, generator),
+# torch has it in place only.
+rewrite("aten.bernoulli.float", lambda x, p=0.5, generator=None: x)(
+    lambda builder, node, x, p, generator: _bernoulli(builder, node, p, generator)
 )
 
 
@@ -55,6 +52,7 @@ def _multinomial_shape(
     return TensorType(DType.int64, (*x.dims[:-1], num_samples))
 
 
+@rewrite("aten.multinomial.default", _multinomial_shape)
 def _multinomial(
     builder: Builder, node: Node, x: Value, samples: Size, replacement: bool, generator: Arg
 ) -> Value:
@@ -88,9 +86,6 @@ def _with_replacement(builder: Builder, x: Value, samples: Size, generator: Arg)
     return builder.aten.searchsorted.Tensor(total, drawn, out_int32=False, right=True)
 
 
-rewrite("aten.multinomial.default", _multinomial_shape, _multinomial)
-
-
 # -- dropout -------------------------------------------------------------------------------------
 def dropped(builder: Builder, x: Value, p: float) -> tuple[Value, Value]:
     """The elements, 0 with probability p and scaled otherwise, and which are kept."""
@@ -101,6 +96,11 @@ def dropped(builder: Builder, x: Value, p: float) -> tuple[Value, Value]:
     return builder.aten.mul.Tensor(builder.aten.mul.Tensor(x, kept), scale), kept
 
 
+@rewrite(
+    "aten.native_dropout.default",
+    lambda x, p, train=None: (x, x.with_dtype(DType.bool)),
+    random=lambda node: node.optional_bool("train") is not False and bool(node.float("p")),
+)
 def _native(
     builder: Builder, node: Node, x: Value, p: float, train: bool | None
 ) -> tuple[Value, Value]:
@@ -110,22 +110,13 @@ def _native(
     return builder.aten.alias(x), kept
 
 
-def _plain(builder: Builder, node: Node, x: Value, p: float, train: bool) -> Value:
-    return dropped(builder, x, p)[0] if train and p else builder.aten.alias(x)
-
-
-rewrite(
-    "aten.native_dropout.default",
-    lambda x, p, train=None: (x, x.with_dtype(DType.bool)),
-    _native,
-    random=lambda node: node.optional_bool("train") is not False and bool(node.float("p")),
-)
-rewrite(
+@rewrite(
     "aten.dropout.default",
     lambda x, p=0.5, train=False: x,
-    _plain,
     random=lambda node: node.bool("train") and bool(node.float("p")),
 )
+def _plain(builder: Builder, node: Node, x: Value, p: float, train: bool) -> Value:
+    return dropped(builder, x, p)[0] if train and p else builder.aten.alias(x)
 
 
 # -- random leaky ReLU ---------------------------------------------------------------------------
@@ -151,17 +142,20 @@ def _rrelu(
 rewrite(
     "aten.rrelu.default",
     lambda x, lower=1 / 8, upper=1 / 3, training=False, generator=None: x,
-    lambda builder, node, *args: _rrelu(builder, node, *args)[0],
     random=_trains,
-)
+)(lambda builder, node, *args: _rrelu(builder, node, *args)[0])
 rewrite(
     "aten.rrelu_with_noise.default",
     lambda x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None: x,
-    lambda builder, node, x, noise, *args: _rrelu(builder, node, x, *args)[0],
+    random=_trains,
+)(lambda builder, node, x, noise, *args: _rrelu(builder, node, x, *args)[0])
+
+
+@rewrite(
+    "aten.rrelu_with_noise_functional.default",
+    lambda x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None: (x, noise),
     random=_trains,
 )
-
-
 def _rrelu_functional(
     builder: Builder,
     node: Node,
@@ -174,11 +168,3 @@ def _rrelu_functional(
 ) -> tuple[Value, Value]:
     made, slope = _rrelu(builder, node, x, low, high, train, generator)
     return made, noise if slope is None else slope
-
-
-rewrite(
-    "aten.rrelu_with_noise_functional.default",
-    lambda x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None: (x, noise),
-    _rrelu_functional,
-    random=_trains,
-)

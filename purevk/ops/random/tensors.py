@@ -36,10 +36,10 @@ def _floats(builder: Builder, node: Node, *_: Arg) -> Value:
 
 
 for _name in ("rand", "randn"):
-    rewrite(f"aten.{_name}.default", sized, _floats)
-    rewrite(f"aten.{_name}.generator", _sized, _floats)
-    rewrite(f"aten.{_name}_like.default", like, _floats)
-    rewrite(f"aten.{_name}_like.generator", _like, _floats)
+    rewrite(f"aten.{_name}.default", sized)(_floats)
+    rewrite(f"aten.{_name}.generator", _sized)(_floats)
+    rewrite(f"aten.{_name}_like.default", like)(_floats)
+    rewrite(f"aten.{_name}_like.generator", _like)(_floats)
 
 
 # -- integers ------------------------------------------------------------------------------------
@@ -59,59 +59,49 @@ rewrite(
     lambda high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers(
         size, dtype
     ),
-    lambda builder, node, high, *_: _whole(builder, node, 0, high),
-)
+)(lambda builder, node, high, *_: _whole(builder, node, 0, high))
 rewrite(
     "aten.randint.generator",
     lambda high, size, generator, dtype=None, layout=None, device=None, pin_memory=None: _integers(
         size, dtype
     ),
-    lambda builder, node, high, size, generator, *_: _whole(builder, node, 0, high, generator),
-)
+)(lambda builder, node, high, size, generator, *_: _whole(builder, node, 0, high, generator))
 rewrite(
     "aten.randint.low",
     lambda low, high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers(
         size, dtype
     ),
-    lambda builder, node, low, high, *_: _whole(builder, node, low, high),
-)
+)(lambda builder, node, low, high, *_: _whole(builder, node, low, high))
 rewrite(
     "aten.randint.low_generator",
     lambda low, high, size, generator, dtype=None, layout=None, device=None, pin_memory=None: (
         _integers(size, dtype)
     ),
-    lambda builder, node, low, high, size, generator, *_: _whole(
-        builder, node, low, high, generator
-    ),
-)
+)(lambda builder, node, low, high, size, generator, *_: _whole(builder, node, low, high, generator))
 rewrite(
     "aten.randint_like.default",
     lambda x, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: like(
         x, dtype
     ),
-    lambda builder, node, x, high, *_: _whole(builder, node, 0, high),
-)
+)(lambda builder, node, x, high, *_: _whole(builder, node, 0, high))
 rewrite(
     "aten.randint_like.generator",
     lambda x, high, generator, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         like(x, dtype)
     ),
-    lambda builder, node, x, high, generator, *_: _whole(builder, node, 0, high, generator),
-)
+)(lambda builder, node, x, high, generator, *_: _whole(builder, node, 0, high, generator))
 rewrite(
     "aten.randint_like.low_dtype",
     lambda x, low, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         like(x, dtype)
     ),
-    lambda builder, node, x, low, high, *_: _whole(builder, node, low, high),
-)
+)(lambda builder, node, x, low, high, *_: _whole(builder, node, low, high))
 rewrite(
     "aten.randint_like.low_generator_dtype",
     lambda x, low, high, generator, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
         like(x, dtype)
     ),
-    lambda builder, node, x, low, high, generator, *_: _whole(builder, node, low, high, generator),
-)
+)(lambda builder, node, x, low, high, generator, *_: _whole(builder, node, low, high, generator))
 
 
 # What follows the last integer that random_() gives without bounds.
@@ -127,41 +117,31 @@ def _fill(builder: Builder, node: Node, low: int, high: int | None, generator: A
     return _whole(builder, node, low, end, generator)
 
 
-rewrite(
-    "aten.random.default",
-    lambda x, generator=None: x,
-    lambda builder, node, x, generator: _fill(builder, node, 0, None, generator),
+rewrite("aten.random.default", lambda x, generator=None: x)(
+    lambda builder, node, x, generator: _fill(builder, node, 0, None, generator)
 )
-rewrite(
-    "aten.random.to",
-    lambda x, high, generator=None: x,
-    lambda builder, node, x, high, generator: _fill(builder, node, 0, high, generator),
+rewrite("aten.random.to", lambda x, high, generator=None: x)(
+    lambda builder, node, x, high, generator: _fill(builder, node, 0, high, generator)
 )
-rewrite(
-    "aten.random.from",
-    lambda x, low, high, generator=None: x,
-    lambda builder, node, x, low, high, generator: _fill(builder, node, low, high, generator),
+rewrite("aten.random.from", lambda x, low, high, generator=None: x)(
+    lambda builder, node, x, low, high, generator: _fill(builder, node, low, high, generator)
 )
 
 
 # -- permutations --------------------------------------------------------------------------------
-def _permutation(builder: Builder, node: Node, count: Size, *rest: Arg) -> Value:
-    """The order of random numbers. Equal ones, of 2^32, keep their order."""
-    generator = rest[0] if node.op.endswith("generator") else None
-    return sort(builder, random(builder, generator, "bits", (count,), DType.int32), 0, False)[1]
-
-
-rewrite(
-    "aten.randperm.default",
-    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.int64, (n,)
-    ),
-    _permutation,
-)
-rewrite(
+@rewrite(
     "aten.randperm.generator",
     lambda n, generator, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
         dtype or DType.int64, (n,)
     ),
-    _permutation,
 )
+@rewrite(
+    "aten.randperm.default",
+    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
+        dtype or DType.int64, (n,)
+    ),
+)
+def _permutation(builder: Builder, node: Node, count: Size, *rest: Arg) -> Value:
+    """The order of random numbers. Equal ones, of 2^32, keep their order."""
+    generator = rest[0] if node.op.endswith("generator") else None
+    return sort(builder, random(builder, generator, "bits", (count,), DType.int32), 0, False)[1]

@@ -182,21 +182,19 @@ def _group_shape(x: TensorType, N: Size, group: int) -> tuple[TensorType, ...]:
     return x, stats, stats
 
 
-rewrite(
-    "aten.native_group_norm.default",
-    _group_shape,
+rewrite("aten.native_group_norm.default", _group_shape, supports=_refuse)(
     lambda builder, node, x, weight, bias, n, c, hw, groups, eps: _normalize_groups(
         builder, x, weight, bias, groups, eps
-    ),
-    supports=_refuse,
+    )
 )
 rewrite(
     "aten.group_norm.default",
     lambda x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True: x,
+    supports=_refuse,
+)(
     lambda builder, node, x, groups, weight, bias, eps, _: _normalize_groups(
         builder, x, weight, bias, groups, eps
-    )[0],
-    supports=_refuse,
+    )[0]
 )
 
 
@@ -283,38 +281,23 @@ def _refuse_training(parameter: str) -> Supports:
 
 
 for _name in ("_native_batch_norm_legit", "native_batch_norm"):
-    rewrite(
-        f"aten.{_name}.default",
-        _batch_shape,
-        lambda builder, node, *args: _normalize_batch(builder, *args)[:3],
-        supports=_refuse_training("training"),
+    rewrite(f"aten.{_name}.default", _batch_shape, supports=_refuse_training("training"))(
+        lambda builder, node, *args: _normalize_batch(builder, *args)[:3]
     )
 
 
-def _batch_functional(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
-    made = _normalize_batch(builder, *args)
-    return (*made[:3], *made.running)
-
-
-rewrite(
+@rewrite(
     "aten._native_batch_norm_legit_functional.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps: (
         *_batch_shape(x, weight, bias, running_mean, running_var, training, momentum, eps),
         running_mean,
         running_var,
     ),
-    _batch_functional,
     supports=_refuse,
 )
-
-
-def _updated(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
-    x, weight, bias, mean, variance, momentum, eps = args
-    made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
-    reserve = builder.aten.full(
-        node.results[3].type.dims, fill_value=0, dtype=node.results[3].type.dtype
-    )
-    return (*made[:3], reserve, *made.running)
+def _batch_functional(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
+    made = _normalize_batch(builder, *args)
+    return (*made[:3], *made.running)
 
 
 @signature("x, weight, bias, running_mean, running_var, momentum, eps")
@@ -325,27 +308,34 @@ def _updated_shape(
     return *made, TensorType(DType.uint8, (0,)), running_mean, running_var
 
 
-rewrite(
-    "aten._batch_norm_with_update_functional.default", _updated_shape, _updated, supports=_refuse
-)
+@rewrite("aten._batch_norm_with_update_functional.default", _updated_shape, supports=_refuse)
+def _updated(builder: Builder, node: Node, *args: Any) -> tuple[Value, ...]:
+    x, weight, bias, mean, variance, momentum, eps = args
+    made = _normalize_batch(builder, x, weight, bias, mean, variance, True, momentum, eps)
+    reserve = builder.aten.full(
+        node.results[3].type.dims, fill_value=0, dtype=node.results[3].type.dtype
+    )
+    return (*made[:3], reserve, *made.running)
+
+
 rewrite(
     "aten._native_batch_norm_legit.no_stats",
     lambda x, weight, bias, training, momentum, eps: _batch_shape(
         x, weight, bias, None, None, True, momentum, eps
     ),
+    supports=_refuse,
+)(
     lambda builder, node, x, weight, bias, training, momentum, eps: _normalize_batch(
         builder, x, weight, bias, None, None, True, momentum, eps
-    )[:3],
-    supports=_refuse,
+    )[:3]
 )
 rewrite(
     "aten.batch_norm.default",
     lambda x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled=True: (
         x
     ),
-    lambda builder, node, *args: _normalize_batch(builder, *args[:8]).result,
     supports=_refuse_training("training"),
-)
+)(lambda builder, node, *args: _normalize_batch(builder, *args[:8]).result)
 
 
 @signature(
@@ -355,6 +345,9 @@ def _instance_shape(x: TensorType) -> TensorType:
     return x
 
 
+@rewrite(
+    "aten.instance_norm.default", _instance_shape, supports=_refuse_training("use_input_stats")
+)
 def _instance(
     builder: Builder,
     node: Node,
@@ -371,11 +364,3 @@ def _instance(
     if use_input_stats:
         return _normalize_groups(builder, x, weight, bias, x.type.dims[1], eps)[0]
     return _normalize_batch(builder, x, weight, bias, mean, variance, False, momentum, eps).result
-
-
-rewrite(
-    "aten.instance_norm.default",
-    _instance_shape,
-    _instance,
-    supports=_refuse_training("use_input_stats"),
-)

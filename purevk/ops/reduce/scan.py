@@ -352,24 +352,20 @@ def _cumulative(kind: str) -> Callable[..., Value]:
     return expand
 
 
-rewrite("aten.cumsum.default", _cumulative_shape, _cumulative("sum"))
-rewrite("aten.cumprod.default", _cumulative_shape, _cumulative("prod"))
+rewrite("aten.cumsum.default", _cumulative_shape)(_cumulative("sum"))
+rewrite("aten.cumprod.default", _cumulative_shape)(_cumulative("prod"))
 
 
+@rewrite("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)))
 def _logcumsumexp(builder: Builder, node: Node, x: Value, dim: int) -> Value:
     if not x.type.dtype.is_float:
         raise ShapeError("logcumsumexp of integers")
     return _scan(builder, x, "logsumexp", dim, x.type.dtype)
 
 
-rewrite(
-    "aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)), _logcumsumexp
-)
 for _name in ("max", "min"):
-    rewrite(
-        f"aten.cum{_name}.default",
-        lambda x, dim: (x, x.with_dtype(DType.int64)),
+    rewrite(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)))(
         lambda builder, node, x, dim, kind=_name: _scan_with_index(
             builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype
-        ),
+        )
     )

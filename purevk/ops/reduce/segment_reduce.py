@@ -39,6 +39,12 @@ def _given(lengths: Value | None, offsets: Value | None) -> Value:
     return given
 
 
+def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
+    given = _given(node.optional_tensor("lengths"), node.optional_tensor("offsets"))
+    return traits.too_long(node.tensor("data").type.dims[given.type.rank - 1])
+
+
+@rewrite("aten.segment_reduce.default", _segment_shape, supports=_refuse_long)
 def _segment(
     builder: Builder,
     node: Node,
@@ -74,11 +80,3 @@ def _segment(
         f" LOOPS(loop(x_size_{lead})) FOLD(k, from, to, T_COORD, X({here}), {step}){finish}"
     )
     return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
-
-
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    given = _given(node.optional_tensor("lengths"), node.optional_tensor("offsets"))
-    return traits.too_long(node.tensor("data").type.dims[given.type.rank - 1])
-
-
-rewrite("aten.segment_reduce.default", _segment_shape, _segment, supports=_refuse_long)

@@ -71,7 +71,7 @@ def _arg(name: str) -> None:
         dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
         return reduce(builder, x, name, dims, keepdim, node.result.type.dtype)
 
-    rewrite(f"aten.{name}.default", _arg_shape, expand)
+    rewrite(f"aten.{name}.default", _arg_shape)(expand)
 
 
 _arg("argmax")
@@ -97,7 +97,7 @@ def _extreme(name: str, kind: str) -> None:
             node.results[1].type.dtype,
         )
 
-    rewrite(f"aten.{name}.dim", _extreme_shape, expand)
+    rewrite(f"aten.{name}.dim", _extreme_shape)(expand)
 
 
 _extreme("max", "argmax")
@@ -111,15 +111,13 @@ def _aminmax_shape(
     return made, made
 
 
+@rewrite("aten.aminmax.default", _aminmax_shape)
 def _aminmax(
     builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool
 ) -> tuple[Value, Value]:
     dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
     low, high = (reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
     return low, high
-
-
-rewrite("aten.aminmax.default", _aminmax_shape, _aminmax)
 
 
 # -- variance ------------------------------------------------------------------------------------
@@ -155,6 +153,7 @@ for _name, _root in {"var": False, "std": True}.items():
     rewrite(
         f"aten.{_name}.correction",
         lambda x, dim=None, correction=None, keepdim=False: _float_reduced(x, dim, keepdim),
+    )(
         lambda builder, node, x, dim, correction, keepdim, root=_root: _spread(
             builder,
             x,
@@ -163,11 +162,12 @@ for _name, _root in {"var": False, "std": True}.items():
             keepdim,
             root,
             node.result.type.dtype,
-        ),
+        )
     )
     rewrite(
         f"aten.{_name}.dim",
         lambda x, dim=None, unbiased=True, keepdim=False: _float_reduced(x, dim, keepdim),
+    )(
         lambda builder, node, x, dim, unbiased, keepdim, root=_root: _spread(
             builder,
             x,
@@ -176,14 +176,12 @@ for _name, _root in {"var": False, "std": True}.items():
             keepdim,
             root,
             node.result.type.dtype,
-        ),
+        )
     )
-    rewrite(
-        f"aten.{_name}.default",
-        lambda x, unbiased=True: _float_reduced(x, None, False),
+    rewrite(f"aten.{_name}.default", lambda x, unbiased=True: _float_reduced(x, None, False))(
         lambda builder, node, x, unbiased, root=_root: _spread(
             builder, x, range(x.type.rank), int(unbiased), False, root, node.result.type.dtype
-        ),
+        )
     )
     rewrite(
         f"aten.{_name}_mean.correction",
@@ -191,12 +189,13 @@ for _name, _root in {"var": False, "std": True}.items():
             _float_reduced(x, dim, keepdim),
             _mean_type(x, dim, keepdim),
         ),
+    )(
         lambda builder, node, x, dim, correction, keepdim, root=_root: (
             _spread(
                 builder, x, wrap_all(dim, x.type.rank), correction, keepdim, root, x.type.dtype
             ),
             reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
-        ),
+        )
     )
     rewrite(
         f"aten.{_name}_mean.dim",
@@ -204,12 +203,13 @@ for _name, _root in {"var": False, "std": True}.items():
             _float_reduced(x, dim, keepdim),
             _mean_type(x, dim, keepdim),
         ),
+    )(
         lambda builder, node, x, dim, unbiased, keepdim, root=_root: (
             _spread(
                 builder, x, wrap_all(dim, x.type.rank), int(unbiased), keepdim, root, x.type.dtype
             ),
             reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
-        ),
+        )
     )
 
 
@@ -250,37 +250,40 @@ def _norm_shape(
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-rewrite(
-    "aten.linalg_vector_norm.default",
-    _norm_shape,
+rewrite("aten.linalg_vector_norm.default", _norm_shape)(
     lambda builder, node, x, p, dim, keepdim, dtype: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    ),
+    )
 )
 rewrite(
-    "aten.norm.ScalarOpt_dim",
-    lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim),
+    "aten.norm.ScalarOpt_dim", lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim)
+)(
     lambda builder, node, x, p, dim, keepdim: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    ),
+    )
 )
 rewrite(
     "aten.norm.ScalarOpt_dim_dtype",
     lambda x, p, dim, keepdim, dtype: _norm_shape(x, p, dim, keepdim, dtype),
+)(
     lambda builder, node, x, p, dim, keepdim, dtype: _norm(
         builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    ),
+    )
 )
-rewrite(
-    "aten.norm.Scalar",
-    lambda x, p=2: _norm_shape(x, p),
+rewrite("aten.norm.Scalar", lambda x, p=2: _norm_shape(x, p))(
     lambda builder, node, x, p: _norm(
         builder, x, p, range(x.type.rank), False, node.result.type.dtype
-    ),
+    )
 )
 
 
 # -- sums of something else ----------------------------------------------------------------------
+@rewrite(
+    "aten.logsumexp.default",
+    lambda x, dim, keepdim=False: TensorType(
+        float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
+    ),
+)
 def _logsumexp(builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool) -> Value:
     dims = wrap_all(dim, x.type.rank)
     if not x.type.dtype.is_float:
@@ -288,39 +291,17 @@ def _logsumexp(builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool)
     return reduce(builder, x, Reduction(logarithm=True), dims, keepdim, node.result.type.dtype)
 
 
-rewrite(
-    "aten.logsumexp.default",
-    lambda x, dim, keepdim=False: TensorType(
-        float_type(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim)
-    ),
-    _logsumexp,
+@rewrite(
+    "aten.count_nonzero.default",
+    lambda x, dim=None: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
 )
-
-
+@rewrite(
+    "aten.count_nonzero.dim_IntList",
+    lambda x, dim: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
+)
 def _count(builder: Builder, node: Node, x: Value, dim: Dims = None) -> Value:
     found = builder.aten.ne.Tensor(x, y=0)
     return reduce(builder, found, "sum", wrap_all(dim, x.type.rank), False, node.result.type.dtype)
-
-
-rewrite(
-    "aten.count_nonzero.dim_IntList",
-    lambda x, dim: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
-    _count,
-)
-rewrite(
-    "aten.count_nonzero.default",
-    lambda x, dim=None: TensorType(DType.int64, reduced(x.dims, wrap_all(dim, x.rank), False)),
-    _count,
-)
-
-
-def _nansum(
-    builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool, dtype: DType | None
-) -> Value:
-    if x.type.dtype.is_float:
-        x = builder.aten.where.self(builder.aten.isnan(x), x=0.0, y=x)
-    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
-    return builder.aten.sum.dim_IntList(x, dims, keepdim, node.result.type.dtype)
 
 
 def _nansum_shape(
@@ -330,14 +311,17 @@ def _nansum_shape(
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-rewrite("aten.nansum.default", _nansum_shape, _nansum)
+@rewrite("aten.nansum.default", _nansum_shape)
+def _nansum(
+    builder: Builder, node: Node, x: Value, dim: Dims, keepdim: bool, dtype: DType | None
+) -> Value:
+    if x.type.dtype.is_float:
+        x = builder.aten.where.self(builder.aten.isnan(x), x=0.0, y=x)
+    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    return builder.aten.sum.dim_IntList(x, dims, keepdim, node.result.type.dtype)
 
 
+@rewrite("aten.dist.default", lambda x, y, p=2: TensorType(real_dtype(float_type(x.dtype)), ()))
 def _dist(builder: Builder, node: Node, x: Value, y: Value, p: Real) -> Value:
     difference = builder.aten.sub.Tensor(x, y)
     return _norm(builder, difference, p, range(difference.type.rank), False, node.result.type.dtype)
-
-
-rewrite(
-    "aten.dist.default", lambda x, y, p=2: TensorType(real_dtype(float_type(x.dtype)), ()), _dist
-)

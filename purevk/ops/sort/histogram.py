@@ -30,6 +30,7 @@ def _mode_shape(
     return values, values.with_dtype(DType.int64)
 
 
+@rewrite("aten.mode.default", _mode_shape)
 def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     if not x.type.rank:
         return x, constant(builder, 0, (), DType.int64)
@@ -50,10 +51,8 @@ def _mode(builder: Builder, node: Node, x: Value, dim: int, keepdim: bool) -> tu
     return values, indices
 
 
-rewrite("aten.mode.default", _mode_shape, _mode)
-
-
 # -- histograms ----------------------------------------------------------------------------------
+@rewrite("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)))
 def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, high: float) -> Value:
     """Counts in `bins` parts of [low, high]; of the whole range of x if both are 0."""
     dtype, wide = node.result.type.dtype, wide_type(x.type.dtype)
@@ -82,9 +81,6 @@ def _histogram(builder: Builder, node: Node, x: Value, bins: int, low: float, hi
     bin = builder.aten._to_copy(bin, DType.int32)
     made = builder.aten.index_put(counts, (bin,), inside, accumulate=True)
     return builder.aten._to_copy(made, dtype)
-
-
-rewrite("aten.histc.default", lambda x, bins=100, min=0, max=0: x.with_dims((bins,)), _histogram)
 
 
 _HISTOGRAMS = (DType.float32, DType.float64)
@@ -192,41 +188,38 @@ rewrite(
         x.with_dims((bins,)),
         x.with_dims((bins + 1,)),
     ),
-    lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest),
     supports=_refuse_histogram,
-)
+)(lambda builder, node, x, bins, *rest: _of_counts(builder, x, (bins,), *rest))
 rewrite(
     "aten.histogram.bins_tensor",
     lambda x, bins, weight=None, density=False: (x.with_dims((bins.dims[0] - 1,)), bins),
+    supports=_refuse_histogram,
+)(
     lambda builder, node, x, bins, *rest: (
         _binned(builder, _rows(builder, x, 1), [bins], *rest),
         builder.aten.alias(bins),
-    ),
-    supports=_refuse_histogram,
+    )
 )
 rewrite(
     "aten._histogramdd_bin_edges.default",
     lambda x, bins, range=None, weight=None, density=False: tuple(
         x.with_dims((count + 1,)) for count in bins
     ),
+    supports=_refuse_histogram,
+)(
     lambda builder, node, x, bins, ends, *_: _all_edges(
         builder, _rows(builder, x, len(bins)), bins, ends
-    ),
-    supports=_refuse_histogram,
+    )
 )
 rewrite(
     "aten._histogramdd_from_bin_cts.default",
     lambda x, bins, range=None, weight=None, density=False: x.with_dims(tuple(bins)),
-    lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0],
     supports=_refuse_histogram,
-)
+)(lambda builder, node, x, *rest: _of_counts(builder, x, *rest)[0])
 rewrite(
     "aten._histogramdd_from_bin_tensors.default",
     lambda x, bins, weight=None, density=False: x.with_dims(
         tuple(each.dims[0] - 1 for each in bins)
     ),
-    lambda builder, node, x, bins, *rest: _binned(
-        builder, _rows(builder, x, len(bins)), bins, *rest
-    ),
     supports=_refuse_histogram,
-)
+)(lambda builder, node, x, bins, *rest: _binned(builder, _rows(builder, x, len(bins)), bins, *rest))

@@ -36,22 +36,6 @@ def _is_before(right: bool, row: str, value: str) -> str:
     return f"!({row} {'>' if right else '>='} {value})"
 
 
-def _bucketize(
-    builder: Builder,
-    node: Node,
-    x: Value | Scalar,
-    boundaries: Value,
-    out_int32: bool,
-    right: bool,
-) -> Value:
-    x, boundaries = _same_type(builder, x, boundaries)
-    value = f"X({coordinates(x.type.rank)})"
-    count = boundaries.type.dims[0]
-    body = _bisect(_is_before(right, "ROW(m)", value), count)
-    inputs = {"X": x, "ROW": boundaries}
-    return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
-
-
 def _same_type(builder: Builder, x: Value | Scalar, y: Value) -> tuple[Value, Value]:
     """Both as tensors of the dtype that torch compares them in. A number takes that of the tensor."""
     if not isinstance(x, Value):
@@ -73,7 +57,21 @@ def _bucket_shape(
     return TensorType(DType.int32 if out_int32 else DType.int64, dims)
 
 
-rewrite("aten.bucketize.Tensor", _bucket_shape, _bucketize, "aten.bucketize.Scalar")
+@rewrite("aten.bucketize.Tensor", _bucket_shape, "aten.bucketize.Scalar")
+def _bucketize(
+    builder: Builder,
+    node: Node,
+    x: Value | Scalar,
+    boundaries: Value,
+    out_int32: bool,
+    right: bool,
+) -> Value:
+    x, boundaries = _same_type(builder, x, boundaries)
+    value = f"X({coordinates(x.type.rank)})"
+    count = boundaries.type.dims[0]
+    body = _bisect(_is_before(right, "ROW(m)", value), count)
+    inputs = {"X": x, "ROW": boundaries}
+    return mapped(builder, body, inputs, node.result.type, numbers={"count": count})
 
 
 @signature("sorted_sequence, x, out_int32=False, right=False, side=None, sorter=None")
@@ -83,6 +81,7 @@ def _search_shape(
     return _bucket_shape(x, sorted_sequence, out_int32, right)
 
 
+@rewrite("aten.searchsorted.Tensor", _search_shape, "aten.searchsorted.Scalar")
 def _search(
     builder: Builder,
     node: Node,
@@ -106,12 +105,16 @@ def _search(
     return mapped(builder, body, {"X": x, "ROW": rows}, node.result.type, numbers={"count": count})
 
 
-rewrite("aten.searchsorted.Tensor", _search_shape, _search, "aten.searchsorted.Scalar")
-
-
 _FEW_TESTS = 128  # that each element is compared with
 
 
+def _isin_shape(
+    x: TensorType | Scalar, tests: TensorType, assume_unique: bool = False, invert: bool = False
+) -> TensorType:
+    return TensorType(DType.bool, x.dims if isinstance(x, TensorType) else ())
+
+
+@rewrite("aten.isin.Tensor_Tensor", _isin_shape, "aten.isin.Scalar_Tensor")
 def _isin(
     builder: Builder,
     node: Node,
@@ -142,12 +145,3 @@ def _isin(
         f" FIND_ANY(j, 0, tests_size_0, TESTS(j) == X({at}), {found}, {other})"
     )
     return mapped(builder, body, {"X": x, "TESTS": tests}, node.result.type)
-
-
-def _isin_shape(
-    x: TensorType | Scalar, tests: TensorType, assume_unique: bool = False, invert: bool = False
-) -> TensorType:
-    return TensorType(DType.bool, x.dims if isinstance(x, TensorType) else ())
-
-
-rewrite("aten.isin.Tensor_Tensor", _isin_shape, _isin, "aten.isin.Scalar_Tensor")

@@ -88,27 +88,21 @@ def _sort_shape(
     return x, x.with_dtype(DType.int64)
 
 
-rewrite(
-    "aten.sort.default",
-    _sort_shape,
-    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending),
+rewrite("aten.sort.default", _sort_shape)(
+    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)
 )
 rewrite(
     "aten.sort.stable",
     lambda x, stable=None, dim=-1, descending=False: _sort_shape(x, dim, descending),
-    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending),
-)
+)(lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending))
 rewrite(
-    "aten.argsort.default",
-    lambda x, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
-    lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1],
-)
+    "aten.argsort.default", lambda x, dim=-1, descending=False: _sort_shape(x, dim, descending)[1]
+)(lambda builder, node, x, dim, descending: sort(builder, x, dim, descending)[1])
 rewrite(
     "aten.argsort.stable",
     lambda x, stable, dim=-1, descending=False: _sort_shape(x, dim, descending)[1],
-    lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1],
-)
-rewrite("aten.msort.default", lambda x: x, lambda builder, node, x: sort(builder, x, 0, False)[0])
+)(lambda builder, node, x, stable, dim, descending: sort(builder, x, dim, descending)[1])
+rewrite("aten.msort.default", lambda x: x)(lambda builder, node, x: sort(builder, x, 0, False)[0])
 
 
 def _topk_shape(
@@ -122,12 +116,10 @@ def _topk_shape(
     return _shape(x, at, largest, k)
 
 
-rewrite(
-    "aten.topk.default",
-    _topk_shape,
+rewrite("aten.topk.default", _topk_shape)(
     lambda builder, node, x, k, dim, largest, _: sort(
         builder, x, dim, largest, k if x.type.rank else None
-    ),
+    )
 )
 
 
@@ -152,10 +144,8 @@ def _rank_shape(
     return made, made.with_dtype(DType.int64)
 
 
-rewrite(
-    "aten.kthvalue.default",
-    lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim),
-    lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k),
+rewrite("aten.kthvalue.default", lambda x, k, dim=-1, keepdim=False: _rank_shape(x, dim, keepdim))(
+    lambda builder, node, x, k, dim, keepdim: _pick(builder, x, dim, keepdim, "kth", k)
 )
 
 
@@ -169,9 +159,7 @@ def _median_of_all(name: str) -> Callable[..., Value]:
 
 
 for _name in ("median", "nanmedian"):
-    rewrite(
-        f"aten.{_name}.dim",
-        _rank_shape,
-        lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name),
+    rewrite(f"aten.{_name}.dim", _rank_shape)(
+        lambda builder, node, x, dim, keepdim, name=_name: _pick(builder, x, dim, keepdim, name)
     )
-    rewrite(f"aten.{_name}.default", lambda x: x.with_dims(()), _median_of_all(_name))
+    rewrite(f"aten.{_name}.default", lambda x: x.with_dims(()))(_median_of_all(_name))
