@@ -430,17 +430,10 @@ def definitions() -> Iterable[Operator]:
 
 
 def rewrite(
-    name: str,
-    shape: Callable[..., Types],
-    *names: str,
-    supports: Supports | None = None,
-    random: bool | Callable[[Node], bool] = False,
-    moves: Moves | Callable[[Node], Moves] | None = None,
-    rowwise: Rowwise | None = None,
+    name: str, shape: Callable[..., Types], *names: str, **facts: Any
 ) -> Callable[[_Expand], _Expand]:
-    """Registers an operator that other operators express, by the function below it, which gets the
-    builder, the node, and the arguments. Its results are converted to the node's dtypes, which a file
-    may have chosen (int32 for int64)."""
+    """As `rewrite_node`, for a function that gets the builder, the node, and the arguments. Its
+    results are converted to the node's dtypes, which a file may have chosen (int32 for int64)."""
 
     def decorate(expand: _Expand) -> _Expand:
         def typed(builder: Builder, node: Node) -> tuple[Value, ...]:
@@ -453,8 +446,24 @@ def rewrite(
                 for value, result in zip(values, node.results)
             )
 
-        form = Rewrite(typed, supports)
-        define(name, shape, form, (), names, False, random, moves=moves, rowwise=rowwise)
+        rewrite_node(name, shape, *names, **facts)(typed)
+        return expand
+
+    return decorate
+
+
+def rewrite_node(
+    name: str,
+    shape: Callable[..., Types],
+    *names: str,
+    supports: Supports | None = None,
+    **facts: Any,
+) -> Callable[[_Expand], _Expand]:
+    """Registers an operator that other operators express, by the function below it, which gets the
+    builder and the node. `facts` are other attributes of `Operator`."""
+
+    def decorate(expand: _Expand) -> _Expand:
+        define(name, shape, Rewrite(expand, supports), names=names, **facts)
         return expand
 
     return decorate

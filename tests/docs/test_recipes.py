@@ -99,7 +99,7 @@ def _follow(folder: Path) -> int:
 
 def test_the_recipes_define_new_operators() -> None:
     code = "".join(block for _, blocks in _steps() for block in blocks)
-    names = re.findall(r'(?:define|_register|unary)\(\s*"([^"]+)"', code)
+    names = re.findall(r'(?:define|rewrite_node|_register|unary)\(\s*"([^"]+)"', code)
     assert len(names) >= 4
     assert [name for name in names if registry.find(name) is not None] == []
 

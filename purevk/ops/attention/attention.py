@@ -20,7 +20,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
 from purevk.ops.matmul.fragments import BLOCK, blocks_type
 from purevk.ops.random.sampling import dropped
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -298,6 +298,12 @@ def _to_four(builder: Builder, value: Value, lead: tuple[Size, ...]) -> Value:
     )
 
 
+@rewrite_node(
+    "aten.scaled_dot_product_attention.default",
+    _sdpa_shape,
+    supports=_refuse_aten_sdpa,
+    random=lambda node: bool(node.float("dropout_p")),
+)
 def _expand_sdpa(builder: Builder, node: Node) -> Value:
     return _sdpa(
         builder,
@@ -404,23 +410,13 @@ def _attend(
     return builder.aten.matmul(weights, v)
 
 
-define(
-    "aten.scaled_dot_product_attention.default",
-    _sdpa_shape,
-    Rewrite(_expand_sdpa, _refuse_aten_sdpa),
-    random=lambda node: bool(node.float("dropout_p")),
-)
-
-
 @signature("q, k, v, attn_mask=None, scale=None")
 def _etvk_sdpa_shape(q: TensorType, v: TensorType) -> TensorType:
     return q.with_dims((*q.dims[:-1], v.dims[-1]))
 
 
+@rewrite_node("et_vk.sdpa.default", _etvk_sdpa_shape, supports=_refuse_sdpa)
 def _expand_etvk_sdpa(builder: Builder, node: Node) -> Value:
     q, k, v = (node.tensor(name) for name in "qkv")
     mask, scale = node.optional_tensor("attn_mask"), node.optional_float("scale")
     return _sdpa(builder, q, k, v, mask, False, scale, False)
-
-
-define("et_vk.sdpa.default", _etvk_sdpa_shape, Rewrite(_expand_etvk_sdpa, _refuse_sdpa))

@@ -14,7 +14,7 @@ from purevk.ops.attention.attention import (
     supports_attention,
 )
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -101,14 +101,6 @@ def _attend_cache(builder: Builder, node: Node, keys: Value, values: Value) -> V
     return builder.aten.permute(made, (0, 2, 1, 3))
 
 
-def _expand_sdpa_with_kv_cache(builder: Builder, node: Node) -> Value:
-    key_cache, value_cache = node.tensor("key_cache"), node.tensor("value_cache")
-    start = node.size("start_pos")
-    builder.purevk.write.all(key_cache, node.tensor("key"), dim=1, start=start)
-    builder.purevk.write.all(value_cache, node.tensor("value"), dim=1, start=start)
-    return _attend_cache(builder, node, key_cache, value_cache)
-
-
 def _refuse_cache(node: Node, traits: DeviceTraits) -> str | None:
     width = node.tensor("query").type.dims[3]
     if not head_width_fits(width, node.tensor("value").type.dims[3]):
@@ -116,12 +108,18 @@ def _refuse_cache(node: Node, traits: DeviceTraits) -> str | None:
     return supports_attention(node, traits)
 
 
-define(
+@rewrite_node(
     "llama.sdpa_with_kv_cache.default",
     _sdpa_with_kv_cache_shape,
-    Rewrite(_expand_sdpa_with_kv_cache, _refuse_cache),
+    supports=_refuse_cache,
     mutates=(3, 4),
 )
+def _expand_sdpa_with_kv_cache(builder: Builder, node: Node) -> Value:
+    key_cache, value_cache = node.tensor("key_cache"), node.tensor("value_cache")
+    start = node.size("start_pos")
+    builder.purevk.write.all(key_cache, node.tensor("key"), dim=1, start=start)
+    builder.purevk.write.all(value_cache, node.tensor("value"), dim=1, start=start)
+    return _attend_cache(builder, node, key_cache, value_cache)
 
 
 @signature(
@@ -131,23 +129,17 @@ def _custom_sdpa_shape(query: TensorType) -> TensorType:
     return query
 
 
+@rewrite_node("llama.custom_sdpa.default", _custom_sdpa_shape, supports=_refuse_cache)
 def _expand_custom_sdpa(builder: Builder, node: Node) -> Value:
     return _attend_cache(builder, node, node.tensor("key"), node.tensor("value"))
-
-
-define("llama.custom_sdpa.default", _custom_sdpa_shape, Rewrite(_expand_custom_sdpa, _refuse_cache))
 
 
 def _update_cache_shape(value: TensorType, cache: TensorType, start_pos: Size) -> TensorType:
     return TensorType(value.dtype, (1,))
 
 
+@rewrite_node("llama.update_cache.default", _update_cache_shape, mutates=(1,))
 def _expand_update_cache(builder: Builder, node: Node) -> Value:
     value = node.tensor("value")
     builder.purevk.write.all(node.tensor("cache"), value, dim=1, start=node.size("start_pos"))
     return builder.aten.full((1,), fill_value=0.0, dtype=value.type.dtype)
-
-
-define(
-    "llama.update_cache.default", _update_cache_shape, Rewrite(_expand_update_cache), mutates=(1,)
-)

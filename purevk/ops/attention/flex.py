@@ -22,7 +22,7 @@ from purevk.ops.attention.functions import (
 from purevk.ops.attention.narrow import narrowed
 from purevk.ops.attention.score_program import MAX_CODE, score_program
 from purevk.ops.builder import Builder
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import ShapeError, rewrite_node
 from purevk.tuning import DeviceTraits
 
 NAME = "purevk.flex_attention"
@@ -84,6 +84,7 @@ def fits_kernel(node: Node, traits: DeviceTraits) -> bool:
     return all(0 < width <= MAX_WIDTH for width in widths)
 
 
+@rewrite_node(NAME, _shape)
 def _expand(builder: Builder, node: Node) -> Value:
     q, k, v = (node.tensor(name) for name in "qkv")
     batches = q.type.dims[0]
@@ -172,6 +173,3 @@ def _emit(
     if made.type.dtype is step.dtype:
         return made
     return builder.aten._to_copy(made, step.dtype)
-
-
-define(NAME, _shape, Rewrite(_expand))

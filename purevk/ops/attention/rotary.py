@@ -13,7 +13,7 @@ from purevk.ops.attention.attention import supports_attention
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.reduce.turn import require_angles
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -76,13 +76,11 @@ def _pairs_shape(x: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
 define("purevk.rotate_pairs", _pairs_shape, Kernel(_pairs_lower))
 
 
+@rewrite_node("et_vk.apply_rotary_emb.default", _rotary_shape, supports=supports_attention)
 def _expand_rotary(builder: Builder, node: Node) -> tuple[Value, Value]:
     cos, sin = node.tensor("freqs_cos"), node.tensor("freqs_sin")
     xq, xk = (builder.purevk.rotate_pairs(node.tensor(name), cos, sin) for name in ("xq", "xk"))
     return xq, xk
-
-
-define("et_vk.apply_rotary_emb.default", _rotary_shape, Rewrite(_expand_rotary, supports_attention))
 
 
 # -- halves (Hugging Face's form) -----------------------------------------------------------------
@@ -152,6 +150,7 @@ def _hf_shape(
     return xq, xk
 
 
+@rewrite_node("et_vk.apply_rotary_emb_hf.default", _hf_shape, supports=_supports)
 def _expand_hf(builder: Builder, node: Node) -> tuple[Value, ...]:
     """Angles [rows, R] rotate x [B, S, H, D]. Angles [B, S, R] rotate x [B, H, S, D]: these are the
     shapes in transformers, and executorch takes them for the same pattern."""
@@ -189,9 +188,6 @@ def _rotate_heads(
     return builder.aten.permute(rotated, (0, 2, 1, 3))
 
 
-define("et_vk.apply_rotary_emb_hf.default", _hf_shape, Rewrite(_expand_hf, _supports))
-
-
 # -- angles computed from positions --------------------------------------------------------------
 _FLOATS = (DType.float32, DType.float16, DType.bfloat16)
 
@@ -209,6 +205,13 @@ def _rope_shape(x: TensorType, position_ids: TensorType, inv_freq: TensorType) -
     return x
 
 
+def _supports_rope(node: Node, traits: DeviceTraits) -> str | None:
+    dtype = node.tensor("x").type.dtype
+    return None if dtype in _FLOATS else f"no kernel for {dtype.name}"
+
+
+# The operator of executorch's native backend.
+@rewrite_node("native.rope.default", _rope_shape, supports=_supports_rope)
 def _expand_rope(builder: Builder, node: Node) -> Value:
     """Angles in float32; their cosines and sines in the dtype of x."""
     x, aten = node.tensor("x"), builder.aten
@@ -232,15 +235,6 @@ def _expand_rope(builder: Builder, node: Node) -> Value:
     return aten._to_copy(rotated, dtype)
 
 
-def _supports_rope(node: Node, traits: DeviceTraits) -> str | None:
-    dtype = node.tensor("x").type.dtype
-    return None if dtype in _FLOATS else f"no kernel for {dtype.name}"
-
-
-# The operator of executorch's native backend.
-define("native.rope.default", _rope_shape, Rewrite(_expand_rope, _supports_rope))
-
-
 # -- pairs with interleaved angles ---------------------------------------------------------------
 def _interleaved_shape(x: TensorType, freqs_cis: TensorType) -> TensorType:
     if x.rank != 3 or freqs_cis.numel != x.dims[1] * x.dims[2]:
@@ -248,6 +242,7 @@ def _interleaved_shape(x: TensorType, freqs_cis: TensorType) -> TensorType:
     return x
 
 
+@rewrite_node("et_vk.apply_rotary_emb_interleaved.default", _interleaved_shape, supports=_supports)
 def _expand_interleaved(builder: Builder, node: Node) -> Value:
     """x [B, N, C]; the angles, of any shape, are N rows of C / 2 pairs (cos, sin)."""
     x, angles = node.tensor("x"), node.tensor("freqs_cis")
@@ -258,18 +253,12 @@ def _expand_interleaved(builder: Builder, node: Node) -> Value:
     return builder.aten.view(builder.purevk.rotate_pairs(heads, cos, sin), x.type.dims)
 
 
-define(
-    "et_vk.apply_rotary_emb_interleaved.default",
-    _interleaved_shape,
-    Rewrite(_expand_interleaved, _supports),
-)
-
-
 # -- anchor points -------------------------------------------------------------------------------
 def _priors_shape(x: TensorType, stride: int, offset: float) -> TensorType:
     return TensorType(DType.float32, (x.dims[-2] * x.dims[-1], 2))
 
 
+@rewrite_node("et_vk.grid_priors.default", _priors_shape)
 def _expand_priors(builder: Builder, node: Node) -> Value:
     """(x, y) of every pixel, row by row: (index + offset) * stride."""
     stride, offset = node.int("stride"), node.float("offset")
@@ -287,6 +276,3 @@ def _expand_priors(builder: Builder, node: Node) -> Value:
 
     pair = (points(width, (1, width, 1)), points(height, (height, 1, 1)))
     return builder.aten.view(builder.aten.cat(pair, dim=2), (height * width, 2))
-
-
-define("et_vk.grid_priors.default", _priors_shape, Rewrite(_expand_priors))

@@ -22,7 +22,7 @@ from purevk.ops.complex.split import (
 )
 from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
 from purevk.ops.promotion import real_dtype, result_type
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import ShapeError, define, rewrite_node
 from purevk.ops.shapes import broadcast_of
 
 
@@ -113,27 +113,8 @@ def _same(x: TensorType) -> TensorType:
     return x
 
 
-def _alias(builder: Builder, node: Node) -> Value:
-    return node.tensor("x")
-
-
-define(
-    "aten._conj.default",
-    _same,
-    Rewrite(_alias),
-    names=(
-        "aten._conj_copy.default",
-        "aten.conj.default",
-        "aten._conj_physical.default",
-        "aten.conj_physical.default",
-    ),
-)
-define("aten.resolve_conj.default", _same, Rewrite(_alias), names=("aten.resolve_neg.default",))
-define(
-    "aten._neg_view.default",
-    _same,
-    Rewrite(lambda builder, node: builder.aten.neg(node.tensor("x"))),
-    names=("aten._neg_view_copy.default",),
+rewrite_node("aten._neg_view.default", _same, "aten._neg_view_copy.default")(
+    lambda builder, node: builder.aten.neg(node.tensor("x"))
 )
 for _name, _function in _FUNCTIONS.items():
     apply_by(f"aten.{_name}.default")(_unary(_function))
@@ -144,7 +125,20 @@ def _part_shape(x: TensorType) -> TensorType:
     return x.with_dtype(real_dtype(x.dtype))
 
 
-define("aten.real.default", _part_shape, Rewrite(_alias))
+@rewrite_node("aten.real.default", _part_shape)
+@rewrite_node("aten.resolve_conj.default", _same, "aten.resolve_neg.default")
+@rewrite_node(
+    "aten._conj.default",
+    _same,
+    "aten._conj_copy.default",
+    "aten.conj.default",
+    "aten._conj_physical.default",
+    "aten.conj_physical.default",
+)
+def _alias(builder: Builder, node: Node) -> Value:
+    return node.tensor("x")
+
+
 define("aten.imag.default", _part_shape, BY_RULE)
 
 

@@ -10,11 +10,17 @@ from purevk.ops.conv.convolution import NAME
 from purevk.ops.conv.convolution_nd import expand as expand_others
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.conv.whole import expand_whole
-from purevk.ops.registry import Rewrite, define
+from purevk.ops.registry import rewrite_node
 
 _FEW_CHANNELS = 4  # up to which windows side by side become channels
 
 
+@rewrite_node(
+    "aten.convolution.default",
+    convolution_shape,
+    "aten._convolution.default",
+    supports=refuse_convolution,
+)
 def _expand_convolution(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     spatial = weight.type.rank - 2
@@ -79,14 +85,6 @@ def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Val
     return image, builder.aten.view(weight, (out, channels * kh * kw, 1, 1))
 
 
-define(
-    "aten.convolution.default",
-    convolution_shape,
-    Rewrite(_expand_convolution, refuse_convolution),
-    names=("aten._convolution.default",),
-)
-
-
 def _clamped_shape(
     x: TensorType,
     weight: TensorType,
@@ -105,6 +103,7 @@ def _clamped_shape(
     )
 
 
+@rewrite_node("et_vk.conv_with_clamp.default", _clamped_shape, supports=refuse_convolution)
 def _expand_clamped(builder: Builder, node: Node) -> Value:
     low, high = node.optional_float("output_min"), node.optional_float("output_max")
     result = builder.aten.convolution(*node.args[:9])
@@ -114,8 +113,3 @@ def _expand_clamped(builder: Builder, node: Node) -> Value:
     if low is None and high is None:
         return result
     return builder.aten.clamp(result, low, high)
-
-
-define(
-    "et_vk.conv_with_clamp.default", _clamped_shape, Rewrite(_expand_clamped, refuse_convolution)
-)

@@ -14,7 +14,7 @@ from purevk.ops.creation.shapes import like, sized
 from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.promotion import wide_type
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import Rewrite, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
 
 Real = Size | float
@@ -39,22 +39,13 @@ def _filled(builder: Builder, node: Node, number: Value | Scalar) -> Value:
     return constant(builder, number, node.result.type.dims, node.result.type.dtype)
 
 
-def _expand_full(builder: Builder, node: Node) -> Value:
-    return _filled(builder, node, node.tensor_or_scalar("fill_value"))
-
-
-define("aten.full.default", _full_shape, Rewrite(_expand_full))
-
-
 @signature("s, dtype=None, layout=None, device=None, pin_memory=None")
 def _scalar_tensor_shape(dtype: DType | None) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
 
-define(
-    "aten.scalar_tensor.default",
-    _scalar_tensor_shape,
-    Rewrite(lambda builder, node: _filled(builder, node, node.tensor_or_scalar("s"))),
+rewrite_node("aten.scalar_tensor.default", _scalar_tensor_shape)(
+    lambda builder, node: _filled(builder, node, node.tensor_or_scalar("s"))
 )
 
 
@@ -65,7 +56,10 @@ def _full_like_shape(x: TensorType, dtype: DType | None) -> TensorType:
     return x.with_dtype(dtype or x.dtype)
 
 
-define("aten.full_like.default", _full_like_shape, Rewrite(_expand_full))
+@rewrite_node("aten.full_like.default", _full_like_shape)
+@rewrite_node("aten.full.default", _full_shape)
+def _expand_full(builder: Builder, node: Node) -> Value:
+    return _filled(builder, node, node.tensor_or_scalar("fill_value"))
 
 
 def _constant(name: str, number: int) -> None:
@@ -105,6 +99,7 @@ def _as_integers(numbers: Sequence[Real]) -> list[Size]:
     ]
 
 
+@rewrite_node("aten.arange.start_step", _arange_shape)
 def _expand_arange(builder: Builder, node: Node) -> Value:
     start, step = node.scalar("start"), node.scalar("step")
     out = node.result.type
@@ -123,25 +118,18 @@ def _expand_arange(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(number, out.dtype)
 
 
-define("aten.arange.start_step", _arange_shape, Rewrite(_expand_arange))
-
-
 @signature("start, end, dtype=None, layout=None, device=None, pin_memory=None")
 def _arange_start_shape(start: Real, end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(start, end, 1, dtype)
 
 
-define(
-    "aten.arange.start",
-    _arange_start_shape,
-    Rewrite(
-        lambda builder, node: builder.aten.arange.start_step(
-            node.scalar("start"),
-            node.scalar("end"),
-            step=1,
-            dtype=node.result.type.dtype,
-        )
-    ),
+rewrite_node("aten.arange.start", _arange_start_shape)(
+    lambda builder, node: builder.aten.arange.start_step(
+        node.scalar("start"),
+        node.scalar("end"),
+        step=1,
+        dtype=node.result.type.dtype,
+    )
 )
 
 
@@ -150,14 +138,10 @@ def _arange_end_shape(end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 
 
-define(
-    "aten.arange.default",
-    _arange_end_shape,
-    Rewrite(
-        lambda builder, node: builder.aten.arange.start_step(
-            0, node.scalar("end"), step=1, dtype=node.result.type.dtype
-        )
-    ),
+rewrite_node("aten.arange.default", _arange_end_shape)(
+    lambda builder, node: builder.aten.arange.start_step(
+        0, node.scalar("end"), step=1, dtype=node.result.type.dtype
+    )
 )
 
 
@@ -168,6 +152,7 @@ def _repeat_shape(x: TensorType, repeats: Sequence[Size]) -> TensorType:
     )
 
 
+@rewrite_node("aten.repeat.default", _repeat_shape, moves=Moves.SOME)
 def _expand_repeat(builder: Builder, node: Node) -> Value:
     x, repeats = node.tensor("x"), node.sizes("repeats")
     sizes = ((1,) * (len(repeats) - x.type.rank)) + tuple(x.type.dims)
@@ -177,6 +162,3 @@ def _expand_repeat(builder: Builder, node: Node) -> Value:
         tuple(s for size, count in zip(sizes, repeats) for s in (count, size)),
     )
     return builder.aten.view(wide, node.result.type.dims)
-
-
-define("aten.repeat.default", _repeat_shape, Rewrite(_expand_repeat), moves=Moves.SOME)

@@ -10,7 +10,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
 from purevk.ops.promotion import result_type, wide_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import ShapeError, rewrite_node
 from purevk.ops.shapes import broadcast_of
 from purevk.ops.signatures import signature
 
@@ -73,13 +73,11 @@ def _register(kind: str) -> None:
         *convolution, other = node.args  # those of aten.convolution, then the other operand
         return builder.emit(full, builder.aten.convolution(*convolution), other)
 
-    define(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape, Rewrite(then_clamp))
-    define(f"et_vk.clamp_with_binary_{kind}.default", _clamp_first_shape, Rewrite(clamp_first))
-    define(
-        f"et_vk.conv_with_binary_{kind}.default",
-        _convolved_shape,
-        Rewrite(convolved, refuse_convolution),
-    )
+    rewrite_node(f"et_vk.binary_{kind}_with_clamp.default", _sum_shape)(then_clamp)
+    rewrite_node(f"et_vk.clamp_with_binary_{kind}.default", _clamp_first_shape)(clamp_first)
+    rewrite_node(
+        f"et_vk.conv_with_binary_{kind}.default", _convolved_shape, supports=refuse_convolution
+    )(convolved)
 
 
 for _kind in ("add", "sub", "mul", "div"):
@@ -96,6 +94,7 @@ def _int4_shape(
     return x.with_dims((*x.dims[:-1], mat2.dims[0]))
 
 
+@rewrite_node("et_vk.linear_weight_int4.default", _int4_shape)
 def _expand_int4(builder: Builder, node: Node) -> Value:
     """The weight is (quantized value - 8) * scale + zero. So the zeros of a group are multiplied by
     the sum of its columns of x."""
@@ -119,6 +118,3 @@ def _expand_int4(builder: Builder, node: Node) -> Value:
     of_zeros = builder.purevk.unrounded_matmul(sums, zeros)
     made = builder.aten.add.Tensor(linear, of_zeros)
     return builder.aten._to_copy(made, node.result.type.dtype)
-
-
-define("et_vk.linear_weight_int4.default", _int4_shape, Rewrite(_expand_int4))

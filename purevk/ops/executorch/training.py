@@ -12,7 +12,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.matmul import by_rows
 from purevk.ops.quantized.operands import dense_rows, supports, whole
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -26,6 +26,7 @@ def _loss_shape(
     return logits.with_dims(()), logits
 
 
+@rewrite_node("et_vk.fused_ce.default", _loss_shape, supports=supports)
 def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     """The sum of log(sum(exp(logits))) - logits[label] over all rows, divided by `n_valid`, and its
     gradient. Rows with a label below 0 are left out."""
@@ -47,9 +48,6 @@ def _expand_loss(builder: Builder, node: Node) -> tuple[Value, Value]:
     return loss, builder.aten.where.self(is_valid, gradient, y=0.0)
 
 
-define("et_vk.fused_ce.default", _loss_shape, Rewrite(_expand_loss, supports))
-
-
 # -- optimizer -----------------------------------------------------------------------------------
 @signature(
     "param, m, v, grad, lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2"
@@ -60,6 +58,7 @@ def _adamw_shape(
     return param, m, v
 
 
+@rewrite_node("et_vk.adamw_step.default", _adamw_shape, supports=supports, mutates=(0, 1, 2))
 def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     """One step. It writes the parameter and both moments in place."""
     names = ("param", "m", "v", "grad")
@@ -85,11 +84,6 @@ def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
     return made
 
 
-define(
-    "et_vk.adamw_step.default", _adamw_shape, Rewrite(_expand_adamw, supports), mutates=(0, 1, 2)
-)
-
-
 # -- gradients of linear layers ------------------------------------------------------------------
 def _flat(builder: Builder, x: Value) -> Value:
     return builder.aten.view(x, (_dims.product(x.type.dims[:-1]), x.type.dims[-1]))
@@ -99,12 +93,11 @@ def _weight_shape(d_out: TensorType, x: TensorType) -> TensorType:
     return d_out.with_dims((d_out.dims[-1], x.dims[-1]))
 
 
+@rewrite_node("et_vk.linear_dW.default", _weight_shape, supports=supports)
 def _expand_weight(builder: Builder, node: Node) -> Value:
     gradient, x = (_flat(builder, node.tensor(name)) for name in ("d_out", "x"))
     return builder.aten.mm(builder.aten.permute(gradient, (1, 0)), x)
 
-
-define("et_vk.linear_dW.default", _weight_shape, Rewrite(_expand_weight, supports))
 
 BACKWARD = "purevk.quantized_backward"
 
@@ -171,6 +164,12 @@ def _input_shape(
     return d_out.with_dims((*d_out.dims[:-1], weights.dims[1] * 2))
 
 
+def _refuse_odd_groups(node: Node, traits: DeviceTraits) -> str | None:
+    group = node.int("group_size")
+    return f"no kernel for groups of {group}" if group % 4 else supports(node, traits)
+
+
+@rewrite_node("et_vk.linear_q4gsw_backward.default", _input_shape, supports=_refuse_odd_groups)
 def _expand_input(builder: Builder, node: Node) -> Value:
     weight = node.tensor("weights")
     scales = node.tensor("weight_scales")
@@ -185,16 +184,6 @@ def _expand_input(builder: Builder, node: Node) -> Value:
     return builder.aten.view(gradient, node.result.type.dims)
 
 
-def _refuse_odd_groups(node: Node, traits: DeviceTraits) -> str | None:
-    group = node.int("group_size")
-    return f"no kernel for groups of {group}" if group % 4 else supports(node, traits)
-
-
-define(
-    "et_vk.linear_q4gsw_backward.default", _input_shape, Rewrite(_expand_input, _refuse_odd_groups)
-)
-
-
 # -- quantizing a weight again -------------------------------------------------------------------
 def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> TensorType:
     if latent.rank != 2 or scales.rank != 2:
@@ -202,6 +191,7 @@ def _requant_shape(latent: TensorType, scales: TensorType, group_size: int) -> T
     return TensorType(DType.uint8, (latent.dims[0], (latent.dims[1] + 1) // 2))
 
 
+@rewrite_node("et_vk.q4gsw_requant.default", _requant_shape, supports=supports)
 def _expand_requant(builder: Builder, node: Node) -> Value:
     """Two values in a byte, that of the even column in the low nibble. Scales are [groups, rows or
     more]; values with scale 0 become those of 0."""
@@ -235,6 +225,3 @@ def _expand_requant(builder: Builder, node: Node) -> Value:
         last = builder.aten.slice.Tensor(low, dim=1, start=pairs, end=pairs + 1)
         made = builder.aten.cat((made, last), dim=1)
     return made
-
-
-define("et_vk.q4gsw_requant.default", _requant_shape, Rewrite(_expand_requant, supports))

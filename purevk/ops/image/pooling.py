@@ -17,7 +17,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
 from purevk.ops.conv.nchw import runs_in_nchw
 from purevk.ops.image_layout import NHWC, LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
-from purevk.ops.registry import Kernel, Order, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, Order, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -342,18 +342,14 @@ def _emit(
     return tuple(_like(builder, value, result) for value, result in zip(made, node.results))
 
 
-def _expand_max(builder: Builder, node: Node) -> tuple[Value, ...]:
-    return _emit(builder, node, False, node.ints("dilation", 2))
-
-
 def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
     return traits.too_long(*node.ints("kernel_size", 2))
 
 
-define("aten.max_pool2d.default", _max_shape, Rewrite(_expand_max, _refuse_long))
-define(
-    "aten.max_pool2d_with_indices.default", _max_indices_shape, Rewrite(_expand_max, _refuse_long)
-)
+@rewrite_node("aten.max_pool2d_with_indices.default", _max_indices_shape, supports=_refuse_long)
+@rewrite_node("aten.max_pool2d.default", _max_shape, supports=_refuse_long)
+def _expand_max(builder: Builder, node: Node) -> tuple[Value, ...]:
+    return _emit(builder, node, False, node.ints("dilation", 2))
 
 
 @signature(
@@ -367,14 +363,16 @@ def _average_shape(
     return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))
 
 
+@rewrite_node("aten.avg_pool2d.default", _average_shape, supports=_refuse_long)
 def _expand_average(builder: Builder, node: Node) -> tuple[Value, ...]:
     divisor = node.optional_int("divisor_override") or 0
     return _emit(builder, node, True, (1, 1), node.bool("count_include_pad"), divisor)
 
 
-define("aten.avg_pool2d.default", _average_shape, Rewrite(_expand_average, _refuse_long))
-
-
+@rewrite_node(
+    "aten.max_pool2d_with_indices_backward.default",
+    lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x,
+)
 def _expand_max_backward(builder: Builder, node: Node) -> Value:
     """Gradients are added up at the elements that were the maxima."""
     slopes, x, indices = node.tensor("slopes"), node.tensor("x"), node.tensor("indices")
@@ -386,10 +384,3 @@ def _expand_max_backward(builder: Builder, node: Node) -> Value:
     zeros = builder.aten.full((*lead, height * width), fill_value=0, dtype=x.type.dtype)
     made = builder.aten.scatter_add(zeros, len(lead), *flat)
     return builder.aten.view(made, x.type.dims)
-
-
-define(
-    "aten.max_pool2d_with_indices_backward.default",
-    lambda slopes, x, kernel_size, stride, padding, dilation, ceil_mode, indices: x,
-    Rewrite(_expand_max_backward),
-)

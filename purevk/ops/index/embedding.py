@@ -9,7 +9,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.index.check import check
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
 from purevk.ops.map import mapped, mapped_all
-from purevk.ops.registry import Rewrite, ShapeError, define, rewrite
+from purevk.ops.registry import ShapeError, rewrite, rewrite_node
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -22,6 +22,7 @@ def _embedding_shape(weight: TensorType, indices: TensorType) -> TensorType:
     return weight.with_dims((*indices.dims, weight.dims[1]))
 
 
+@rewrite_node("aten.embedding.default", _embedding_shape, supports=refuse_index, moves=Moves.SOME)
 def _expand_embedding(builder: Builder, node: Node) -> Value:
     weight, indices = node.tensor("weight"), node.tensor("indices")
     rows, width = weight.type.dims
@@ -52,14 +53,6 @@ def _embedding_in_parts(
     if made is None:
         raise ShapeError("an embedding table has no rows")
     return made
-
-
-define(
-    "aten.embedding.default",
-    _embedding_shape,
-    Rewrite(_expand_embedding, refuse_index),
-    moves=Moves.SOME,
-)
 
 
 # -- bags of embeddings --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
 from purevk.ops.index.data_dependent import index_by_mask, masked_types
 from purevk.ops.index.masked import MASKS, is_mask
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, UnknownSizes, define
+from purevk.ops.registry import Kernel, ShapeError, UnknownSizes, define, rewrite_node
 from purevk.ops.shapes import broadcast, is_empty, wrap
 from purevk.tuning import DeviceProfile, DeviceTraits
 
@@ -237,6 +237,9 @@ def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorTyp
     return x.with_dims((*x.dims[:at], length, *x.dims[at + 1 :]))
 
 
+@rewrite_node(
+    "aten.index_select.default", _index_select_shape, supports=refuse_index, moves=Moves.SOME
+)
 def _expand_index_select(builder: Builder, node: Node) -> Value:
     x, index = node.tensor("x"), node.tensor("index")
     rank = x.type.rank
@@ -251,14 +254,6 @@ def _expand_index_select(builder: Builder, node: Node) -> Value:
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
 
 
-define(
-    "aten.index_select.default",
-    _index_select_shape,
-    Rewrite(_expand_index_select, refuse_index),
-    moves=Moves.SOME,
-)
-
-
 def _gather_aten_shape(
     x: TensorType, dim: int, index: TensorType, sparse_grad: bool = False
 ) -> TensorType:
@@ -266,6 +261,7 @@ def _gather_aten_shape(
     return x.with_dims(index.dims)
 
 
+@rewrite_node("aten.gather.default", _gather_aten_shape, supports=refuse_index, moves=Moves.SOME)
 def _expand_gather(builder: Builder, node: Node) -> Value:
     x, index = node.tensor("x"), node.tensor("index")
     if not x.type.rank or not index.type.rank:
@@ -280,14 +276,6 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
         selected=(at,),
     )
     return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
-
-
-define(
-    "aten.gather.default",
-    _gather_aten_shape,
-    Rewrite(_expand_gather, refuse_index),
-    moves=Moves.SOME,
-)
 
 
 class _Indexed(NamedTuple):
@@ -334,6 +322,7 @@ def _refuse_index_tensor(node: Node, traits: DeviceTraits) -> str | None:
     return "no kernel for a boolean index among others" if len(given) > 1 else None
 
 
+@rewrite_node("aten.index.Tensor", _index_shape, supports=_refuse_index_tensor, moves=Moves.SOME)
 def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
     x, indices = node.tensor("x"), node.optional_tensors("indices")
     if any(is_mask(index) for index in indices):
@@ -344,11 +333,3 @@ def _expand_index(builder: Builder, node: Node) -> Value | tuple[Value, ...]:
     types = [None if index is None else index.type for index in indices]
     sizes, dims = _indexed(x.type, types)
     return builder.emit(NAME, x, tuple(chosen), sizes, dims)
-
-
-define(
-    "aten.index.Tensor",
-    _index_shape,
-    Rewrite(_expand_index, _refuse_index_tensor),
-    moves=Moves.SOME,
-)

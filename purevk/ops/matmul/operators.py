@@ -14,7 +14,7 @@ from purevk.ops.map import mapped
 from purevk.ops.matmul.choice import both_half
 from purevk.ops.matmul.matmul import KERNEL_TYPES, NAME, check_kinds, is_of_columns, matmul_type
 from purevk.ops.promotion import promote_types
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import ShapeError, define, rewrite_node
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 
@@ -33,12 +33,10 @@ def _multiply(builder: Builder, a: Value, b: Value, unrounded: bool = False) -> 
     return multiply_elements(builder, a, b, dtype)
 
 
+@rewrite_node("aten.bmm.default", matmul_type)
+@rewrite_node("aten.mm.default", matmul_type, rowwise=of_matmul)
 def _expand_mm(builder: Builder, node: Node) -> Value:
     return _multiply(builder, node.tensor("a"), node.tensor("b"))
-
-
-define("aten.mm.default", matmul_type, Rewrite(_expand_mm), rowwise=of_matmul)
-define("aten.bmm.default", matmul_type, Rewrite(_expand_mm))
 
 
 def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
@@ -51,6 +49,7 @@ def _int_mm_shape(x: TensorType, y: TensorType) -> TensorType:
     return matmul_type(x, y).with_dtype(DType.int32)
 
 
+@rewrite_node("aten._int_mm.default", _int_mm_shape)
 def _expand_int_mm(builder: Builder, node: Node) -> Value:
     x, y = (builder.aten._to_copy(node.tensor(name), DType.int32) for name in "xy")
     return builder.aten.mm(x, y)
@@ -67,7 +66,6 @@ def _scaled_mm_shape(x: TensorType, y: TensorType, out_dtype: DType | None) -> T
 
 # `passes/float8.py` replaces it: no kernel takes 8-bit floats.
 define("aten._scaled_mm.default", _scaled_mm_shape, None)
-define("aten._int_mm.default", _int_mm_shape, Rewrite(_expand_int_mm))
 
 
 def matmul_shape(a: TensorType, b: TensorType) -> TensorType:
@@ -87,17 +85,15 @@ def _unrounded_shape(a: TensorType, b: TensorType) -> TensorType:
     return result.with_dtype(DType.float32) if result.dtype in ROUND else result
 
 
+# For operators that compute further before they round.
+@rewrite_node(_UNROUNDED_MATMUL, _unrounded_shape)
+@rewrite_node("aten.matmul.default", matmul_shape, rowwise=of_matmul)
 def _expand_matmul(builder: Builder, node: Node) -> Value:
     a, b = node.tensor("a"), node.tensor("b")
     left = a if a.type.rank > 1 else builder.aten.view(a, (1, *a.type.dims))
     right = b if b.type.rank > 1 else builder.aten.view(b, (*b.type.dims, 1))
     result = _multiply(builder, left, right, node.op == _UNROUNDED_MATMUL)
     return builder.aten.view(result, node.result.type.dims)
-
-
-define("aten.matmul.default", matmul_shape, Rewrite(_expand_matmul), rowwise=of_matmul)
-# For operators that compute further before they round.
-define(_UNROUNDED_MATMUL, _unrounded_shape, Rewrite(_expand_matmul))
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
@@ -110,6 +106,7 @@ def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = N
     return result
 
 
+@rewrite_node("aten.linear.default", _linear_shape, rowwise=of_linear)
 def _expand_linear(builder: Builder, node: Node) -> Value:
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
     if weight.type.rank == 1:  # one column, without a dim of its own
@@ -165,9 +162,6 @@ def _linear_in_parts(
     return builder.aten.cat(tuple(parts), dim=1)
 
 
-define("aten.linear.default", _linear_shape, Rewrite(_expand_linear), rowwise=of_linear)
-
-
 def _addmm_shape(
     bias: TensorType, a: TensorType, b: TensorType, beta: Scalar = 1, alpha: Scalar = 1
 ) -> TensorType:
@@ -175,6 +169,7 @@ def _addmm_shape(
     return matmul_type(a, b)
 
 
+@rewrite_node("aten.addmm.default", _addmm_shape, rowwise=of_addmm)
 def _expand_addmm(builder: Builder, node: Node) -> Value:
     bias, a, b = node.tensor("bias"), node.tensor("a"), node.tensor("b")
     beta, alpha = node.tensor_or_scalar("beta"), node.tensor_or_scalar("alpha")
@@ -191,9 +186,6 @@ def _expand_addmm(builder: Builder, node: Node) -> Value:
     if not (static and beta == 0):  # the bias may be infinite
         result = builder.aten.add.Tensor(result, bias, beta)
     return builder.aten._to_copy(result, node.result.type.dtype)
-
-
-define("aten.addmm.default", _addmm_shape, Rewrite(_expand_addmm), rowwise=of_addmm)
 
 
 def multiply_elements(builder: Builder, a: Value, b: Value, dtype: DType) -> Value:

@@ -32,7 +32,7 @@ from purevk.ops.quantized.operands import (
     whole,
     whole_or_none,
 )
-from purevk.ops.registry import Kernel, Order, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, Order, ShapeError, define, rewrite_node
 from purevk.ops.shapes import is_empty
 
 NAME = "purevk.quantized_conv2d"
@@ -376,22 +376,18 @@ def _q8ta_shape(
     return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
 
 
+@rewrite_node(
+    "et_vk.q8ta_conv2d.default",
+    _q8ta_shape,
+    "et_vk.q8ta_conv2d_pw.default",
+    "et_vk.q8ta_conv2d_dw.default",
+    "et_vk.conv2d_q8ta_q8csw_q8to.default",
+    "et_vk.conv2d_q8ta_q8csw_q8to_dw.default",
+    supports=supports,
+)
 def _expand_q8ta(builder: Builder, node: Node) -> Value:
     x, scales = node.tensor("x"), node.tensor("weight_scales")
     return _emit(builder, node, x, scales, GroupedWindow.of(node), _output_of(node))
-
-
-define(
-    "et_vk.q8ta_conv2d.default",
-    _q8ta_shape,
-    Rewrite(_expand_q8ta, supports),
-    names=(
-        "et_vk.q8ta_conv2d_pw.default",
-        "et_vk.q8ta_conv2d_dw.default",
-        "et_vk.conv2d_q8ta_q8csw_q8to.default",
-        "et_vk.conv2d_q8ta_q8csw_q8to_dw.default",
-    ),
-)
 
 
 def _transposed_shape(
@@ -417,17 +413,13 @@ def _transposed_shape(
     return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
 
 
+@rewrite_node("et_vk.q8ta_conv2d_transposed.default", _transposed_shape, supports=supports)
 def _expand_transposed(builder: Builder, node: Node) -> Value:
     window = replace(
         GroupedWindow.of(node), transposed=True, output_padding=_pair(node.ints("output_padding"))
     )
     scales = node.tensor("weight_scales")
     return _emit(builder, node, node.tensor("x"), scales, window, _output_of(node))
-
-
-define(
-    "et_vk.q8ta_conv2d_transposed.default", _transposed_shape, Rewrite(_expand_transposed, supports)
-)
 
 
 def _float_shape(
@@ -448,10 +440,8 @@ def _float_shape(
     return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, None, x.dtype)
 
 
+@rewrite_node("et_vk.conv2d_q8ta_q8csw.default", _float_shape, supports=supports)
 def _expand_float(builder: Builder, node: Node) -> Value:
     scale, zero = node.float("input_scale"), node.int("input_zero_point")
     x = emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
     return _emit(builder, node, x, node.tensor("weight_scales"), GroupedWindow.of(node), None)
-
-
-define("et_vk.conv2d_q8ta_q8csw.default", _float_shape, Rewrite(_expand_float, supports))

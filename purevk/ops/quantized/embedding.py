@@ -14,7 +14,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.matmul import by_rows, check_parameters
 from purevk.ops.quantized.operands import has_dense_rows, refuse_dtypes, split_rows, whole
 from purevk.ops.quantized.quantize import FileDType
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.shapes import is_empty
 from purevk.tuning import DeviceTraits
 
@@ -189,6 +189,9 @@ def _table_shape(
     return _rows(weight, scales, minimums, indices, bits, dtype)
 
 
+# Rows of a table of int8, or of 4 bits as in `purevk.quantized_linear`, with scales and minimums
+# [V] or [V, groups].
+@rewrite_node("purevk.quantized_table", _table_shape, supports=supports)
 def _expand_table(builder: Builder, node: Node) -> Value:
     return emit_embedding(
         builder,
@@ -201,11 +204,6 @@ def _expand_table(builder: Builder, node: Node) -> Value:
         node.dtype("dtype"),
         node.optional_tensor("minimums"),
     )
-
-
-# Rows of a table of int8, or of 4 bits as in `purevk.quantized_linear`, with scales and minimums
-# [V] or [V, groups].
-define("purevk.quantized_table", _table_shape, Rewrite(_expand_table, supports))
 
 
 # -- et_vk ---------------------------------------------------------------------------------------
@@ -223,6 +221,7 @@ def _q4gsw_shape(
     return result
 
 
+@rewrite_node("et_vk.embedding_q4gsw.default", _q4gsw_shape, supports=supports)
 def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     return emit_embedding(
         builder,
@@ -234,9 +233,6 @@ def _expand_q4gsw(builder: Builder, node: Node) -> Value:
         not node.bool("is_linear_weight"),
         node.result.type.dtype,
     )
-
-
-define("et_vk.embedding_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -266,7 +262,7 @@ def _register(name: str, bits: int) -> None:
         )
 
     full = f"quantized_decomposed.{name}"
-    define(f"{full}.default", shape, Rewrite(expand, _signed_or_packed), names=(f"{full}.dtype",))
+    rewrite_node(f"{full}.default", shape, f"{full}.dtype", supports=_signed_or_packed)(expand)
 
 
 def _signed_or_packed(node: Node, traits: DeviceTraits) -> str | None:

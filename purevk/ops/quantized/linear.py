@@ -16,7 +16,7 @@ from purevk.ops.quantized.matmul import (
     emit_linear,
 )
 from purevk.ops.quantized.operands import INT8, OutputQuantization, supports
-from purevk.ops.registry import Rewrite, ShapeError, define
+from purevk.ops.registry import ShapeError, rewrite_node
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -42,6 +42,9 @@ def _linear_shape(
     return _result(x, weight, scales, bias, minimums)
 
 
+# A linear layer with a weight of int8 or of 4 bits (the low nibble of a byte has the even column,
+# as value + 8), scales and minimums [N] or [N, groups], and float activations.
+@rewrite_node("purevk.quantized_linear", _linear_shape, supports=supports)
 def _expand_linear(builder: Builder, node: Node) -> Value:
     weight, minimums = node.tensor("weight"), node.optional_tensor("minimums")
     rows = weight.type.dims[0]
@@ -58,21 +61,18 @@ def _expand_linear(builder: Builder, node: Node) -> Value:
     )
 
 
-# A linear layer with a weight of int8 or of 4 bits (the low nibble of a byte has the even column,
-# as value + 8), scales and minimums [N] or [N, groups], and float activations.
-define("purevk.quantized_linear", _linear_shape, Rewrite(_expand_linear, supports))
-
-
 def _by_channel_shape(x: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
     return _result(x, weight, scales)
 
 
+@rewrite_node("aten._weight_int8pack_mm.default", _by_channel_shape, supports=supports)
 def _expand_int8pack(builder: Builder, node: Node) -> Value:
     weight = node.tensor("weight")
     scales = by_rows(builder, node.tensor("scales"), weight.type.dims[0])
     return emit_linear(builder, node.tensor("x"), weight, scales, dtype=node.result.type.dtype)
 
 
+@rewrite_node("et_vk.linear_qcs4w.default", _by_channel_shape, supports=supports)
 def _expand_qcs4w(builder: Builder, node: Node) -> Value:
     weight = node.tensor("weight")
     return emit_linear(
@@ -84,10 +84,6 @@ def _expand_qcs4w(builder: Builder, node: Node) -> Value:
         high_first=True,
         dtype=node.result.type.dtype,
     )
-
-
-define("aten._weight_int8pack_mm.default", _by_channel_shape, Rewrite(_expand_int8pack, supports))
-define("et_vk.linear_qcs4w.default", _by_channel_shape, Rewrite(_expand_qcs4w, supports))
 
 
 def _q4gsw_shape(
@@ -117,6 +113,7 @@ def _check_parameters(
         check_rows(weights.dims[0], bias.numel)
 
 
+@rewrite_node("et_vk.linear_q4gsw.default", _q4gsw_shape, supports=supports)
 def _expand_q4gsw(builder: Builder, node: Node) -> Value:
     weight = node.tensor("weights")
     scales = node.tensor("weight_scales")
@@ -130,9 +127,6 @@ def _expand_q4gsw(builder: Builder, node: Node) -> Value:
         bias=node.optional_tensor("bias"),
         dtype=node.result.type.dtype,
     )
-
-
-define("et_vk.linear_q4gsw.default", _q4gsw_shape, Rewrite(_expand_q4gsw, supports))
 
 
 # -- quantized_decomposed ------------------------------------------------------------------------
@@ -153,6 +147,15 @@ def _refuse_zero_points(node: Node, traits: DeviceTraits) -> str | None:
     return supports(node, traits)
 
 
+@signature("x, weight, weight_scales, weight_zero_points")
+def _mixed_mm_shape(x: TensorType, weight: TensorType) -> TensorType:
+    return x.with_dims((*x.dims[:-1], weight.dims[1]))
+
+
+_SPACE = "quantized_decomposed"
+
+
+@rewrite_node(f"{_SPACE}.mixed_linear.default", _mixed_linear_shape, supports=_refuse_zero_points)
 def _expand_mixed_linear(builder: Builder, node: Node) -> Value:
     weight = node.tensor("weight")
     rows, columns = weight.type.dims
@@ -163,27 +166,12 @@ def _expand_mixed_linear(builder: Builder, node: Node) -> Value:
     )
 
 
-@signature("x, weight, weight_scales, weight_zero_points")
-def _mixed_mm_shape(x: TensorType, weight: TensorType) -> TensorType:
-    return x.with_dims((*x.dims[:-1], weight.dims[1]))
-
-
+@rewrite_node(f"{_SPACE}.mixed_mm.default", _mixed_mm_shape, supports=_refuse_zero_points)
 def _expand_mixed_mm(builder: Builder, node: Node) -> Value:
     """The scales are those of the rows of the weight [K, N], so x is multiplied by them."""
     scaled = builder.aten.mul.Tensor(node.tensor("x"), node.tensor("weight_scales"))
     weight = builder.aten._to_copy(node.tensor("weight"), scaled.type.dtype)
     return builder.aten.mm(scaled, weight)
-
-
-_SPACE = "quantized_decomposed"
-define(
-    f"{_SPACE}.mixed_linear.default",
-    _mixed_linear_shape,
-    Rewrite(_expand_mixed_linear, _refuse_zero_points),
-)
-define(
-    f"{_SPACE}.mixed_mm.default", _mixed_mm_shape, Rewrite(_expand_mixed_mm, _refuse_zero_points)
-)
 
 
 # -- int8 activations ----------------------------------------------------------------------------
@@ -201,6 +189,7 @@ def _dq8ca_shape(
     return _result(x, weights)
 
 
+@rewrite_node("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, supports=supports)
 def _expand_dq8ca(builder: Builder, node: Node) -> Value:
     x, weight = node.tensor("x"), node.tensor("weights")
     x_scale, x_zero = node.tensor("input_scales"), node.tensor("input_zp")
@@ -223,9 +212,6 @@ def _expand_dq8ca(builder: Builder, node: Node) -> Value:
     )
 
 
-define("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, Rewrite(_expand_dq8ca, supports))
-
-
 def _q8csw_shape(
     x: TensorType,
     input_scale: float,
@@ -239,14 +225,12 @@ def _q8csw_shape(
     return result.with_dtype(REAL) if x.dtype is DType.int8 else result
 
 
+@rewrite_node("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, supports=supports)
 def _expand_q8csw(builder: Builder, node: Node) -> Value:
     x, scale, zero = node.tensor("x"), node.float("input_scale"), node.int("input_zero_point")
     if x.type.dtype is not DType.int8:
         x = emit_quantize(builder, x, scale, zero, *INT8, DType.int8)
     return _emit_q8csw(builder, node, x, None)
-
-
-define("et_vk.linear_q8ta_q8csw.default", _q8csw_shape, Rewrite(_expand_q8csw, supports))
 
 
 def _q8ta_shape(
@@ -265,6 +249,9 @@ def _q8ta_shape(
     return _result(x, weights, weight_sums, weight_scales, bias).with_dtype(DType.int8)
 
 
+@rewrite_node(
+    "et_vk.q8ta_linear.default", _q8ta_shape, "et_vk.q8ta_linear_gemv.default", supports=supports
+)
 def _expand_q8ta(builder: Builder, node: Node) -> Value:
     out = OutputQuantization.after(
         node.str("activation"), node.float("output_scale"), node.int("output_zero_point")
@@ -289,11 +276,3 @@ def _emit_q8csw(builder: Builder, node: Node, x: Value, out: OutputQuantization 
         dtype=node.result.type.dtype,
         out=out,
     )
-
-
-define(
-    "et_vk.q8ta_linear.default",
-    _q8ta_shape,
-    Rewrite(_expand_q8ta, supports),
-    names=("et_vk.q8ta_linear_gemv.default",),
-)

@@ -21,7 +21,7 @@ from purevk.ops.elementwise.program import REAL, Program
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8, has_dense_rows
 from purevk.ops.quantized.quantize import FileDType, dtype_or
-from purevk.ops.registry import Kernel, Rewrite, ShapeError, define
+from purevk.ops.registry import Kernel, ShapeError, define, rewrite_node
 from purevk.ops.shapes import is_empty
 
 _SPACE = "quantized_decomposed"
@@ -232,9 +232,9 @@ def _expand_tensor(rule: str) -> _Expand:
     return expand
 
 
-define(f"{_SPACE}.choose_qparams.tensor", _tensor_shape, Rewrite(_expand_tensor("asymmetric")))
-define(
-    f"{_SPACE}.choose_qparams_symmetric.tensor", _tensor_shape, Rewrite(_expand_tensor("symmetric"))
+rewrite_node(f"{_SPACE}.choose_qparams.tensor", _tensor_shape)(_expand_tensor("asymmetric"))
+rewrite_node(f"{_SPACE}.choose_qparams_symmetric.tensor", _tensor_shape)(
+    _expand_tensor("symmetric")
 )
 
 
@@ -257,16 +257,13 @@ def _expand_token(choice: Choice) -> _Expand:
     return expand
 
 
-define(
+rewrite_node(
     f"{_SPACE}.choose_qparams_per_token_asymmetric.default",
     _token_shape,
-    Rewrite(_expand_token(Choice("nearest", *INT8, _EPSILON))),
-    names=(f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",),
-)
-define(
-    f"{_SPACE}.choose_qparams_per_token.default",
-    _token_float_shape,
-    Rewrite(_expand_token(Choice("magnitude", *INT8, 1e-5))),
+    f"{_SPACE}._choose_qparams_per_token_asymmetric_impl.default",
+)(_expand_token(Choice("nearest", *INT8, _EPSILON)))
+rewrite_node(f"{_SPACE}.choose_qparams_per_token.default", _token_float_shape)(
+    _expand_token(Choice("magnitude", *INT8, 1e-5))
 )
 
 
@@ -305,6 +302,7 @@ def _affine_shape(
     return TensorType(scale, sizes), TensorType(zero, sizes)
 
 
+@rewrite_node("torchao.choose_qparams_affine.default", _affine_shape)
 def _expand_affine(builder: Builder, node: Node) -> tuple[Value, Value]:
     x, mapping = node.tensor("x"), _MAPPINGS[node.str("mapping_type")]
     low, high = node.optional_int("quant_min"), node.optional_int("quant_max")
@@ -315,6 +313,3 @@ def _expand_affine(builder: Builder, node: Node) -> tuple[Value, Value]:
     choice = Choice(mapping, low, high, epsilon, middle=int((high + low + 1) / 2))
     blocks = Blocks(x.type.dims, node.sizes("block_size"))
     return _choose(builder, node, blocks.view(builder, x), blocks.reduced, choice)
-
-
-define("torchao.choose_qparams_affine.default", _affine_shape, Rewrite(_expand_affine))

@@ -18,7 +18,7 @@ from purevk.ops.builder import Builder
 from purevk.ops.elementwise.program import Program
 from purevk.ops.quantized.arithmetic import inverse_of, quantized_value, real_number
 from purevk.ops.quantized.operands import INT8
-from purevk.ops.registry import Kernel, Rewrite, define
+from purevk.ops.registry import Kernel, define, rewrite_node
 from purevk.ops.shapes import broadcast
 from purevk.ops.signatures import signature
 
@@ -61,6 +61,7 @@ def _add_shape(input_a: TensorType, input_b: TensorType) -> TensorType:
     return TensorType(DType.int8, broadcast(input_a.dims, input_b.dims))
 
 
+@rewrite_node("et_vk.q8ta_add.default", _add_shape, "et_vk.add_q8ta_q8ta_q8to.default")
 def _expand_add(builder: Builder, node: Node) -> Value:
     program = Program(builder, node.result.type.dims)
     a, b = (
@@ -80,26 +81,16 @@ def _expand_add(builder: Builder, node: Node) -> Value:
     return _int8_output(node).emit(program, total)
 
 
-define(
-    "et_vk.q8ta_add.default",
-    _add_shape,
-    Rewrite(_expand_add),
-    names=("et_vk.add_q8ta_q8ta_q8to.default",),
-)
-
-
 @signature("input, input_scale, input_zero_point: int, output_scale, output_zero_point: int")
 def _relu_shape(input: TensorType) -> TensorType:
     return input
 
 
+@rewrite_node("et_vk.q8ta_relu.default", _relu_shape)
 def _expand_relu(builder: Builder, node: Node) -> Value:
     program = Program(builder, node.result.type.dims)
     number = program.step("max($0, 0.0)", _input_number(program, node))
     return _int8_output(node).emit(program, number)
-
-
-define("et_vk.q8ta_relu.default", _relu_shape, Rewrite(_expand_relu))
 
 
 @signature(
@@ -112,6 +103,7 @@ def _shuffle_shape(input: TensorType, upscale_factor: int) -> TensorType:
     return input.with_dims((*lead, channels // (r * r), height * r, width * r))
 
 
+@rewrite_node("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape)
 def _expand_shuffle(builder: Builder, node: Node) -> Value:
     """The scale of the result is given as its inverse."""
     x, factor = node.tensor("input"), node.int("upscale_factor")
@@ -136,8 +128,6 @@ def _expand_shuffle(builder: Builder, node: Node) -> Value:
     quantized = output.emit(program, _input_number(program, node))
     return builder.aten.pixel_shuffle(quantized, factor)
 
-
-define("et_vk.q8ta_pixel_shuffle.default", _shuffle_shape, Rewrite(_expand_shuffle))
 
 SHUFFLE = "purevk.quantized_pixel_shuffle"
 
@@ -193,6 +183,7 @@ def _sum_shape(a: TensorType, b: TensorType) -> TensorType:
     return TensorType(a.dtype, broadcast(a.dims, b.dims))
 
 
+@rewrite_node("quantized_decomposed.add.default", _sum_shape)
 def _expand_sum(builder: Builder, node: Node, total: str = "($0 + $1)") -> Value:
     program = Program(builder, node.result.type.dims)
     a, b = (
@@ -204,6 +195,7 @@ def _expand_sum(builder: Builder, node: Node, total: str = "($0 + $1)") -> Value
     return _decomposed_output(node).emit(program, program.step(total, a, b))
 
 
+@rewrite_node("quantized_decomposed.add_relu.default", _sum_shape)
 def _expand_sum_relu(builder: Builder, node: Node) -> Value:
     return _expand_sum(builder, node, "max($0 + $1, 0.0)")
 
@@ -218,10 +210,6 @@ def _decomposed_output(node: Node) -> _Output:
     )
 
 
-define("quantized_decomposed.add.default", _sum_shape, Rewrite(_expand_sum))
-define("quantized_decomposed.add_relu.default", _sum_shape, Rewrite(_expand_sum_relu))
-
-
 @signature(
     "a, a_scale, a_zero_point: int, a_quant_min: int, a_quant_max: int, a_dtype, b, "
     "out_scale, out_zero_point: int, out_quant_min: int, out_quant_max: int, out_dtype=None"
@@ -230,11 +218,9 @@ def _sum_scalar_shape(a: TensorType) -> TensorType:
     return a
 
 
+@rewrite_node("quantized_decomposed.add.scalar", _sum_scalar_shape)
 def _expand_sum_scalar(builder: Builder, node: Node) -> Value:
     program = Program(builder, node.result.type.dims)
     a = real_number(program, node.tensor("a"), node.float("a_scale"), node.int("a_zero_point"))
     total = program.step("($0 + $1)", a, program.real(node.float("b")))
     return _decomposed_output(node).emit(program, total)
-
-
-define("quantized_decomposed.add.scalar", _sum_scalar_shape, Rewrite(_expand_sum_scalar))

@@ -16,7 +16,7 @@ from purevk.ops.elementwise.program import REAL
 from purevk.ops.quantized.arithmetic import Number, emit_dequantize, emit_quantize
 from purevk.ops.quantized.blocks import Blocks
 from purevk.ops.quantized.operands import INT8
-from purevk.ops.registry import Rewrite, define
+from purevk.ops.registry import rewrite_node
 from purevk.ops.shapes import wrap
 from purevk.ops.signatures import signature
 
@@ -65,11 +65,9 @@ def _expand_dequantize(builder: Builder, node: Node) -> Value:
 
 
 for _overload in ("default", "tensor", "tensor2"):
-    define(f"{_SPACE}.quantize_per_tensor.{_overload}", _quantize_shape, Rewrite(_expand_quantize))
-    define(
-        f"{_SPACE}.dequantize_per_tensor.{_overload}",
-        _dequantize_shape,
-        Rewrite(_expand_dequantize),
+    rewrite_node(f"{_SPACE}.quantize_per_tensor.{_overload}", _quantize_shape)(_expand_quantize)
+    rewrite_node(f"{_SPACE}.dequantize_per_tensor.{_overload}", _dequantize_shape)(
+        _expand_dequantize
     )
 
 
@@ -86,16 +84,14 @@ def _dequantize_int8_shape(
     return x.with_dtype(REAL)
 
 
+@rewrite_node("et_vk.quantize_q8ta_for_conv2d.default", _quantize_int8_shape)
 def _expand_quantize_int8(builder: Builder, node: Node) -> Value:
     scale, zero = (_number(builder, node, name) for name in ("scale", "zero_point"))
     return emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
 
 
-define(
-    "et_vk.quantize_q8ta_for_conv2d.default", _quantize_int8_shape, Rewrite(_expand_quantize_int8)
-)
-define(
-    "et_vk.dequantize_q8to_from_conv2d.default", _dequantize_int8_shape, Rewrite(_expand_dequantize)
+rewrite_node("et_vk.dequantize_q8to_from_conv2d.default", _dequantize_int8_shape)(
+    _expand_dequantize
 )
 
 
@@ -103,16 +99,11 @@ def _convert_shape(x: TensorType, dtype: FileDType) -> TensorType:
     return x.with_dtype(dtype_or(dtype, x.dtype))
 
 
+@rewrite_node(
+    f"{_SPACE}.convert_element_type.no_fuse", _convert_shape, "prims.convert_element_type.default"
+)
 def _expand_convert(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(node.tensor("x"), node.result.type.dtype)
-
-
-define(
-    f"{_SPACE}.convert_element_type.no_fuse",
-    _convert_shape,
-    Rewrite(_expand_convert),
-    names=("prims.convert_element_type.default",),
-)
 
 
 # -- per channel ---------------------------------------------------------------------------------
@@ -149,39 +140,25 @@ def _channel_parameters(builder: Builder, node: Node) -> tuple[Value, Value | No
     return scales, None if zeros is None else along(zeros)
 
 
+@rewrite_node(f"{_SPACE}.quantize_per_channel.default", _quantize_channel_shape)
 def _expand_quantize_channel(builder: Builder, node: Node) -> Value:
     scales, zeros = _channel_parameters(builder, node)
     bounds = node.int("quant_min"), node.int("quant_max")
     return emit_quantize(builder, node.tensor("x"), scales, zeros, *bounds, node.result.type.dtype)
 
 
+@rewrite_node(f"{_SPACE}.dequantize_per_channel.default", _dequantize_channel_shape)
 def _expand_dequantize_channel(builder: Builder, node: Node) -> Value:
     scales, zeros = _channel_parameters(builder, node)
     return emit_dequantize(builder, node.tensor("x"), scales, zeros, node.result.type.dtype)
 
 
+@rewrite_node(f"{_SPACE}.fake_quant_per_channel.default", _fake_quantize_channel_shape)
 def _expand_fake_quantize_channel(builder: Builder, node: Node) -> Value:
     x, (scales, zeros) = node.tensor("x"), _channel_parameters(builder, node)
     bounds = node.int("quant_min"), node.int("quant_max")
     quantized = emit_quantize(builder, x, scales, zeros, *bounds, DType.int32)
     return emit_dequantize(builder, quantized, scales, zeros, x.type.dtype)
-
-
-define(
-    f"{_SPACE}.quantize_per_channel.default",
-    _quantize_channel_shape,
-    Rewrite(_expand_quantize_channel),
-)
-define(
-    f"{_SPACE}.dequantize_per_channel.default",
-    _dequantize_channel_shape,
-    Rewrite(_expand_dequantize_channel),
-)
-define(
-    f"{_SPACE}.fake_quant_per_channel.default",
-    _fake_quantize_channel_shape,
-    Rewrite(_expand_fake_quantize_channel),
-)
 
 
 # -- per token -----------------------------------------------------------------------------------
@@ -204,6 +181,7 @@ def _token_parameters(builder: Builder, node: Node) -> tuple[Value, Value]:
     return scales, builder.aten.view(node.tensor("zero_points"), sizes)
 
 
+@rewrite_node(f"{_SPACE}.quantize_per_token.default", _quantize_token_shape)
 def _expand_quantize_token(builder: Builder, node: Node) -> Value:
     scales, zeros = _token_parameters(builder, node)
     return emit_quantize(
@@ -218,19 +196,10 @@ def _expand_quantize_token(builder: Builder, node: Node) -> Value:
     )
 
 
+@rewrite_node(f"{_SPACE}.dequantize_per_token.default", _dequantize_token_shape)
 def _expand_dequantize_token(builder: Builder, node: Node) -> Value:
     scales, zeros = _token_parameters(builder, node)
     return emit_dequantize(builder, node.tensor("x"), scales, zeros, node.result.type.dtype)
-
-
-define(
-    f"{_SPACE}.quantize_per_token.default", _quantize_token_shape, Rewrite(_expand_quantize_token)
-)
-define(
-    f"{_SPACE}.dequantize_per_token.default",
-    _dequantize_token_shape,
-    Rewrite(_expand_dequantize_token),
-)
 
 
 # -- by blocks -----------------------------------------------------------------------------------
@@ -287,6 +256,7 @@ def _groups(node: Node) -> Blocks:
     return Blocks(sizes, (1, min(node.int("group_size"), sizes[1])))
 
 
+@rewrite_node(f"{_SPACE}.quantize_per_channel_group.default", _quantize_group_shape)
 def _expand_quantize_group(builder: Builder, node: Node) -> Value:
     return _quantize_blocks(
         builder,
@@ -299,21 +269,10 @@ def _expand_quantize_group(builder: Builder, node: Node) -> Value:
     )
 
 
+@rewrite_node(f"{_SPACE}.dequantize_per_channel_group.default", _dequantize_group_shape)
 def _expand_dequantize_group(builder: Builder, node: Node) -> Value:
     zeros = node.optional_tensor("zero_points")
     return _dequantize_blocks(builder, node, _groups(node), node.tensor("scales"), zeros)
-
-
-define(
-    f"{_SPACE}.quantize_per_channel_group.default",
-    _quantize_group_shape,
-    Rewrite(_expand_quantize_group),
-)
-define(
-    f"{_SPACE}.dequantize_per_channel_group.default",
-    _dequantize_group_shape,
-    Rewrite(_expand_dequantize_group),
-)
 
 
 # -- torchao: blocks of any shape ----------------------------------------------------------------
@@ -356,6 +315,7 @@ def _affine_blocks(node: Node) -> tuple[Blocks, Value, Value | None]:
     return blocks, node.tensor("scale"), zero
 
 
+@rewrite_node("torchao.quantize_affine.default", _quantize_affine_shape)
 def _expand_quantize_affine(builder: Builder, node: Node) -> Value:
     low, high = _RANGES[node.result.type.dtype]
     least, most = node.optional_int("quant_min"), node.optional_int("quant_max")
@@ -363,13 +323,6 @@ def _expand_quantize_affine(builder: Builder, node: Node) -> Value:
     return _quantize_blocks(builder, node, *_affine_blocks(node), bounds)
 
 
+@rewrite_node("torchao.dequantize_affine.default", _dequantize_affine_shape)
 def _expand_dequantize_affine(builder: Builder, node: Node) -> Value:
     return _dequantize_blocks(builder, node, *_affine_blocks(node))
-
-
-define("torchao.quantize_affine.default", _quantize_affine_shape, Rewrite(_expand_quantize_affine))
-define(
-    "torchao.dequantize_affine.default",
-    _dequantize_affine_shape,
-    Rewrite(_expand_dequantize_affine),
-)

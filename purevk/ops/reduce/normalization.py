@@ -22,7 +22,7 @@ from purevk.ops.matmul.fragments import blocks_type
 from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.reduce.turn import Turn, check_turn, turn_of
-from purevk.ops.registry import Kernel, Rewrite, define
+from purevk.ops.registry import Kernel, define, rewrite_node
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -315,6 +315,12 @@ def _normalized(
     return builder.emit(NAME, x, weight, bias, count, eps, False, None, ())
 
 
+@rewrite_node(
+    "aten.native_layer_norm.default",
+    _layer_norm_shape,
+    supports=only_floats,
+    rowwise=before_normalized,
+)
 def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
     x, count, eps = node.tensor("x"), len(node.sizes("normalized_shape")), node.float("eps")
     dims = tuple(range(x.type.rank - count, x.type.rank))
@@ -333,19 +339,17 @@ def _expand_layer_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     return result, stats[0], stats[1]
 
 
-define(
-    "aten.native_layer_norm.default",
-    _layer_norm_shape,
-    Rewrite(_expand_layer_norm, only_floats),
-    rowwise=before_normalized,
-)
-
-
 @signature("x, normalized_shape, weight=None, bias=None, eps=1e-05, cudnn_enable=True")
 def _layer_norm_one_shape(x: TensorType) -> TensorType:
     return x
 
 
+@rewrite_node(
+    "aten.layer_norm.default",
+    _layer_norm_one_shape,
+    supports=only_floats,
+    rowwise=before_normalized,
+)
 def _expand_layer_norm_one(builder: Builder, node: Node) -> Value:
     return _normalized(
         builder,
@@ -357,29 +361,14 @@ def _expand_layer_norm_one(builder: Builder, node: Node) -> Value:
     )
 
 
-define(
-    "aten.layer_norm.default",
-    _layer_norm_one_shape,
-    Rewrite(_expand_layer_norm_one, only_floats),
-    rowwise=before_normalized,
-)
-
-
 def _rms_norm_shape(x: TensorType, weight: TensorType, eps: float = 1e-6) -> TensorType:
     return x
 
 
+@rewrite_node("et_vk.rms_norm.default", _rms_norm_shape, supports=only_floats, rowwise=before_last)
 def _expand_rms_norm(builder: Builder, node: Node) -> Value:
     x, weight = node.tensor("x"), node.tensor("weight")
     return builder.emit(NAME, x, weight, None, 1, node.float("eps"), True, None, ())
-
-
-define(
-    "et_vk.rms_norm.default",
-    _rms_norm_shape,
-    Rewrite(_expand_rms_norm, only_floats),
-    rowwise=before_last,
-)
 
 
 # The distance from 1 to the next larger number, of the type in which torch computes the norm.
@@ -396,19 +385,14 @@ def _aten_rms_norm_shape(x: TensorType) -> TensorType:
     return x
 
 
+@rewrite_node(
+    "aten.rms_norm.default", _aten_rms_norm_shape, supports=only_floats, rowwise=before_normalized
+)
 def _expand_aten_rms_norm(builder: Builder, node: Node) -> Value:
     x, weight, eps = node.tensor("x"), node.optional_tensor("weight"), node.optional_float("eps")
     eps = _EPSILON[x.type.dtype] if eps is None else eps
     count = len(node.sizes("normalized_shape"))
     return builder.emit(NAME, x, weight, None, count, eps, True, None, ())
-
-
-define(
-    "aten.rms_norm.default",
-    _aten_rms_norm_shape,
-    Rewrite(_expand_aten_rms_norm, only_floats),
-    rowwise=before_normalized,
-)
 
 
 @signature("x, weight, bias, running_mean, running_var, momentum, eps")
@@ -439,6 +423,9 @@ def batch_norm_factors(
     return scale, builder.aten.neg(shift)
 
 
+@rewrite_node(
+    "aten._native_batch_norm_legit_no_training.default", _batch_norm_shape, supports=only_floats
+)
 def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
     x = node.tensor("x")
     scale, shift = batch_norm_factors(
@@ -455,10 +442,3 @@ def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Valu
     made = builder.aten._to_copy(made, x.type.dtype)
     empty = builder.aten.full((0,), fill_value=0.0, dtype=x.type.dtype)
     return made, empty, empty
-
-
-define(
-    "aten._native_batch_norm_legit_no_training.default",
-    _batch_norm_shape,
-    Rewrite(_expand_batch_norm, only_floats),
-)

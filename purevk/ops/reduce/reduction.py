@@ -19,7 +19,7 @@ from purevk.lower.rows import MOST_JOINS, by_dim, collapse, spread
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
 from purevk.ops.promotion import float_type
-from purevk.ops.registry import Kernel, Rewrite, define
+from purevk.ops.registry import Kernel, define, rewrite_node
 from purevk.ops.shapes import is_empty, reduced, wrap_all
 from purevk.shaders.code_size import loops_of_functions
 from purevk.tuning import DeviceTraits
@@ -446,7 +446,7 @@ def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> N
         ),
     }
     rowwise = but_along if "dim" in parameters else None
-    define(name, shapes[parameters], Rewrite(expand), names=names, rowwise=rowwise)
+    rewrite_node(name, shapes[parameters], *names, rowwise=rowwise)(expand)
 
 
 def _expand_reduction(

@@ -18,7 +18,7 @@ from purevk.lower.rows import (
 )
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
-from purevk.ops.registry import Kernel, Rewrite, define
+from purevk.ops.registry import Kernel, define, rewrite_node
 from purevk.ops.shapes import is_empty, wrap
 from purevk.tuning import DeviceTraits
 
@@ -125,7 +125,7 @@ def _softmax(name: str, log: bool, *names: str) -> None:
             return builder.aten.view(made, ())
         return builder.emit(NAME, x, node.int("dim"), log, False, node.result.type.dtype)
 
-    define(name, shape, Rewrite(expand, _refuse), names=names, rowwise=but_along)
+    rewrite_node(name, shape, *names, supports=_refuse, rowwise=but_along)(expand)
 
 
 _softmax("aten._softmax.default", False, "aten.softmax.int")
