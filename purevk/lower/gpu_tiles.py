@@ -297,17 +297,7 @@ def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:
     return m > 8 or k >= 512
 
 
-def choose_distance(
-    traits: DeviceTraits,
-    metric: int,
-    m: int,
-    n: int,
-    k: int,
-    batches: int,
-    transposed: bool,
-    vectors: tuple[bool, bool],
-) -> Distance:
+def choose_distance(traits: DeviceTraits, metric: int, problem: Problem) -> Distance:
     """The tile for distances between m and n rows of k elements."""
-    problem = Problem(m, n, k, batches, False, transposed, vectors)
     tiles = (Distance(*sizes, metric=metric) for sizes in traits.profile.tiles.distance)
     return _by_cost(traits, problem, tiles)[0]

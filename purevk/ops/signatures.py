@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def signature(parameters: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Gives a function the parameters in a text, such as "x, dim: int = -1, out=None". The function
-    itself takes those by name that it reads.
+    itself takes those by name that it reads; others of its parameters keep their defaults.
 
     For a shape function, these are the parameters of the operator. Integers have their annotation,
     because files may state them as real numbers (`Operator.integers`).
@@ -27,7 +27,7 @@ def signature(parameters: str) -> Callable[[Callable[..., T]], Callable[..., T]]
     }
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        used = tuple(inspect.signature(function).parameters)
+        used = tuple(name for name in inspect.signature(function).parameters if name in names)
 
         @functools.wraps(function)
         def shape(*args: Any, **keywords: Any) -> T:

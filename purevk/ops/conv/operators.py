@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import Node, Size, Value
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME
 from purevk.ops.conv.convolution_nd import expand as expand_others
-from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
+from purevk.ops.conv.shapes import CONVOLUTION, convolution_shape, refuse_convolution
 from purevk.ops.conv.whole import expand_whole
 from purevk.ops.registry import rewrite_node
+from purevk.ops.signatures import signature
 
 _FEW_CHANNELS = 4  # up to which windows side by side become channels
 
@@ -85,25 +86,11 @@ def _patches_as_channels(builder: Builder, x: Value, weight: Value) -> tuple[Val
     return image, builder.aten.view(weight, (out, channels * kh * kw, 1, 1))
 
 
-def _clamped_shape(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_min: float | None = None,
-    output_max: float | None = None,
-) -> TensorType:
-    return convolution_shape(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
-
-
-@rewrite_node("et_vk.conv_with_clamp.default", _clamped_shape, supports=refuse_convolution)
+@rewrite_node(
+    "et_vk.conv_with_clamp.default",
+    signature(f"{CONVOLUTION}, output_min=None, output_max=None")(convolution_shape),
+    supports=refuse_convolution,
+)
 def _expand_clamped(builder: Builder, node: Node) -> Value:
     low, high = node.optional_float("output_min"), node.optional_float("output_max")
     result = builder.aten.convolution(*node.args[:9])

@@ -22,6 +22,10 @@ def transposed_size(
     return (size - 1) * stride + (dilation * (kernel - 1) + 1 + extra - 2 * padding)
 
 
+CONVOLUTION = "x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int"
+"""The parameters of `aten.convolution`."""
+
+
 def convolution_shape(
     x: TensorType,
     weight: TensorType,

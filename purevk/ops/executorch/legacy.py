@@ -3,11 +3,9 @@ clamp or a convolution, and linear layers with 4-bit weights that have zero poin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.conv.shapes import convolution_shape, refuse_convolution
+from purevk.ops.conv.shapes import CONVOLUTION, convolution_shape, refuse_convolution
 from purevk.ops.promotion import result_type, wide_type
 from purevk.ops.quantized.matmul import by_rows, emit_linear
 from purevk.ops.registry import ShapeError, rewrite_node
@@ -35,27 +33,10 @@ def _sum_shape(x: TensorType, other: TensorType | float) -> TensorType:
     return TensorType(result_type((x, other)), broadcast_of((x, other)))
 
 
-def _clamp_first_shape(
-    x: TensorType, output_min: float | None, output_max: float | None, other: TensorType | float
-) -> TensorType:
-    return TensorType(result_type((x, other)), broadcast_of((x, other)))
+_clamp_first_shape = signature("x, output_min, output_max, other")(_sum_shape)
 
 
-def _convolved_shape(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    other: TensorType,
-) -> TensorType:
-    return convolution_shape(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+_convolved_shape = signature(f"{CONVOLUTION}, other")(convolution_shape)
 
 
 def _register(kind: str) -> None:

@@ -11,6 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression, Step
+from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_distance
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, gcd8
@@ -336,20 +337,11 @@ def _distances_lower(lowering: Lowering, node: Node) -> None:
         half: bool,
         transposed: bool,
         vectors: tuple[bool, bool],
-        aligned: bool,
-        wide: bool,
-        bfloat16: bool,
+        *_: bool,
     ) -> Choice:
-        return choose_distance(
-            traits,
-            METRICS[p],
-            _dims.upper(m),
-            _dims.upper(n),
-            _dims.upper(k),
-            _dims.upper(batches),
-            transposed,
-            vectors,
-        )
+        m, n, k, batches = map(_dims.upper, (m, n, k, batches))
+        problem = Problem(m, n, k, batches, False, transposed, vectors)
+        return choose_distance(traits, METRICS[p], problem)
 
     a, b = node.tensor("a"), node.tensor("b")
     lower_matmul(lowering, node, a, b, None, _SQUARE_ROOT if p == 2.0 else None, (), choose, 3)

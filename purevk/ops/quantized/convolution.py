@@ -34,6 +34,7 @@ from purevk.ops.quantized.operands import (
 )
 from purevk.ops.registry import Kernel, Order, ShapeError, define, rewrite_node
 from purevk.ops.shapes import is_empty
+from purevk.ops.signatures import signature
 
 NAME = "purevk.quantized_conv2d"
 
@@ -132,22 +133,33 @@ def _shape(
 
 def _shape_in_file(
     x: TensorType,
-    weight: TensorType,
-    sums: TensorType,
-    scales: TensorType,
+    weights: TensorType,
+    weight_sums: TensorType,
+    weight_scales: TensorType,
     bias: TensorType | None,
-    window: GroupedWindow,
-    out: OutputQuantization | None,
-    dtype: DType = REAL,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int] | None = None,
+    output_scale: float | None = None,
+    output_zero_point: int = 0,
+    activation: str = "none",
 ) -> TensorType:
     """Sums are [OC or more], or [KH, OC or more]. Scales are [OC or more], and those of a transposed
-    convolution the ones of one group or more. See `_result`."""
-    result = _result(x, weight, window, out, dtype)
-    channels = _out_channels(weight)
-    if sums.rank not in (1, 2) or scales.rank != 1:
-        raise ShapeError(f"a convolution with sums {sums} and scales {scales}")
-    check_rows(channels, sums.dims[-1])
-    check_rows(channels // window.groups if window.transposed else channels, scales.dims[0])
+    convolution the ones of one group or more. Without an output scale, the result has the dtype of x.
+    See `_result`."""
+    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups, output_padding)
+    out = None
+    if output_scale is not None:
+        out = OutputQuantization.after(activation, output_scale, output_zero_point)
+    result = _result(x, weights, window, out, x.dtype)
+    channels = _out_channels(weights)
+    if weight_sums.rank not in (1, 2) or weight_scales.rank != 1:
+        raise ShapeError(f"a convolution with sums {weight_sums} and scales {weight_scales}")
+    check_rows(channels, weight_sums.dims[-1])
+    check_rows(channels // window.groups if window.transposed else channels, weight_scales.dims[0])
     if bias is not None:
         check_rows(channels, bias.numel)
     return result
@@ -354,26 +366,17 @@ def _output_of(node: Node) -> OutputQuantization:
     )
 
 
-def _q8ta_shape(
-    x: TensorType,
-    input_scale: float,
-    input_zero_point: int,
-    weights: TensorType,
-    weight_sums: TensorType,
-    weight_scales: TensorType,
-    output_scale: float,
-    output_zero_point: int,
-    bias: TensorType | None,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: str = "none",
-) -> TensorType:
-    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
-    out = OutputQuantization.after(activation, output_scale, output_zero_point)
-    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
+_OPERANDS = "x, input_scale, input_zero_point: int, weights, weight_sums, weight_scales"
+_OUTPUT = "output_scale, output_zero_point: int, bias, kernel_size, stride, padding"
+_q8ta_shape = signature(f"{_OPERANDS}, {_OUTPUT}, dilation, groups: int, activation='none'")(
+    _shape_in_file
+)
+_transposed_shape = signature(
+    f"{_OPERANDS}, {_OUTPUT}, output_padding, dilation, groups: int, activation='none'"
+)(_shape_in_file)
+_float_shape = signature(f"{_OPERANDS}, bias, kernel_size, stride, padding, dilation, groups: int")(
+    _shape_in_file
+)
 
 
 @rewrite_node(
@@ -390,29 +393,6 @@ def _expand_q8ta(builder: Builder, node: Node) -> Value:
     return _emit(builder, node, x, scales, GroupedWindow.of(node), _output_of(node))
 
 
-def _transposed_shape(
-    x: TensorType,
-    input_scale: float,
-    input_zero_point: int,
-    weights: TensorType,
-    weight_sums: TensorType,
-    weight_scales: TensorType,
-    output_scale: float,
-    output_zero_point: int,
-    bias: TensorType | None,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: str = "none",
-) -> TensorType:
-    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups, output_padding)
-    out = OutputQuantization.after(activation, output_scale, output_zero_point)
-    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, out)
-
-
 @rewrite_node("et_vk.q8ta_conv2d_transposed.default", _transposed_shape, supports=supports)
 def _expand_transposed(builder: Builder, node: Node) -> Value:
     window = replace(
@@ -420,24 +400,6 @@ def _expand_transposed(builder: Builder, node: Node) -> Value:
     )
     scales = node.tensor("weight_scales")
     return _emit(builder, node, node.tensor("x"), scales, window, _output_of(node))
-
-
-def _float_shape(
-    x: TensorType,
-    input_scale: float,
-    input_zero_point: int,
-    weights: TensorType,
-    weight_sums: TensorType,
-    weight_scales: TensorType,
-    bias: TensorType | None,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> TensorType:
-    window = GroupedWindow.of_pairs(kernel_size, stride, padding, dilation, groups)
-    return _shape_in_file(x, weights, weight_sums, weight_scales, bias, window, None, x.dtype)
 
 
 @rewrite_node("et_vk.conv2d_q8ta_q8csw.default", _float_shape, supports=supports)

@@ -93,24 +93,15 @@ def _q4gsw_shape(
     group_size: int,
     bias: TensorType | None = None,
 ) -> TensorType:
-    _check_parameters(x, weights, weight_scales, bias, group_size)
-    return _result(x, weights)
-
-
-def _check_parameters(
-    x: TensorType,
-    weights: TensorType,
-    scales: TensorType,
-    bias: TensorType | None,
-    group_size: int,
-) -> None:
     """Scales are [groups, rows or more], or [rows or more]; a bias is [rows or more]."""
-    if scales.rank not in (1, 2) or not x.rank:
-        raise ShapeError(f"a linear layer of {x} with scales {scales}")
-    check_groups(x.dims[-1], scales.dims[0] if scales.rank == 2 else 1, group_size)
-    check_rows(weights.dims[0], scales.dims[-1])
+    if weight_scales.rank not in (1, 2) or not x.rank:
+        raise ShapeError(f"a linear layer of {x} with scales {weight_scales}")
+    groups = weight_scales.dims[0] if weight_scales.rank == 2 else 1
+    check_groups(x.dims[-1], groups, group_size)
+    check_rows(weights.dims[0], weight_scales.dims[-1])
     if bias is not None:
         check_rows(weights.dims[0], bias.numel)
+    return _result(x, weights)
 
 
 @rewrite_node("et_vk.linear_q4gsw.default", _q4gsw_shape, supports=supports)
@@ -175,18 +166,9 @@ def _expand_mixed_mm(builder: Builder, node: Node) -> Value:
 
 
 # -- int8 activations ----------------------------------------------------------------------------
-def _dq8ca_shape(
-    x: TensorType,
-    input_scales: TensorType,
-    input_zp: TensorType,
-    weights: TensorType,
-    weight_sums: TensorType,
-    weight_scales: TensorType,
-    group_size: int,
-    bias: TensorType | None = None,
-) -> TensorType:
-    _check_parameters(x, weights, weight_scales, bias, group_size)
-    return _result(x, weights)
+_dq8ca_shape = signature(
+    "x, input_scales, input_zp, weights, weight_sums, weight_scales, group_size: int, bias=None"
+)(_q4gsw_shape)
 
 
 @rewrite_node("et_vk.linear_dq8ca_q4gsw.default", _dq8ca_shape, supports=supports)
