@@ -10,7 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Dim, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.creation.shapes import like, sized
+from purevk.ops.creation.shapes import LIKE, TENSOR, like, sized
 from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.promotion import wide_type
@@ -27,7 +27,7 @@ def _number_type(number: TensorType | Scalar) -> DType:
     return DType.int64 if isinstance(number, (int, Dim)) else DType.float32
 
 
-@signature("size, fill_value, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"size, fill_value, {TENSOR}")
 def _full_shape(
     size: Sequence[Size], fill_value: TensorType | Scalar, dtype: DType | None
 ) -> TensorType:
@@ -39,7 +39,7 @@ def _filled(builder: Builder, node: Node, number: Value | Scalar) -> Value:
     return constant(builder, number, node.result.type.dims, node.result.type.dtype)
 
 
-@signature("s, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"s, {TENSOR}")
 def _scalar_tensor_shape(dtype: DType | None) -> TensorType:
     return TensorType(dtype or DType.float32, ())
 
@@ -49,14 +49,7 @@ rewrite_node("aten.scalar_tensor.default", _scalar_tensor_shape)(
 )
 
 
-@signature(
-    "x, fill_value, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None"
-)
-def _full_like_shape(x: TensorType, dtype: DType | None) -> TensorType:
-    return x.with_dtype(dtype or x.dtype)
-
-
-@rewrite_node("aten.full_like.default", _full_like_shape)
+@rewrite_node("aten.full_like.default", signature(f"x, fill_value, {LIKE}")(like))
 @rewrite_node("aten.full.default", _full_shape)
 def _expand_full(builder: Builder, node: Node) -> Value:
     return _filled(builder, node, node.tensor_or_scalar("fill_value"))
@@ -72,7 +65,7 @@ _constant("zeros", 0)
 _constant("ones", 1)
 
 
-@signature("start, end, step=1, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"start, end, step=1, {TENSOR}")
 def _arange_shape(start: Real, end: Real, step: Real, dtype: DType | None) -> TensorType:
     numbers = (start, end, step)
     floats = any(isinstance(number, float) for number in numbers)
@@ -118,7 +111,7 @@ def _expand_arange(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(number, out.dtype)
 
 
-@signature("start, end, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"start, end, {TENSOR}")
 def _arange_start_shape(start: Real, end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(start, end, 1, dtype)
 
@@ -133,7 +126,7 @@ rewrite_node("aten.arange.start", _arange_start_shape)(
 )
 
 
-@signature("end, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"end, {TENSOR}")
 def _arange_end_shape(end: Real, dtype: DType | None) -> TensorType:
     return _arange_shape(0, end, 1, dtype)
 

@@ -10,7 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Arg, Dim, Node, Scalar, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.creation.shapes import like
+from purevk.ops.creation.shapes import LIKE, TENSOR, like, sized
 from purevk.ops.elementwise.program import constant
 from purevk.ops.facts import Moves
 from purevk.ops.map import mapped
@@ -30,21 +30,14 @@ def _all(number: Scalar) -> Callable[..., Value]:
 # Nothing says what an empty tensor holds: zeros.
 rewrite(
     "aten.empty.memory_format",
-    lambda size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
-        TensorType(dtype or DType.float32, tuple(size))
-    ),
+    signature(f"size, {LIKE}")(sized),
     "dim_order_ops._empty_dim_order.default",
 )(_all(0))
-rewrite(
-    "aten.empty_strided.default",
-    lambda size, stride, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, tuple(size)
-    ),
-)(_all(0))
+rewrite("aten.empty_strided.default", signature(f"size, stride, {TENSOR}")(sized))(_all(0))
 rewrite("aten.empty_like.default", like)(_all(0))
 
 
-@signature("x, size, dtype=None, layout=None, device=None, pin_memory=None")
+@signature(f"x, size, {TENSOR}")
 def _new_shape(x: TensorType, size: Sequence[Size], dtype: DType | None) -> TensorType:
     return TensorType(dtype or x.dtype, tuple(size))
 
@@ -52,18 +45,10 @@ def _new_shape(x: TensorType, size: Sequence[Size], dtype: DType | None) -> Tens
 rewrite("aten.new_empty.default", _new_shape)(_all(0))
 rewrite("aten.new_zeros.default", _new_shape)(_all(0))
 rewrite("aten.new_ones.default", _new_shape)(_all(1))
-rewrite(
-    "aten.new_empty_strided.default",
-    lambda x, size, stride, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
-        x, size, dtype
-    ),
-)(_all(0))
-rewrite(
-    "aten.new_full.default",
-    lambda x, size, fill_value, dtype=None, layout=None, device=None, pin_memory=None: _new_shape(
-        x, size, dtype
-    ),
-)(
+rewrite("aten.new_empty_strided.default", signature(f"x, size, stride, {TENSOR}")(_new_shape))(
+    _all(0)
+)
+rewrite("aten.new_full.default", signature(f"x, size, fill_value, {TENSOR}")(_new_shape))(
     lambda builder, node, x, size, number, *_: constant(
         builder, number, size, node.result.type.dtype
     )
@@ -85,18 +70,8 @@ rewrite("aten.zero.default", lambda x: x)(
 )
 
 
-@rewrite(
-    "aten.eye.m",
-    lambda n, m, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, (n, m)
-    ),
-)
-@rewrite(
-    "aten.eye.default",
-    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, (n, n)
-    ),
-)
+@rewrite("aten.eye.m", signature(f"n, m, {TENSOR}")(lambda n, m, dtype: sized((n, m), dtype)))
+@rewrite("aten.eye.default", signature(f"n, {TENSOR}")(lambda n, dtype: sized((n, n), dtype)))
 def _eye(builder: Builder, node: Node, *_: Arg) -> Value:
     return mapped(builder, "r = i0 == i1 ? T_R(1) : T_R(0);", {}, node.result.type)
 
@@ -141,9 +116,7 @@ def _linspace_at_call(
 
 @rewrite(
     "aten.linspace.default",
-    lambda start, end, steps, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.float32, (steps,)
-    ),
+    signature(f"start, end, steps, {TENSOR}")(lambda steps, dtype: sized((steps,), dtype)),
 )
 def _linspace(
     builder: Builder,
@@ -210,9 +183,7 @@ def _triangle(upper: bool) -> None:
         below = first_rows(rows + diagonal, columns) - first_rows(diagonal, columns)
         return rows * columns - below if upper else below
 
-    @signature(
-        "row: int, col: int, offset: int = 0, dtype=None, layout=None, device=None, pin_memory=None"
-    )
+    @signature(f"row: int, col: int, offset: int = 0, {TENSOR}")
     def shape(row: int, col: int, offset: int, dtype: DType | None) -> TensorType:
         known = dtype if isinstance(dtype, DType) else None  # the schema's default is a number
         return TensorType(known or DType.int64, (2, count(row, col, offset)))

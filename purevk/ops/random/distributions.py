@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.errors import ShapeError
 from purevk.ir import Arg, Node, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.creation.shapes import sized
+from purevk.ops.creation.shapes import TENSOR, sized
 from purevk.ops.map import mapped
 from purevk.ops.random.generator import (
     TEMPLATE,
@@ -20,6 +20,7 @@ from purevk.ops.random.generator import (
     uniform,
 )
 from purevk.ops.shapes import broadcast
+from purevk.ops.signatures import signature
 
 
 def _computed(dtype: DType) -> DType:
@@ -55,9 +56,7 @@ rewrite(
 )(lambda builder, node, x, *rest: _normals(builder, node, *rest))
 rewrite(
     "aten.normal.float_float",
-    lambda mean, std, size, generator=None, dtype=None, layout=None, device=None, pin_memory=None: (
-        sized(size, dtype)
-    ),
+    signature(f"mean, std, size, generator=None, {TENSOR}")(sized),
 )(
     lambda builder, node, mean, std, size, generator, *_: _normals(
         builder, node, mean, std, generator

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.creation.shapes import like, sized
+from purevk.ops.creation.shapes import LIKE, TENSOR, like, sized
 from purevk.ops.random.generator import MANTISSA, random, rewrite, uniform, whole
 from purevk.ops.signatures import signature
 from purevk.ops.sort.sort import sort
-
-
-@signature("size, generator: int | None, dtype=None, layout=None, device=None, pin_memory=None")
-def _sized(size: Sequence[Size], dtype: DType | None) -> TensorType:
-    return sized(size, dtype)
-
-
-@signature(
-    "x, generator: int | None, dtype=None, layout=None, device=None, pin_memory=None, "
-    "memory_format=None"
-)
-def _like(x: TensorType, dtype: DType | None) -> TensorType:
-    return like(x, dtype)
 
 
 def _floats(builder: Builder, node: Node, *_: Arg) -> Value:
@@ -37,9 +25,13 @@ def _floats(builder: Builder, node: Node, *_: Arg) -> Value:
 
 for _name in ("rand", "randn"):
     rewrite(f"aten.{_name}.default", sized)(_floats)
-    rewrite(f"aten.{_name}.generator", _sized)(_floats)
+    rewrite(f"aten.{_name}.generator", signature(f"size, generator: int | None, {TENSOR}")(sized))(
+        _floats
+    )
     rewrite(f"aten.{_name}_like.default", like)(_floats)
-    rewrite(f"aten.{_name}_like.generator", _like)(_floats)
+    rewrite(f"aten.{_name}_like.generator", signature(f"x, generator: int | None, {LIKE}")(like))(
+        _floats
+    )
 
 
 # -- integers ------------------------------------------------------------------------------------
@@ -54,54 +46,25 @@ def _whole(builder: Builder, node: Node, low: Size, high: Size, generator: Arg =
     return whole(builder, generator, type.dims, type.dtype, low, high)
 
 
-rewrite(
-    "aten.randint.default",
-    lambda high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers(
-        size, dtype
-    ),
-)(lambda builder, node, high, *_: _whole(builder, node, 0, high))
-rewrite(
-    "aten.randint.generator",
-    lambda high, size, generator, dtype=None, layout=None, device=None, pin_memory=None: _integers(
-        size, dtype
-    ),
-)(lambda builder, node, high, size, generator, *_: _whole(builder, node, 0, high, generator))
-rewrite(
-    "aten.randint.low",
-    lambda low, high, size, dtype=None, layout=None, device=None, pin_memory=None: _integers(
-        size, dtype
-    ),
-)(lambda builder, node, low, high, *_: _whole(builder, node, low, high))
-rewrite(
-    "aten.randint.low_generator",
-    lambda low, high, size, generator, dtype=None, layout=None, device=None, pin_memory=None: (
-        _integers(size, dtype)
-    ),
-)(lambda builder, node, low, high, size, generator, *_: _whole(builder, node, low, high, generator))
-rewrite(
-    "aten.randint_like.default",
-    lambda x, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: like(
-        x, dtype
-    ),
-)(lambda builder, node, x, high, *_: _whole(builder, node, 0, high))
-rewrite(
-    "aten.randint_like.generator",
-    lambda x, high, generator, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
-        like(x, dtype)
-    ),
-)(lambda builder, node, x, high, generator, *_: _whole(builder, node, 0, high, generator))
-rewrite(
-    "aten.randint_like.low_dtype",
-    lambda x, low, high, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
-        like(x, dtype)
-    ),
-)(lambda builder, node, x, low, high, *_: _whole(builder, node, low, high))
-rewrite(
-    "aten.randint_like.low_generator_dtype",
-    lambda x, low, high, generator, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None: (
-        like(x, dtype)
-    ),
-)(lambda builder, node, x, low, high, generator, *_: _whole(builder, node, low, high, generator))
+def _randint(name: str, shape: Callable[..., TensorType], numbers: str, rest: str) -> None:
+    names = numbers.split(", ")
+
+    def expand(builder: Builder, node: Node, *args: Any) -> Value:
+        values = dict(zip(names, args))
+        low, generator = values.get("low", 0), values.get("generator")
+        return _whole(builder, node, low, values["high"], generator)
+
+    rewrite(f"aten.{name}", signature(f"{numbers}, {rest}")(shape))(expand)
+
+
+_randint("randint.default", _integers, "high, size", TENSOR)
+_randint("randint.generator", _integers, "high, size, generator", TENSOR)
+_randint("randint.low", _integers, "low, high, size", TENSOR)
+_randint("randint.low_generator", _integers, "low, high, size, generator", TENSOR)
+_randint("randint_like.default", like, "x, high", LIKE)
+_randint("randint_like.generator", like, "x, high, generator", LIKE)
+_randint("randint_like.low_dtype", like, "x, low, high", LIKE)
+_randint("randint_like.low_generator_dtype", like, "x, low, high, generator", LIKE)
 
 
 # What follows the last integer that random_() gives without bounds.
@@ -129,18 +92,12 @@ rewrite("aten.random.from", lambda x, low, high, generator=None: x)(
 
 
 # -- permutations --------------------------------------------------------------------------------
-@rewrite(
-    "aten.randperm.generator",
-    lambda n, generator, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.int64, (n,)
-    ),
-)
-@rewrite(
-    "aten.randperm.default",
-    lambda n, dtype=None, layout=None, device=None, pin_memory=None: TensorType(
-        dtype or DType.int64, (n,)
-    ),
-)
+def _permutation_shape(n: Size, dtype: DType | None) -> TensorType:
+    return TensorType(dtype or DType.int64, (n,))
+
+
+@rewrite("aten.randperm.generator", signature(f"n, generator, {TENSOR}")(_permutation_shape))
+@rewrite("aten.randperm.default", signature(f"n, {TENSOR}")(_permutation_shape))
 def _permutation(builder: Builder, node: Node, count: Size, *rest: Arg) -> Value:
     """The order of random numbers. Equal ones, of 2^32, keep their order."""
     generator = rest[0] if node.op.endswith("generator") else None
