@@ -8,7 +8,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.facts import Moves
-from purevk.ops.registry import Operator, ShapeError, View, register
+from purevk.ops.registry import ShapeError, View, define
 
 VIEW_DTYPE = "aten.view.dtype"
 
@@ -51,6 +51,4 @@ def _scaled(layout: Layout, scale: Callable[[Size], Size]) -> Layout:
     return Layout(scale(layout.offset), (*map(scale, layout.strides[:-1]), 1))
 
 
-register(
-    Operator(VIEW_DTYPE, _shape, View(_layout), names=("aten.view_copy.dtype",), moves=Moves.NO)
-)
+define(VIEW_DTYPE, _shape, View(_layout), names=("aten.view_copy.dtype",), moves=Moves.NO)
