@@ -188,14 +188,10 @@ FAMILIES: dict[str, tuple[str, str]] = {
     ),
 }
 
-# Operators that are in another family than the other operators with shape functions in their module.
+# Operators that are in another family than the others of their module.
 OTHER_FAMILIES = {
-    **{
-        f"aten.{name}{kind}.default": "Random"
-        for name in ("rand", "randn")
-        for kind in ("", "_like")
-    },
     "et_vk.grid_priors.default": "Creation",
+    **{f"aten._fft_{kind}.default": "Fourier transforms" for kind in ("c2c", "c2r", "r2c")},
 }
 
 
@@ -207,7 +203,9 @@ def family_of(name: str) -> str:
     definition = registry.find(name)
     if isinstance(definition.form, registry.View):
         return "Movement"
-    module = definition.shape.__module__.removeprefix("purevk.ops.")
+    form = definition.form
+    function = getattr(form, "expand", None) or getattr(form, "lower", definition.shape)
+    module = function.__module__.removeprefix("purevk.ops.")
     homes = {key: family for family, (_, keys) in FAMILIES.items() for key in keys.split()}
     for key in (module, module.split(".")[0], module.split(".")[-1]):
         if key in homes:

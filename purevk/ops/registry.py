@@ -436,6 +436,7 @@ def rewrite(
     results are converted to the node's dtypes, which a file may have chosen (int32 for int64)."""
 
     def decorate(expand: _Expand) -> _Expand:
+        @functools.wraps(expand)
         def typed(builder: Builder, node: Node) -> tuple[Value, ...]:
             made = expand(builder, node, *node.args)
             values = (made,) if isinstance(made, Value) else made or ()
