@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, dense_operand
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.ops.registry import Kernel, Operator, ShapeError, register
+from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -176,4 +176,4 @@ def _lower_chunks(
     )
 
 
-register(Operator(NAME, _shape, Kernel(_lower)))
+define(NAME, _shape, Kernel(_lower))
