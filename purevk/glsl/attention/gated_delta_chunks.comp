@@ -1,14 +1,14 @@
 #version 450
 #extension GL_GOOGLE_include_directive : enable
-// What the gated delta rule (gated_delta.comp) computes of a chunk of tokens without the state before
-// it, for all chunks and heads at a time. With D[i][j] the product of the decays of the tokens after
-// j up to i, and G[i] that of all up to i, the deltas d of a chunk and its outputs are, with the state S
-// before the chunk,
+// What the gated delta rule (gated_delta.comp) computes of a chunk of tokens without the state
+// before it, for all chunks and heads at a time. D[i][j] is the product of the decays of the tokens
+// after j up to i, G[i] that of all up to i, S the state before the chunk. The deltas d and the
+// outputs of the chunk, and the state after it, are
 //   (I + A) d = beta * (v - G * k S^T),  A[i][j] = beta[i] * D[i][j] * (k[i] . k[j]) for j < i,
 //   out = G * q S^T + P d,               P[i][j] = D[i][j] * (q[i] . k[j]) for j <= i,
 //   S' = G[last] * S + d^T (D[last] * k)
-// Here: U and W with d = U - W S^T, by forward substitution, P, G and D[last]. gated_delta_scan.comp
-// does the rest. D is a product, and no quotient or logarithm: decays may be 0.
+// Here: U and W with d = U - W S^T, by forward substitution, P, G and D[last].
+// gated_delta_scan.comp does the rest. D is a product, and no quotient or logarithm: decays may be 0.
 //
 // Buffers: q, k, v, decay, beta as in gated_delta.comp, q and k in whole vec4s; for each chunk and
 //   head: solved [CHUNK, V + K], U and W beside each other; weights [CHUNK, CHUNK], P; factors
@@ -64,7 +64,8 @@ WRITEONLY_BUFFER(7, factors, float)
 #define LANES (CHUNK / 4)      // invocations of a row of A and P, of 4 columns each
 #define ROWS (CHUNK * LANES / LOCAL)
 #define SLOT(row, quad) ((row) * 4 + (row) / 4 + (quad))  // no two rows of 4 in one bank
-LOOPS(loop(CHUNK) + loop(K / 16) + loop(ceil(values + K, LOCAL), loop(CHUNK / BLOCK, loop(CHUNK / 4))))
+LOOPS(loop(CHUNK) + loop(CHUNK) + loop(K / 16))
+LOOPS(loop(ceil(values + K, LOCAL), loop(CHUNK / BLOCK, loop(CHUNK / 4))))
 UNROLLED_CODE(BLOCK * BLOCK / 2 + BLOCK * 4 + CHUNK * CHUNK * 32 / LOCAL)
 
 shared vec4 tile[2 * CHUNK * 4 + CHUNK / 2];  // 16 columns of k, and below them of q

@@ -4,8 +4,8 @@
 // workgroup keeps SLICE rows of the state of a head. For each chunk, by matmuls of tiles:
 //   d = U - W S^T,  out = G * q S^T + P d,  S = G[last] * S + d^T (D[last] * k)
 // An invocation has 4 columns (rows of the state) of ROWS deltas, ROWS outputs, and 4 keys of the
-// state or a multiple. While a tile is multiplied, the next one is read. The sums of tiles are added up
-// for themselves: that rounds less.
+// state or a multiple. While a tile is multiplied, the next one is read. Each tile has sums of its
+// own, which are added up: that rounds less.
 //
 // Buffers: q, k, state, out, after as in gated_delta.comp; solved, weights, factors as in
 //   gated_delta_chunks.comp. All but `factors` are read and written as whole vec4s.
