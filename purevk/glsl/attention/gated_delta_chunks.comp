@@ -9,6 +9,7 @@
 //   S' = G[last] * S + d^T (D[last] * k)
 // Here: U and W with d = U - W S^T, by forward substitution, P, G and D[last].
 // gated_delta_scan.comp does the rest. D is a product, and no quotient or logarithm: decays may be 0.
+// NaN or infinity of a token may reach the results of others of its chunk that are before it.
 //
 // Buffers: q, k, v, decay, beta as in gated_delta.comp, q and k in whole vec4s; for each chunk and
 //   head: solved [CHUNK, V + K], U and W beside each other; weights [CHUNK, CHUNK], P; factors

@@ -110,11 +110,10 @@ def test_which_prompts_are_cut():
         device = DeviceTraits(frozenset(), **{**device, **traits})
         return choose_chunks(device, steps, heads, values, keys)
 
-    assert chosen(profile=DEFAULT) == Chunks(64, 32, 256)
-    assert chosen(Dim.of(Symbol("s", 2048))) == Chunks(64, 32, 256)
-    assert chosen(heads=16) == Chunks(64, 16, 128)
+    assert chosen(profile=DEFAULT) == Chunks(64, 16, 128)
+    assert chosen(Dim.of(Symbol("s", 2048))) == Chunks(64, 16, 128)
     assert chosen(max_shared_memory=16384) == Chunks(32, 16, 128)
-    assert chosen(max_invocations=128) == Chunks(64, 16, 128)
+    assert chosen(max_invocations=64) is None
     assert chosen(keys=4096) is chosen(keys=8) is chosen(values=6) is None
     assert chosen(1) is chosen(Dim.of(Symbol("s", 32))) is chosen(profile=SOFTWARE) is None
     assert chosen(max_storage_range=1 << 24) is None
