@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,13 +44,11 @@ class Compiled:
     Attributes:
         spirv: by key.
         fresh: the keys that were not in the cache.
-        seconds: the time that their compilation took.
         overridden: the keys whose SPIR-V PUREVK_OVERRIDE gives in place of purevk's own.
     """
 
     spirv: dict[CacheKey, bytes]
     fresh: tuple[CacheKey, ...] = ()
-    seconds: float = 0.0
     overridden: frozenset[CacheKey] = frozenset()
 
 
@@ -90,7 +87,6 @@ def load_or_compile(
         )
     from purevk.shaders import shaderc  # a warm start does without it
 
-    start = time.perf_counter()
     try:
         results = shaderc.compile_many([jobs[key]() for key in fresh], threads, progress)
     except ShaderCompilerError as error:
@@ -106,7 +102,7 @@ def load_or_compile(
     for key, spirv in zip(fresh, results):
         cache.put_spirv(key, spirv, {"compiler": compiler.version, "origin": compiler.origin})
         cached[key] = spirv
-    return Compiled(cached, fresh, time.perf_counter() - start)
+    return Compiled(cached, fresh)
 
 
 def compile_cached(

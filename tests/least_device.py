@@ -25,7 +25,6 @@ LIMITS = {
     "min_storage_buffer_alignment": 256,
     "max_texel_buffer_elements": 65536,
     "min_texel_buffer_alignment": 256,
-    "max_bound_sets": 4,
 }
 
 

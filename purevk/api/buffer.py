@@ -20,9 +20,7 @@ class Usage(enum.IntFlag):
     TRANSFER_SRC = 0x1
     TRANSFER_DST = 0x2
     TEXEL = 0x4  # uniform texel buffer views
-    UNIFORM = 0x10
     STORAGE = 0x20
-    INDIRECT = 0x100
     ADDRESS = 0x20000
     DEFAULT = STORAGE | TRANSFER_SRC | TRANSFER_DST
 

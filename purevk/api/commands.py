@@ -33,7 +33,6 @@ class Access(enum.IntFlag):
     COMPUTE = 1
     TRANSFER = 2
     HOST = 4
-    INDIRECT = 8  # grid sizes that `dispatch_indirect` reads; destination only
 
 
 # (pipeline stage, access as source, access as destination)
@@ -41,7 +40,6 @@ _ACCESS = {
     Access.COMPUTE: (_STAGE_COMPUTE, 0x40, 0x20 | 0x40),  # shader write; shader read and write
     Access.TRANSFER: (0x1000, 0x1000, 0x800 | 0x1000),
     Access.HOST: (0x4000, 0x4000, 0x2000 | 0x4000),
-    Access.INDIRECT: (0x2, 0, 0x1),
 }
 
 
@@ -151,20 +149,13 @@ class CommandBuffer(DeviceObject):
         last."""
         self._bind_sets(self.handle, _COMPUTE, self._layout, 0, 1, descriptor_set, 0, vk.NULL)
 
-    def push_constants(self, data: Any, nbytes: int | None = None, offset: int = 0) -> None:
-        """Sets push constants: bytes, or a cffi pointer with its `nbytes`; a multiple of 4 from
-        `offset`."""
-        size = len(data) if nbytes is None else nbytes
-        self._push(self.handle, self._layout, _COMPUTE_STAGE, offset, size, data)
+    def push_constants(self, data: Any, nbytes: int) -> None:
+        """Sets push constants: bytes, or a cffi pointer; `nbytes` is a multiple of 4."""
+        self._push(self.handle, self._layout, _COMPUTE_STAGE, 0, nbytes, data)
 
     def dispatch(self, x: int, y: int = 1, z: int = 1) -> None:
         """Runs the bound pipeline on a grid of workgroups."""
         self._dispatch(self.handle, x, y, z)
-
-    def dispatch_indirect(self, buffer: Buffer, offset: int) -> None:
-        """Runs the bound pipeline on a grid that the device reads: three 32-bit numbers at
-        `offset`, a multiple of 4. The buffer has `Usage.INDIRECT`."""
-        self._functions.vkCmdDispatchIndirect(self.handle, buffer.handle, offset)
 
     def record_dispatch(
         self,
@@ -220,12 +211,10 @@ class CommandBuffer(DeviceObject):
             self.handle, buffer.handle, offset, len(data), vk.ffi.from_buffer(data)
         )
 
-    def reset_queries(self, pool: TimestampPool, first: int = 0, count: int | None = None) -> None:
+    def reset_queries(self, pool: TimestampPool) -> None:
         """Resets timestamps. Each must be reset before it is written."""
-        count = pool.count - first if count is None else count
-        self._functions.vkCmdResetQueryPool(self.handle, pool.handle, first, count)
+        self._functions.vkCmdResetQueryPool(self.handle, pool.handle, 0, pool.count)
 
-    def write_timestamp(self, pool: TimestampPool, index: int, *, after: bool = True) -> None:
-        """Writes the time: once all work before is done (`after`), or when it is reached."""
-        stage = _STAGE_BOTTOM if after else _STAGE_TOP
-        self._functions.vkCmdWriteTimestamp(self.handle, stage, pool.handle, index)
+    def write_timestamp(self, pool: TimestampPool, index: int) -> None:
+        """Writes the time once all work before is done."""
+        self._functions.vkCmdWriteTimestamp(self.handle, _STAGE_BOTTOM, pool.handle, index)

@@ -78,12 +78,9 @@ class Limits:
     min_storage_buffer_alignment: int
     max_texel_buffer_elements: int
     min_texel_buffer_alignment: int
-    min_map_alignment: int
     non_coherent_atom: int
-    max_bound_sets: int
     min_subgroup_size: int
     max_subgroup_size: int
-    max_workgroup_subgroups: int
 
     @property
     def max_buffer_memory(self) -> int | None:
@@ -124,8 +121,7 @@ class PhysicalDevice:
         driver_id: VkDriverId; driver: the driver's name and version as text; driver_version: its
             packed number.
         api_version: (major, minor, patch) in use; offered_version: what the driver offers.
-        uuid, driver_uuid: `uuid.UUID`. pipeline_cache_uuid: 16 bytes that a driver cache must start
-            with.
+        uuid: a `uuid.UUID`. pipeline_cache_uuid: 16 bytes that a driver cache must start with.
         limits, heaps, memory_types: see those classes.
         extensions: frozenset of names. available: the `Features` offered.
         subgroup_size, subgroup_operations (VkSubgroupFeatureFlags), subgroup_stages.
@@ -196,7 +192,6 @@ class PhysicalDevice:
             self.driver_id = int(driver.driverID)
             self.driver = f"{vk.text(driver.driverName)} {vk.text(driver.driverInfo)}".strip()
         self.uuid = uuid.UUID(bytes=bytes(ids.deviceUUID))
-        self.driver_uuid = uuid.UUID(bytes=bytes(ids.driverUUID))
         self.pipeline_cache_uuid = bytes(properties.pipelineCacheUUID)
         self.subgroup_size = subgroup.subgroupSize
         self.subgroup_operations, self.subgroup_stages = (
@@ -220,10 +215,7 @@ class PhysicalDevice:
             self.core_count = shape[0] * shape[1] * shape[2]
         elif cores:
             self.core_count = cores.shaderCoreCount
-        found = (0, 0, 0) if matrix2 is None else (matrix2[4], matrix2[5], matrix2[6])
-        self.matrix2_workgroup_size: int = found[0]
-        self.matrix2_max_dimension: int = found[1]
-        self.matrix2_reserved_shared_memory: int = found[2]
+        self.matrix2_max_dimension: int = 0 if matrix2 is None else matrix2[5]
         limits = properties.limits
         self.limits = Limits(
             max_storage_buffer_range=limits.maxStorageBufferRange,
@@ -240,12 +232,9 @@ class PhysicalDevice:
             min_storage_buffer_alignment=limits.minStorageBufferOffsetAlignment,
             max_texel_buffer_elements=limits.maxTexelBufferElements,
             min_texel_buffer_alignment=limits.minTexelBufferOffsetAlignment,
-            min_map_alignment=limits.minMemoryMapAlignment,
             non_coherent_atom=limits.nonCoherentAtomSize,
-            max_bound_sets=limits.maxBoundDescriptorSets,
             min_subgroup_size=control.minSubgroupSize if control else subgroup.subgroupSize,
             max_subgroup_size=control.maxSubgroupSize if control else subgroup.subgroupSize,
-            max_workgroup_subgroups=control.maxComputeWorkgroupSubgroups if control else 0,
         )
 
     def _read_memory(self) -> None:

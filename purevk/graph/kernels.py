@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,18 +37,16 @@ _BATCH = 16  # pipelines of a driver that compiles them at the first dispatch
 
 @dataclass
 class KernelReport:
-    """Counts and times of making kernels.
+    """Counts of making kernels.
 
     Attributes:
         compiled: SPIR-V modules that the compiler made. cached: modules that the cache had.
-        pipelines: pipelines made. compile_seconds, pipeline_seconds: wall time.
+        pipelines: pipelines made.
     """
 
     compiled: int = 0
     cached: int = 0
     pipelines: int = 0
-    compile_seconds: float = 0.0
-    pipeline_seconds: float = 0.0
     templates: dict[str, int] = field(default_factory=dict)
 
 
@@ -193,7 +190,6 @@ class KernelStore:
     ) -> list[api.ComputePipeline]:
         """New pipelines of specs."""
         modules = self._modules(specs, progress, may_compile)
-        start = time.perf_counter()
         try:
             made = self._create(specs, modules.spirv, progress)
         except (DeviceLostError, OutOfDeviceMemoryError):
@@ -204,7 +200,6 @@ class KernelStore:
             modules = self._compiled_again(specs, modules, error)
             made = self._create(specs, modules.spirv, progress)
         self.report.pipelines += len(made)
-        self.report.pipeline_seconds += time.perf_counter() - start
         return made
 
     def pipeline(self, spec: KernelSpec) -> api.ComputePipeline:
@@ -270,7 +265,6 @@ class KernelStore:
                 report.templates[template] = report.templates.get(template, 0) + 1
         report.cached += len(jobs) - len(fresh)
         report.compiled += len(fresh)
-        report.compile_seconds += done.seconds
         if folder := knobs.dump_folder():
             dump_spirv(folder, done.spirv)
         if knobs.OVERRIDE():

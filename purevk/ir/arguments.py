@@ -106,10 +106,6 @@ class Arguments:
         """A list of integers that may be known only at a call; `count` as for `ints`."""
         return self._list(name, _size, "sizes", count)
 
-    def optional_sizes(self, name: str_, count: int_ | None = None) -> tuple[Size, ...] | None:
-        """A list of integers that may be known only at a call, or None; `count` as for `ints`."""
-        return None if self.arg(name) is None else self.sizes(name, count)
-
     def float(self, name: str_) -> float_:
         """A real number."""
         return self._read(name, _float, "a real number")
@@ -122,17 +118,9 @@ class Arguments:
         """A list of real numbers; `count` as for `ints`."""
         return self._list(name, _float, "real numbers", count)
 
-    def optional_floats(self, name: str_, count: int_ | None = None) -> tuple[float_, ...] | None:
-        """A list of real numbers, or None; `count` as for `ints`."""
-        return None if self.arg(name) is None else self.floats(name, count)
-
     def scalar(self, name: str_) -> Scalar:
         """A number of any type. An integer may be known only at a call."""
         return self._read(name, _scalar, "a number")
-
-    def optional_scalar(self, name: str_) -> Scalar | None:
-        """A number of any type, or None."""
-        return self._optional(name, _scalar, "a number")
 
     def scalars(self, name: str_) -> tuple[Scalar, ...]:
         """A list of numbers of any type."""
@@ -154,10 +142,6 @@ class Arguments:
     def str(self, name: str_) -> str_:
         """A string."""
         return self._read(name, _str, "a string")
-
-    def optional_str(self, name: str_) -> str_ | None:
-        """A string or None."""
-        return self._optional(name, _str, "a string")
 
     def dtype(self, name: str_) -> DType:
         """An element type."""

@@ -45,20 +45,6 @@ _BY_KEY = 2**64 - 1  # offset of a constant that is found by its key
 _UNSET = 127
 _DEFAULT = 255
 
-STORAGE_TYPES = {0: "buffer", 1: "texture3d", 2: "texture2d", 255: "default"}
-MEMORY_LAYOUTS = {
-    0: "width_packed",
-    1: "height_packed",
-    2: "channels_packed",
-    3: "int8_4w4c",
-    4: "int8_4h4w",
-    5: "int8_4w",
-    6: "int8_4c",
-    8: "int8_4c1w",
-    9: "int8_conv2d",
-    255: "default",
-}
-
 _NULL = Schema("Null")
 _INT = Schema("Int", int_val=i64())
 _DOUBLE = Schema("Double", double_val=fb.f64())
@@ -116,8 +102,8 @@ class VkTensor(NamedTuple):
 
     `datatype` and `staging_datatype` are VkDataType codes (127: not set); `dims` are upper bounds.
     `constant_id` is the number of its constant, or negative. `mem_obj_id` is a planned slot, or
-    negative. `storage_type` and `memory_layout` are the exporter's hints (`STORAGE_TYPES`,
-    `MEMORY_LAYOUTS`; 255: none).
+    negative. `storage_type` and `memory_layout` are the exporter's hints (255:
+    none).
     """
 
     datatype: int

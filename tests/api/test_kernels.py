@@ -203,23 +203,6 @@ def test_push_constants_from_a_pointer(device: api.Device, spin_spirv: bytes) ->
     assert set(np.frombuffer(buffer.read(), np.uint32)) == {expected}
 
 
-def test_indirect_dispatch(device: api.Device, increment_spirv: bytes) -> None:
-    counter = Counter(device, increment_spirv, 192)
-    grid = api.Buffer(device, 16, MemoryKind.UPLOAD, api.Usage.DEFAULT | api.Usage.INDIRECT)
-    grid.write(4, struct.pack("3I", 2, 1, 1))
-    commands = counter.pool.buffer()
-    commands.begin()
-    commands.fill_buffer(counter.buffer, 0, 768)
-    commands.barrier(Access.TRANSFER, Access.COMPUTE)
-    commands.bind_pipeline(counter.pipeline)
-    commands.bind_set(counter.set)
-    commands.dispatch_indirect(grid, 4)
-    commands.barrier(Access.COMPUTE, Access.HOST)
-    commands.end()
-    device.queue.run(commands)
-    np.testing.assert_array_equal(counter.values(), [1] * 128 + [0] * 64)
-
-
 def test_several_command_buffers_in_one_submission(
     device: api.Device, increment_spirv: bytes
 ) -> None:
