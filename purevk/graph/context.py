@@ -113,7 +113,8 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     """The device traits, which the choice of kernels depends on. The cache keeps what the compiler
     was asked."""
     cache = cache or Cache(None)
-    limits, shapes = device.limits, _coopmat_shapes(device, cache)
+    limits, profile = device.limits, profile_of(device.physical)
+    shapes = _coopmat_shapes(device, cache) if profile.has_fast_matrix_cores else []
     bytes_shapes = _fragments(device, "int8", "int32") if shapes and device.features.int8 else []
     matrices = _workgroup_matrices(device, cache) if shapes else ()
     shape = max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None)
@@ -122,7 +123,7 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         features=frozenset(device.features),
         subgroup_size=device.physical.subgroup_size,
         cores=device.core_count or ((device.kind == "cpu" and os.cpu_count()) or 0),
-        profile=profile_of(device.physical),
+        profile=profile,
         max_storage_range=limits.max_storage_buffer_range,
         max_shared_memory=limits.max_shared_memory,
         max_workgroups=limits.max_workgroup_count,
@@ -149,6 +150,7 @@ def identity_of(physical: api.PhysicalDevice) -> DeviceIdentity:
         name=physical.name,
         driver=physical.driver,
         subgroup_size=physical.subgroup_size,
+        min_subgroup_size=physical.limits.min_subgroup_size,
         features=frozenset(physical.available),
     )
 

@@ -37,6 +37,8 @@ class DeviceProfile:
             on. Otherwise it does when the pipeline is made.
         has_fast_float_atomics: an atomic addition of floats is faster than a loop of
             compare-and-exchange.
+        has_fast_matrix_cores: kernels on matrix cores are faster than others, where the driver offers
+            them.
         packs_to_nearest: GLSL's packHalf2x16 rounds to the nearest float16, ties to even.
 
         max_unrolled_code: products that the loops of a kernel may be unrolled to. More take seconds to
@@ -108,6 +110,7 @@ class DeviceProfile:
     prefers_unrolled_code: bool
     compiles_at_dispatch: bool
     has_fast_float_atomics: bool
+    has_fast_matrix_cores: bool
     packs_to_nearest: bool
 
     max_unrolled_code: int

@@ -18,7 +18,8 @@ class DeviceIdentity:
         vendor_id, device_id: `vendorID` and `deviceID` of Vulkan.
         kind: "discrete", "integrated", "virtual", "cpu" or "other".
         name, driver: the names of the device and of its driver.
-        subgroup_size: invocations per subgroup.
+        subgroup_size, min_subgroup_size: invocations per subgroup, and the fewest that a kernel may
+            ask for.
         features: names of the optional features that the device offers.
     """
 
@@ -28,6 +29,7 @@ class DeviceIdentity:
     name: str = ""
     driver: str = ""
     subgroup_size: int = 32
+    min_subgroup_size: int = 32
     features: frozenset[str] = frozenset()
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from purevk import api
+from purevk import api, knobs
 from purevk.api.features import Features
 from purevk.cache import Cache, default_cache
 from purevk.errors import DeviceError
 from purevk.frontends.files import open_file
+from purevk.graph import context
 from purevk.graph.context import traits_of
 from purevk.graph.kernels import KernelStore
 from purevk.report.lowered import lower
@@ -34,6 +35,16 @@ def test_a_device_that_takes_no_subgroup_size_runs_kernels_of_its_own_size() -> 
         assert made and all(pipeline.alive for pipeline in made)
         with pytest.raises(DeviceError, match="offers no choice"):
             store.prepare([replace(kernels[0], subgroup_size=2 * traits.subgroup_size)])
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("profile", ["intel", "alchemist"])
+def test_slow_matrix_cores_are_not_used(monkeypatch: pytest.MonkeyPatch, profile: str) -> None:
+    shape = (8, 8, 16)
+    monkeypatch.setattr(context, "_coopmat_shapes", lambda device, cache: [shape])
+    monkeypatch.setenv(knobs.PROFILE.name, profile)
+    with api.Instance() as instance, api.Device(instance.pick()) as device:
+        assert traits_of(device).coopmat_shape == (shape if profile == "intel" else None)
 
 
 @pytest.mark.device

@@ -25,7 +25,7 @@ from purevk.tuning import (
     registry,
     tiles,
 )
-from purevk.tuning.families import amd, apple, intel, mobile, nvidia
+from purevk.tuning.families import alchemist, amd, apple, intel, mobile, nvidia
 
 LLVMPIPE = DeviceIdentity(0x10005, 0, "cpu", "llvmpipe (LLVM 15.0.6, 256 bits)")
 DEVICES = [
@@ -33,7 +33,18 @@ DEVICES = [
     (DeviceIdentity(0x1AE0, 0xC0DE, "cpu", "SwiftShader Device"), SOFTWARE),
     (DeviceIdentity(0x10DE, 0x2330, "discrete", "NVIDIA H100 80GB HBM3"), nvidia.NVIDIA),
     (DeviceIdentity(0x1002, 0x744C, "discrete", "AMD Radeon RX 7900 XTX"), amd.AMD),
-    (DeviceIdentity(0x8086, 0x56A0, "discrete", "Intel(R) Arc(tm) A770 Graphics"), intel.INTEL),
+    (
+        DeviceIdentity(0x8086, 0x56A0, "discrete", "Intel(R) Arc(tm) A770", min_subgroup_size=8),
+        alchemist.ALCHEMIST,
+    ),
+    (
+        DeviceIdentity(0x8086, 0xE20B, "discrete", "Intel(R) Arc(tm) B580", min_subgroup_size=16),
+        intel.INTEL,
+    ),
+    (
+        DeviceIdentity(0x8086, 0x7D51, "integrated", "Intel(R) Arc(tm) 140T", min_subgroup_size=8),
+        intel.INTEL,
+    ),
     (DeviceIdentity(0x106B, 0x0D070209, "integrated", "Apple M1"), apple.APPLE),
     (DeviceIdentity(0x10005, 0, "integrated", "Apple M1 (G13G B1)"), apple.APPLE),
     (DeviceIdentity(0x5143, 0x43050A01, "integrated", "Adreno (TM) 740"), mobile.MOBILE),
@@ -112,13 +123,13 @@ def test_every_field_is_described(described: type) -> None:
 
 
 def test_every_field_is_asked_for() -> None:
-    """By kernels, their compilation, cost models or `DeviceTraits`; a family that sets a field changes
-    something."""
+    """By kernels, their compilation, cost models, `DeviceTraits` or what makes these; a family that
+    sets a field changes something."""
     package = Path(mobile.__file__).parents[2]
     readers = [
         *(path for name in ("lower", "ops") for path in (package / name).rglob("*.py")),
         *(package / "tuning" / f"{name}.py" for name in ("profile", "traits")),
-        package / "graph" / "kernels.py",
+        *(package / "graph" / f"{name}.py" for name in ("context", "kernels")),
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in readers)
     asked = set(re.findall(r"\.([a-z]\w*)", text)) | {"name"}

@@ -333,6 +333,7 @@ DEFAULT = DeviceProfile(
     prefers_unrolled_code=True,
     compiles_at_dispatch=False,
     has_fast_float_atomics=True,
+    has_fast_matrix_cores=True,
     packs_to_nearest=False,
     max_unrolled_code=2048,
     loads_in_flight=8,
