@@ -13,9 +13,6 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
-from purevk.ops.image.pool_nd import average_images, maximum_images
-from purevk.ops.image.pooling import NAME as POOL
-from purevk.ops.image.pooling import Pool
 from purevk.ops.long_rows import norm, normalize, scaled, softmax, typed
 from purevk.ops.map import mapped, mapped_all, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
@@ -25,6 +22,7 @@ from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.scan import NAME as SCAN
 from purevk.ops.reduce.softmax import NAME as SOFTMAX
 from purevk.ops.registry import in_double
+from purevk.ops.row_parts import squared_deviations
 from purevk.ops.sort.selection import NAME as SELECT
 from purevk.ops.sort.sort import NAME as SORT
 
@@ -87,30 +85,14 @@ in_double(SELECT, _select)
 # -- reductions ----------------------------------------------------------------------------------
 def _reduce(builder: Builder, node: Node) -> Value:
     x, how = _wide(builder, node.tensor("x")), node.attribute("kind", Reduction)
-    dims, keepdim = node.ints("dims"), node.bool("keepdim")
+    dims = node.ints("dims")
     if how.logarithm:
         top = builder.emit(REDUCE, x, "amax", dims, True, WIDE)
         top = builder.aten.where.self(builder.aten.isinf(top), x=0.0, y=top)
         powers = builder.aten.exp(builder.aten.sub.Tensor(x, top))
         total = builder.aten.log(builder.emit(REDUCE, powers, "sum", dims, True, WIDE))
         return typed(builder, builder.aten.add.Tensor(total, top), node)
-    mean = builder.emit(REDUCE, x, "mean", dims, True, WIDE)
-    centred = builder.aten.sub.Tensor(x, mean)
-    total = builder.emit(
-        REDUCE, builder.aten.mul.Tensor(centred, centred), "sum", dims, keepdim, WIDE
-    )
-    body = f"double a = X({coordinates(total.type.rank)}); r = {how.finish};"
-    return typed(
-        builder,
-        mapped(
-            builder,
-            body,
-            {"X": total},
-            total.type,
-            numbers={"n": _dims.product(x.type.dims[d] for d in dims)},
-        ),
-        node,
-    )
+    return squared_deviations(builder, node, x)
 
 
 def _needs_parts(node: Node) -> bool:
@@ -172,21 +154,7 @@ in_double(NORM, norm)
 in_double(GROUP_NORM, _group_norm)
 
 
-# -- windows -------------------------------------------------------------------------------------
-def _pool(builder: Builder, node: Node) -> tuple[Value, ...]:
-    pool = Pool.of(node)
-    if pool.average:
-        return (
-            average_images(
-                builder, pool.x, pool.window, pool.sizes, pool.count_include_pad, pool.divisor
-            ),
-        )
-    values, *indices = maximum_images(
-        builder, pool.x, pool.window, pool.sizes, pool.indices is not None
-    )
-    return values, *(builder.aten._to_copy(each, pool.indices) for each in indices)
-
-
+# -- convolutions -------------------------------------------------------------------------------------
 def _convolution(builder: Builder, node: Node) -> Value:
     """One invocation per element of the result."""
     x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
@@ -203,27 +171,16 @@ def _convolution(builder: Builder, node: Node) -> Value:
         "spread_y": spread[0],
         "spread_x": spread[1],
     }
-    inputs = {"X": x, "W": weight} | ({} if bias is None else {"B": bias})
-    height, width, depth, _ = weight.type.dims
     # A bias has a number for each channel after spreading, or before.
-    # Of the channels, as many as the loops of one invocation may walk.
-    most = max((builder.traits.max_iterations - 1 - 2 * height) // (height * width) - 2, 1)
-    start = "0.0" if bias is None else "B(o)"
-    for first in range(0, max(depth, 1), most):
-        given = {**numbers, "first": first, "last": min(first + most, depth)}
-        made = mapped(
-            builder,
-            "",
-            inputs,
-            node.result.type,
-            numbers=given,
-            template="conv/conv2d_elements.comp",
-            macros={"START": start},
-        )
-        inputs = {"X": x, "W": weight, "BEFORE": made}
-        start = "BEFORE(i0, i1, i2, i3)"
-    return made
+    return mapped(
+        builder,
+        "",
+        {"X": x, "W": weight} | ({} if bias is None else {"B": bias}),
+        node.result.type,
+        numbers=numbers,
+        template="conv/conv2d_elements.comp",
+        macros={"START": "0.0" if bias is None else "B(o)"},
+    )
 
 
-in_double(POOL, _pool)
 in_double(CONVOLUTION, _convolution)

@@ -3,12 +3,10 @@ reads and writes slices of them, or as sums of such parts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from purevk.dtypes import DType
 from purevk.errors import GraphError
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
@@ -21,19 +19,18 @@ from purevk.ops.image.pooling import NAME as POOL
 from purevk.ops.image.resample import RESIZED
 from purevk.ops.long_rows import group_norm, norm, softmax, to_dtype, typed
 from purevk.ops.matmul.matmul import NAME as MATMUL
-from purevk.ops.promotion import promote_types, wide_type
+from purevk.ops.promotion import wide_type
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.reduction import NAME as REDUCE
-from purevk.ops.reduce.reduction import Reduction
 from purevk.ops.reduce.scan import NAME as SCAN
 from purevk.ops.reduce.softmax import NAME as SOFTMAX
 from purevk.ops.registry import in_parts
+from purevk.ops.row_parts import BETTER, Slices, has_parts, join_flat, join_reduced
 from purevk.ops.sort.sort import NAME as SORT
 from purevk.tuning import DeviceTraits
 
 _SLACK = 512  # bytes of a binding before and after a slice
-Slices = Sequence[tuple[int, Size]]  # the first index of each, and how many
 
 
 @dataclass(frozen=True)
@@ -190,103 +187,13 @@ def _reduce_axes(node: Node) -> list[Axis]:
     for d, size in enumerate(x.type.dims):
         if d not in dims:
             axes.append(Axis(size, {"x": d}, at))
-        elif node.arg("kind") in _BETTER and len(dims) > 1:
+        elif node.arg("kind") in BETTER and len(dims) > 1:
             if len(dims) == x.type.rank:
-                axes.append(Axis(size, {"x": d}, None, _join_flat))
-        elif _has_parts(node):
-            axes.append(Axis(size, {"x": d}, None, partial(_join_reduced, dim=d), 2))
+                axes.append(Axis(size, {"x": d}, None, join_flat))
+        elif has_parts(node):
+            axes.append(Axis(size, {"x": d}, None, partial(join_reduced, dim=d), 2))
         at += keepdim or d not in dims
     return axes
-
-
-def _has_parts(node: Node) -> bool:
-    """Whether the results of parts of a row give that of the row."""
-    kind = node.arg("kind")
-    if not isinstance(kind, Reduction):
-        return True
-    counts = kind.variance or _COUNT.search(kind.finish) is not None
-    return not kind.best and (not counts or isinstance(_count(node), int))
-
-
-def _count(node: Node) -> Size:
-    """How many elements are reduced to one."""
-    return _dims.product(node.tensor("x").type.dims[d] for d in node.ints("dims"))
-
-
-_COUNT = re.compile(r"\bn\b")
-_BETTER = {"argmax": "aten.gt.Tensor", "argmin": "aten.lt.Tensor"}
-
-
-def _join_reduced(builder: Builder, node: Node, slices: Slices, dim: int) -> Sequence[Value]:
-    """A reduction of parts of rows, and then of the results of these."""
-    x, kind, dims = node.tensor("x"), node.arg("kind"), node.ints("dims")
-    parts = [_part(builder, x, dim, *each) for each in slices]
-    if kind in _BETTER:
-        return _join_best(builder, node, [start for start, _ in slices], parts, dim)
-    dtype, source = node.results[0].type.dtype, x.type.dtype
-    wide = wide_type(promote_types(dtype, source)) if dtype.is_float else dtype
-
-    def whole(value: Value, kind: str | Reduction, dtype: DType) -> Value:
-        return builder.emit(REDUCE, value, kind, dims, True, dtype)
-
-    last: str | Reduction
-    if isinstance(kind, Reduction):
-        finish = _COUNT.sub(str(_count(node)), kind.finish)
-        last = replace(kind, load="(v)", finish=finish, variance=False)
-        if kind.variance:
-            below = builder.aten.sub.Tensor(x, whole(x, "mean", wide))
-            made = whole(builder.aten.mul.Tensor(below, below), "sum", wide)
-            return (typed(builder, whole(made, last, dtype), node),)
-        first: str | Reduction = replace(kind, finish="(a)")
-    else:
-        first = "sum" if kind == "mean" else node.str("kind")
-        last = first
-    made = builder.aten.cat(tuple(whole(each, first, wide) for each in parts), dim)
-    made = whole(made, last, wide if kind == "mean" else dtype)
-    if kind == "mean":
-        made = builder.aten.div.Tensor(made, _count(node))
-    return (typed(builder, made, node),)
-
-
-def _join_flat(builder: Builder, node: Node, slices: Slices) -> Sequence[Value]:
-    """The index of the best element of all, as that of a single row."""
-    x = node.tensor("x")
-    flat = builder.aten.view(x, (x.type.numel,))
-    made = builder.emit_all(REDUCE, *node.with_arguments(x=flat, dims=(0,), keepdim=False).args)
-    return [builder.aten.view(value, result.type.dims) for value, result in zip(made, node.results)]
-
-
-def _join_best(
-    builder: Builder, node: Node, starts: Sequence[int], parts: Sequence[Value], dim: int
-) -> Sequence[Value]:
-    """The largest or smallest elements of rows, and where they are, from those of parts of rows. NaN
-    is before all others, and of equal elements the first one is taken."""
-    kind, index = node.str("kind"), node.optional_dtype("index")
-    dtype = node.results[0].type.dtype if index is None else index
-    best: tuple[Value, Value] | None = None
-    for start, part in zip(starts, parts):
-        source = part.type.dtype
-        value, at = builder.emit_all(REDUCE, part, kind, (dim,), True, source, dtype)
-        at = builder.aten.add.Tensor(at, start)
-        if best is None:
-            best = value, at
-            continue
-        better = builder.emit(_BETTER[kind], value, best[0])
-        if source.is_float:
-            lost, found = (builder.aten.isnan(each) for each in (best[0], value))
-            found = builder.aten.logical_and(found, builder.aten.logical_not(lost))
-            better = builder.aten.logical_or(better, found)
-            better = builder.aten.logical_and(better, builder.aten.logical_not(lost))
-        best = (
-            builder.aten.where.self(better, value, best[0]),
-            builder.aten.where.self(better, at, best[1]),
-        )
-    assert best is not None  # there are several parts
-    results = best if index is not None else best[1:]
-    return [
-        builder.aten.view(to_dtype(builder, made, result.type.dtype), result.type.dims)
-        for made, result in zip(results, node.results)
-    ]
 
 
 # -- sums of products ----------------------------------------------------------------------------

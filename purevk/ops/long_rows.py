@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from purevk.lower.rows import most_columns
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.matmul.matmul import NAME as MATMUL
+from purevk.ops.movement.rearrange import pad
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.normalization import passes_of_norm
@@ -149,26 +151,60 @@ def _matmul(builder: Builder, node: Node) -> Value:
     return _sum(builder, node, parts)
 
 
-def _most_channels(node: Node, traits: DeviceTraits) -> int:
-    """Channels of a convolution whose kernel takes 4 of them, of one tap, in an iteration."""
-    height, width = (_dims.upper(size) for size in node.tensor("weight").type.dims[:2])
-    return 4 * max((traits.max_iterations - 1 - 2 * height) // (height * width) - 2, 0)
+def _window(node: Node) -> list[int]:
+    """Rows, columns and channels of a convolution's window."""
+    return [_dims.upper(size) for size in node.tensor("weight").type.dims[:3]]
+
+
+def _iterations(window: Sequence[int], dtype: DType) -> int:
+    """Of a convolution. All kernels but that of float64 take 4 channels at once."""
+    height, width, channels = window
+    each = channels if dtype is DType.float64 else -(-channels // 4)
+    return 1 + height * (2 + width * (2 + each))
 
 
 def _convolution(builder: Builder, node: Node) -> Value:
-    x, weight, bias = node.tensor("x"), node.tensor("weight"), node.optional_tensor("bias")
-    groups, (batch, channels, *sizes) = node.int("groups"), x.type.dims
-    in_groups = builder.aten.view(x, (batch, groups, channels // groups, *sizes))
+    """The sum of convolutions with parts of the window, along its longest dim. Parts that are still too
+    long are cut again."""
+    window, dtype = _window(node), node.tensor("x").type.dtype
+    dim = max(range(3), key=lambda d: window[d] if d < 2 else window[d] // 4)
+
+    def iterations(length: int) -> int:
+        return _iterations([length if d == dim else n for d, n in enumerate(window)], dtype)
+
+    lengths = range(1, window[dim] + 1)
+    most = bisect_right(lengths, builder.traits.max_iterations, key=iterations)
+    weight, bias = node.tensor("weight"), node.optional_tensor("bias")
     parts: list[Value] = []
-    for start, end in _ends(weight.type.dims[2], _most_channels(node, builder.traits)):
-        some = builder.aten.slice.Tensor(in_groups, dim=2, start=start, end=end)
-        some = builder.aten.reshape(some, (batch, groups * (end - start), *sizes))
-        terms = builder.aten.slice.Tensor(weight, dim=2, start=start, end=end)
+    for start, end in _ends(weight.type.dims[dim], max(most, 1 if dim < 2 else 4)):
+        terms = _wide(builder, builder.aten.slice.Tensor(weight, dim, start, end))
         own = None if parts or bias is None else _wide(builder, bias)
-        args = [*node.args]
-        args[:3] = _wide(builder, some), _wide(builder, terms), own
-        parts.append(builder.emit(CONVOLUTION, *args))
+        some = node.with_arguments(weight=terms, bias=own)
+        some = (_of_taps if dim < 2 else _of_channels)(builder, some, start, end, dim)
+        parts.append(builder.emit(CONVOLUTION, *some.args))
     return _sum(builder, node, parts)
+
+
+def _of_channels(builder: Builder, node: Node, start: Size, end: Size, dim: int) -> Node:
+    """The node with the channels from `start` to `end` of each group."""
+    x, groups = node.tensor("x"), node.int("groups")
+    batch, channels, *sizes = x.type.dims
+    in_groups = builder.aten.view(x, (batch, groups, channels // groups, *sizes))
+    some = builder.aten.slice.Tensor(in_groups, dim=2, start=start, end=end)
+    some = builder.aten.reshape(some, (batch, groups * (end - start), *sizes))
+    return node.with_arguments(x=_wide(builder, some))
+
+
+def _of_taps(builder: Builder, node: Node, start: Size, end: Size, dim: int) -> Node:
+    """The node with what the taps from `start` to `end` read of the rows (dim 0) or columns (dim 1)."""
+    x, padding = node.tensor("x"), [*node.ints("padding")]
+    stride, dilation = node.ints("stride")[dim], node.ints("dilation")[dim]
+    before = padding[dim] - start * dilation
+    span = (node.result.type.dims[2 + dim] - 1) * stride + (end - start - 1) * dilation + 1
+    pads = (before, span - before - x.type.dims[2 + dim])
+    padding[dim] = 0
+    some = pad(builder, x, (0, 0, *pads) if dim == 0 else pads)
+    return node.with_arguments(x=_wide(builder, some), padding=tuple(padding))
 
 
 def _long_matmul(node: Node, traits: DeviceTraits) -> bool:
@@ -176,8 +212,9 @@ def _long_matmul(node: Node, traits: DeviceTraits) -> bool:
 
 
 def _long_convolution(node: Node, traits: DeviceTraits) -> bool:
-    most = _most_channels(node, traits)
-    return most > 0 and _is_longer(node.tensor("weight").type.dims[2], most)
+    window = _window(node)
+    long = _iterations(window, node.tensor("x").type.dtype) > traits.max_iterations
+    return long and max(window) < _dims.UNBOUNDED
 
 
 in_parts(MATMUL, _matmul, _long_matmul)

@@ -355,15 +355,15 @@ def expansion(
     Args:
         traits: of the device, for nodes that it runs in parts.
     """
+    for expand, when in _in_parts.get(node.op, ()):
+        if traits is not None and when(node, traits):
+            return expand
     if node.op in _in_double and any(
         value.type.dtype is DType.float64 for value in (*node.inputs, *node.results)
     ):
         double = _in_double[node.op](node)
         if double is not None:
             return double
-    for expand, when in _in_parts.get(node.op, ()):
-        if traits is not None and when(node, traits):
-            return expand
     definition = find(node.op)
     return (
         definition.form.expand

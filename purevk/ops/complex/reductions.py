@@ -13,7 +13,6 @@ from purevk.ops.builder import Builder
 from purevk.ops.complex.movement import by_parts
 from purevk.ops.complex.split import (
     Made,
-    NoKernelError,
     Pairs,
     Parts,
     Split,
@@ -22,6 +21,7 @@ from purevk.ops.complex.split import (
     expand_by,
     expand_by_own,
 )
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.map import mapped_over_all
 from purevk.ops.shapes import wrap, wrap_all
 
@@ -114,27 +114,53 @@ expand_by_own("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList", "a
 
 
 def _multiplied(split: Split, x: Value, dim: int, running: bool, dtype: DType) -> Parts:
-    """The product along a dim, or the running products: one invocation per row."""
+    """The product along a dim, or the running products."""
     parts = split.parts(x, dtype)
-    rank, length = x.type.rank, x.type.dims[dim]
-    if _dims.upper(length) >= split.builder.traits.max_iterations:
-        raise NoKernelError(f"no kernel for a product of {_dims.upper(length)} complex numbers")
-    over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
+    rank, length, type = x.type.rank, x.type.dims[dim], parts.real.type
     at = coordinates(rank, **{f"d{dim}": "j"})
-    end = coordinates(rank)
-    store = "R_PUT({at}, a); R1_PUT({at}, b);"
-    body = (
-        f"{parts.real.type.dtype.acc} a = 1.0, b = 0.0;"
-        f" LOOPS(loop(re_size_{dim})) for (int j = 0; j < re_size_{dim}; j++) {{"
-        f" MULTIPLY_COMPLEX({parts.real.type.dtype.acc}, RE({at}), IM({at}))"
-        f" {store.format(at=at) if running else ''} }}"
-        f" {'' if running else store.format(at=end)}"
+    multiply = f"MULTIPLY_COMPLEX({type.dtype.acc}, RE({at}), IM({at}), r, r1)"
+    inputs = {"RE": parts.real, "IM": parts.imaginary}
+    over = tuple(1 if d == dim else size for d, size in enumerate(x.type.dims))
+    if not running:
+        fold = Fold(
+            (Loop("j", "0", f"re_size_{dim}", length, f"re_size_{dim}"),),
+            multiply,
+            join=f"MULTIPLY_COMPLEX({type.dtype.acc}, v, v1, r, r1)",
+            start="r = 1.0; r1 = 0.0;",
+        )
+        result = type.with_dims(over)
+        return Parts(*folded(split.builder, fold, inputs, result, result))
+    return Parts(*_running_products(split.builder, parts, dim, over, multiply))
+
+
+def _running_products(
+    builder: Builder, parts: Parts, dim: int, over: Sequence[Size], multiply: str
+) -> tuple[Value, Value]:
+    """One invocation per row. Each part of a long row continues where the last one ended."""
+    type = parts.real.type
+    length, most = type.dims[dim], builder.traits.max_iterations - 32
+    at = coordinates(type.rank, **{f"d{dim}": "j"})
+    step = f"{multiply} R_PUT({at}, r); R1_PUT({at}, r1);"
+    made: list[tuple[Value, ...]] = []
+    for first in range(0, max(_dims.upper(length), 1), most):
+        last = _dims.minimum(length, first + most)
+        some = [
+            builder.aten.slice.Tensor(part, dim, first, last)
+            for part in (parts.real, parts.imaginary)
+        ]
+        inputs, start = dict(zip(("RE", "IM"), some)), "T_R r = 1.0, r1 = 0.0;"
+        if made:
+            inputs |= dict(zip(("BEFORE", "BEFORE1"), made[-1]))
+            end = coordinates(type.rank, **{f"d{dim}": f"before_size_{dim} - 1"})
+            start = f"T_R r = BEFORE({end}), r1 = BEFORE1({end});"
+        count = f"re_size_{dim}"
+        body = f"{start} LOOPS(loop({count})) for (int j = 0; j < {count}; j++) {{ {step} }}"
+        part = some[0].type
+        made.append(mapped_over_all(builder, body, inputs, over, part, part))
+    real, imaginary = (
+        each[0] if len(each) == 1 else builder.aten.cat(tuple(each), dim) for each in zip(*made)
     )
-    result = parts.real.type if running else parts.real.type.with_dims(over)
-    real, imaginary = mapped_over_all(
-        split.builder, body, {"RE": parts.real, "IM": parts.imaginary}, over, result, result
-    )
-    return Parts(real, imaginary)
+    return real, imaginary
 
 
 @apply_by("aten.prod.default", "aten.prod.dim_int", "aten.cumprod.default")

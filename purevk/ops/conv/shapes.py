@@ -75,7 +75,6 @@ def refuse_convolution(node: Node, traits: DeviceTraits) -> str | None:
     weight = node.tensor("weight").type
     if weight.rank > 5:
         return f"no kernel for a convolution of {weight.rank - 2} dims"
-    long = traits.too_long(*weight.dims[2:], 1)
     dtypes = {value.type.dtype for value in node.inputs}
     own = dtypes in ({DType.int64}, {DType.int32}) or node.tensor("x").type.dtype is DType.float64
-    return long or (None if own else supports_float(node, traits))
+    return None if own else supports_float(node, traits)

@@ -3,9 +3,11 @@ tensors, so that sums wrap around as in torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from purevk.ir import Node, Value
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 
 
 def expand_whole(builder: Builder, node: Node) -> Value:
@@ -20,11 +22,7 @@ def expand_whole(builder: Builder, node: Node) -> Value:
     dims = range(count)
     at = "i0, " if batched else ""
     first = 2 if batched else 1
-    taps = "".join(f"for (int k{d} = 0; k{d} < w_size_{d + 2}; k{d}++) " for d in dims)
     kernel = "".join(f", k{d}" for d in dims)
-    nested = f"loop({'x_size_' + str(first - 1) if node.bool('transposed') else 'w_size_1'})"
-    for d in reversed(dims):
-        nested = f"loop(w_size_{d + 2}, {nested})"
     if node.bool("transposed"):
         group = f"{channel} / w_size_1"
         places = [
@@ -34,7 +32,6 @@ def expand_whole(builder: Builder, node: Node) -> Value:
         inside = " && ".join(
             f"t{d} >= 0 && t{d} % {stride[d]} == 0 && a{d} < x_size_{first + d}" for d in dims
         )
-        channels = f"x_size_{first - 1} / {node.int('groups')}"
         factor = f"W(from + c, {channel} % w_size_1{kernel})"
     else:
         group = f"{channel} / (w_size_0 / {node.int('groups')})"
@@ -43,14 +40,20 @@ def expand_whole(builder: Builder, node: Node) -> Value:
             for d in dims
         ]
         inside = " && ".join(f"a{d} >= 0 && a{d} < x_size_{first + d}" for d in dims)
-        channels = "w_size_1"
         factor = f"W({channel}, c{kernel})"
     element = f"X({at}from + c{''.join(f', a{d}' for d in dims)})"
-    body = (
-        f"T_R sum = {f'B({channel})' if bias is not None else 'T_R(0)'};"
-        f" int some = {channels}, from = {group} * some;"
-        f" LOOPS({nested}) {taps}{{ {' '.join(places)} if ({inside})"
-        f" ADD_TERMS(c, 0, some, {element} * {factor}) }} r = sum;"
+    taps = [
+        Loop(f"k{d}", "0", f"w_size_{d + 2}", weight.type.dims[d + 2], f"w_size_{d + 2}")
+        for d in dims
+    ]
+    taps[-1] = replace(taps[-1], enter=f"{' '.join(places)} if (!({inside})) continue;")
+    some = x.type.dims[first - 1] // node.int("groups")
+    fold = Fold(
+        (*taps, Loop("c", "0", "some", some, "some")),
+        f"r += {element} * {factor};",
+        start=f"r = {f'B({channel})' if bias is not None else 'T_R(0)'};",
+        empty="r = T_R(0);",
+        before=f"int from = {group} * some;",
     )
     inputs = {"X": x, "W": weight, **({} if bias is None else {"B": bias})}
-    return mapped(builder, body, inputs, node.result.type)
+    return folded(builder, fold, inputs, node.result.type, numbers={"some": some})[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from purevk.ir import Node, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.registry import rewrite
 from purevk.ops.shapes import wrap
 
@@ -34,11 +35,12 @@ def _overlap_add(
         return builder.aten.view(grad_in, ())
     at = wrap(dim, rank)
     here = coordinates(rank + 1, **{f"d{at}": "w", f"d{rank}": f"i{at} - w * step"})
-    acc = grad_in.type.dtype.acc
-    body = (
-        f"int first = i{at} < size ? 0 : (i{at} - size) / step + 1;"
-        f" LOOPS(loop(min(x_size_{at}, ceil(size, step))))"
-        f" SUM_OVER({acc}, w, first, min(x_size_{at}, i{at} / step + 1), X({here})) r = sum;"
+    most = _dims.minimum(grad_in.type.dims[at], -(-size // step))
+    last, count = f"min(x_size_{at}, i{at} / step + 1)", f"min(x_size_{at}, ceil(size, step))"
+    fold = Fold(
+        (Loop("w", "first", last, most, count),),
+        f"r += X({here});",
+        before=f"int first = i{at} < size ? 0 : (i{at} - size) / step + 1;",
     )
     numbers: dict[str, Size] = {"size": size, "step": step}
-    return mapped(builder, body, {"X": grad_in}, node.result.type, numbers=numbers)
+    return folded(builder, fold, {"X": grad_in}, node.result.type, numbers=numbers)[0]

@@ -11,7 +11,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.expression import ROUND
 from purevk.lower.numbers import rounded
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped_all
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.registry import rewrite
 from purevk.tuning import DeviceTraits
 
@@ -64,22 +64,20 @@ def _expand(
         )
         inside.append(f"a{d} + j{d}")
         index = f"({index} * {size} + a{d} + j{d})"
-    loops = "".join(f"for (int j{d} = 0; j{d} < {kernel[d]}; j{d}++) " for d in range(rank))
-    nested = "0"
-    for size in reversed(kernel):
-        nested = f"loop({size}, {nested})"
-    wide = node.results[1].type.dtype is DType.int64
     first = index
     for d in range(rank):
         first = first.replace(f" + j{d}", "")
-    body = (
-        f"{' '.join(text)} r = -PV_INF; int at = {first};"
-        f" LOOPS({nested})"
-        f" {loops} KEEP_LARGEST(T_R, X({', '.join(inside)}), {index})"
-        f" r1 = {'pv_int64(at)' if wide else 'at'};"
+    fold = Fold(
+        tuple(Loop(f"j{d}", "0", str(size), size, str(size)) for d, size in enumerate(kernel)),
+        f"KEEP_LARGEST(T_R, X({', '.join(inside)}), {index})",
+        join="if (v > r || pv_isnan(v)) { r = v; r1 = v1; }",
+        start=f"r = -PV_INF; r1 = {first};",
+        before=" ".join(text),
     )
-    types = [value.type for value in node.results]
-    return mapped_all(builder, body, {"X": x, "S": samples}, *types)
+    type, indices = (value.type for value in node.results)
+    inputs = {"X": x, "S": samples}
+    values, found = folded(builder, fold, inputs, type, indices.with_dtype(DType.int32))
+    return values, builder.aten._to_copy(found, indices.dtype)
 
 
 for _name in ("aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default"):

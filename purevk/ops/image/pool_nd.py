@@ -14,10 +14,12 @@ from purevk.lower.elements import acc_of, extreme
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.arguments import Ints, Window
-from purevk.ops.image.pooling import pooled_size, with_indices
+from purevk.ops.fold import Fold, Loop, folded
+from purevk.ops.image.pooling import NAME as POOL
+from purevk.ops.image.pooling import Pool, pooled_size, with_indices
 from purevk.ops.index.indexing import scatter_along
-from purevk.ops.map import mapped, mapped_all, others
-from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.map import MapOptions, others
+from purevk.ops.registry import ShapeError, in_double, in_parts, rewrite
 from purevk.ops.shapes import pair
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -93,14 +95,15 @@ class _Windows:
                 out.append(f"FIXED_WINDOW({d}, x_size_{d}, {window})")
         return " ".join(out)
 
-    def loops(self) -> str:
-        nested = "0"
-        for d in reversed(self.dims):
-            size = f"ceil(x_size_{d}, r_size_{d}) + 1" if self.adaptive else f"kernel_{d}"
-            nested = f"loop({size}, {nested})"
-        return f"LOOPS({nested}) " + " ".join(
-            f"for (int k{d} = from_{d}; k{d} < to_{d}; k{d} += step_{d})" for d in self.dims
-        )
+    def loops(self, x: TensorType) -> tuple[Loop, ...]:
+        found = []
+        for d, made in zip(self.dims, self.sizes):
+            most, count = self.numbers.get(f"kernel_{d}", 0), f"kernel_{d}"
+            if self.adaptive:
+                most = _dims.ceil_div(x.dims[d], _dims.maximum(made, 1)) + 1
+                count = f"ceil(x_size_{d}, r_size_{d}) + 1"
+            found.append(Loop(f"k{d}", f"from_{d}", f"to_{d}", most, count, f"step_{d}"))
+        return tuple(found)
 
     def product(self, text: str) -> str:
         """GLSL: the product over the pooled dims of `text`, in which "{d}" is the dim."""
@@ -131,14 +134,15 @@ def _average(
     else:
         by = windows.product("full_{d}" if include_pad else "max(to_{d} - from_{d}, 0)")
     number = "float" if x.type.dtype.is_float else acc_of(x.type.dtype)
-    body = (
-        f"{windows.bounds()} r = T_R(0); {windows.loops()} r += {windows.read(x.type.rank)};"
-        f" r = r / {number}({by});"
+    fold = Fold(
+        windows.loops(x.type),
+        f"r += {windows.read(x.type.rank)};",
+        before=windows.bounds(),
+        finish=f"r = r / {number}({by});",
     )
-    lanes = others(windows.dims, x.type.rank)
-    return mapped(
-        builder, body, {"X": x}, windows.type(x.type), numbers=windows.numbers, order=0, lanes=lanes
-    )
+    lanes, type = others(windows.dims, x.type.rank), windows.type(x.type)
+    options: MapOptions = {"order": 0, "lanes": lanes}
+    return folded(builder, fold, {"X": x}, type, numbers=windows.numbers, **options)[0]
 
 
 def _maximum(builder: Builder, x: Value, windows: _Windows, with_index: bool) -> tuple[Value, ...]:
@@ -149,33 +153,33 @@ def _maximum(builder: Builder, x: Value, windows: _Windows, with_index: bool) ->
         start, flat = f"({start} * x_size_{d} + from_{d})", f"({flat} * x_size_{d} + k{d})"
     nan = " || pv_isnan(v)" if x.type.dtype.is_float else ""
     keep, first = (f" r1 = {flat};", f" r1 = {start};") if with_index else ("", "")
-    body = (
-        f"{windows.bounds()} r = {extreme('LOWEST', acc)};{first} {windows.loops()} {{ {acc} v ="
-        f" {windows.read(x.type.rank)};"
-        f" if (v > r{nan}) {{ r = v;{keep} }} }}"
+    fold = Fold(
+        windows.loops(x.type),
+        f"{acc} v = {windows.read(x.type.rank)}; if (v > r{nan}) {{ r = v;{keep} }}",
+        join=f"if (v > r{nan}) {{ r = v;{' r1 = v1;' if with_index else ''} }}",
+        start=f"r = {extreme('LOWEST', acc)};{first}",
+        before=windows.bounds(),
     )
     types = (type, type.with_dtype(DType.int32)) if with_index else (type,)
-    return mapped_all(builder, body, {"X": x}, *types, numbers=windows.numbers, order=0)
+    return folded(builder, fold, {"X": x}, *types, numbers=windows.numbers, order=0)
 
 
-def average_images(
-    builder: Builder,
-    x: Value,
-    window: Window,
-    sizes: tuple[Size, Size],
-    include_pad: bool,
-    divisor: int,
-) -> Value:
-    """Average pooling of images to `sizes`."""
-    return _average(builder, x, _images(x.type, window, sizes), include_pad, divisor)
+def _pool_images(builder: Builder, node: Node) -> tuple[Value, ...]:
+    """`purevk.pool2d` with one invocation per element of the result."""
+    pool = Pool.of(node)
+    windows = _images(pool.x.type, pool.window, pool.sizes)
+    if pool.average:
+        return (_average(builder, pool.x, windows, pool.count_include_pad, pool.divisor),)
+    values, *indices = _maximum(builder, pool.x, windows, pool.indices is not None)
+    return values, *(builder.aten._to_copy(each, pool.indices) for each in indices)
 
 
-def maximum_images(
-    builder: Builder, x: Value, window: Window, sizes: tuple[Size, Size], with_index: bool
-) -> tuple[Value, ...]:
-    """Maximum pooling of images to `sizes`: the maxima and, if asked for, their indices, as
-    int32."""
-    return _maximum(builder, x, _images(x.type, window, sizes), with_index)
+def _has_long_windows(node: Node, traits: DeviceTraits) -> bool:
+    return traits.too_long(1, *Pool.of(node).window.kernel) is not None
+
+
+in_double(POOL, _pool_images)
+in_parts(POOL, _pool_images, _has_long_windows)
 
 
 def _images(x: TensorType, window: Window, sizes: tuple[Size, Size]) -> _Windows:
@@ -184,9 +188,6 @@ def _images(x: TensorType, window: Window, sizes: tuple[Size, Size]) -> _Windows
 
 
 def _pools(count: int) -> None:
-    def refuse(node: Node, traits: DeviceTraits) -> str | None:
-        return traits.too_long(*node.ints("kernel_size", count))
-
     @signature(
         "x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,"
         " divisor_override: int | None = None"
@@ -226,9 +227,9 @@ def _pools(count: int) -> None:
 
     both_shape = with_indices(maximum_shape)
 
-    rewrite(f"aten.avg_pool{count}d.default", average_shape, supports=refuse)(average)
-    rewrite(f"aten.max_pool{count}d.default", maximum_shape, supports=refuse)(maximum)
-    rewrite(f"aten.max_pool{count}d_with_indices.default", both_shape, supports=refuse)(maximum)
+    rewrite(f"aten.avg_pool{count}d.default", average_shape)(average)
+    rewrite(f"aten.max_pool{count}d.default", maximum_shape)(maximum)
+    rewrite(f"aten.max_pool{count}d_with_indices.default", both_shape)(maximum)
 
 
 _pools(1)
@@ -236,15 +237,6 @@ _pools(3)
 
 
 def _adaptive(count: int) -> None:
-    def refuse(node: Node, traits: DeviceTraits) -> str | None:
-        sizes, wanted = node.tensor("x").type.dims[-count:], node.result.type.dims[-count:]
-        if len(node.results) == 1 and all(size == 1 for size in wanted):
-            return None  # a mean
-        windows = [
-            _dims.upper(size) // max(_dims.upper(out), 1) + 2 for size, out in zip(sizes, wanted)
-        ]
-        return traits.too_long(*windows)
-
     def average_shape(x: TensorType, output_size: OutputSizes) -> TensorType:
         return _Windows.even(x, count, output_size).type(x)
 
@@ -260,10 +252,8 @@ def _adaptive(count: int) -> None:
         return _maximum(builder, x, _Windows.even(x.type, count, sizes), True)
 
     names = () if count == 1 else (f"aten._adaptive_avg_pool{count}d.default",)
-    rewrite(f"aten.adaptive_avg_pool{count}d.default", average_shape, *names, supports=refuse)(
-        average
-    )
-    rewrite(f"aten.adaptive_max_pool{count}d.default", maximum_shape, supports=refuse)(maximum)
+    rewrite(f"aten.adaptive_avg_pool{count}d.default", average_shape, *names)(average)
+    rewrite(f"aten.adaptive_max_pool{count}d.default", maximum_shape)(maximum)
 
 
 for _count in (1, 2, 3):

@@ -19,7 +19,6 @@ from purevk.ops.conv.nchw import runs_in_nchw
 from purevk.ops.image_layout import NHWC, LayoutQuery, column_rows, is_nchw_operand, keeps_nchw
 from purevk.ops.registry import Kernel, Order, ShapeError, define, rewrite_node
 from purevk.ops.signatures import signature
-from purevk.tuning import DeviceTraits
 
 NAME = "purevk.pool2d"
 # What a maximum starts from, by the type that is computed in.
@@ -342,12 +341,8 @@ def _emit(
     return tuple(_like(builder, value, result) for value, result in zip(made, node.results))
 
 
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(*node.ints("kernel_size", 2))
-
-
-@rewrite_node("aten.max_pool2d_with_indices.default", _max_indices_shape, supports=_refuse_long)
-@rewrite_node("aten.max_pool2d.default", _max_shape, supports=_refuse_long)
+@rewrite_node("aten.max_pool2d_with_indices.default", _max_indices_shape)
+@rewrite_node("aten.max_pool2d.default", _max_shape)
 def _expand_max(builder: Builder, node: Node) -> tuple[Value, ...]:
     return _emit(builder, node, False, node.ints("dilation", 2))
 
@@ -363,7 +358,7 @@ def _average_shape(
     return x.with_dims((*x.dims[:-2], *_sizes(x, window, ceil_mode)))
 
 
-@rewrite_node("aten.avg_pool2d.default", _average_shape, supports=_refuse_long)
+@rewrite_node("aten.avg_pool2d.default", _average_shape)
 def _expand_average(builder: Builder, node: Node) -> tuple[Value, ...]:
     divisor = node.optional_int("divisor_override") or 0
     return _emit(builder, node, True, (1, 1), node.bool("count_include_pad"), divisor)

@@ -14,9 +14,11 @@ from purevk.ir import dims as _dims
 from purevk.ir.factors import scaled
 from purevk.lower.map import MapSpec, coordinates
 from purevk.ops.builder import Builder
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.image.resample_bytes import resize_bytes
 from purevk.ops.image.resample_coarsened import resized, sampled
 from purevk.ops.map import mapped, others
+from purevk.ops.promotion import wide_type
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
@@ -139,21 +141,41 @@ def _cubic(rank: int, scales: Sequence[str], align: bool) -> str:
 _REACHES = {"linear": 1, "cubic": 2}  # of a filter, in elements of the result
 
 
-def _smooth(rank: int, scales: Sequence[str], kind: str, windows: tuple[int, int]) -> str:
-    """The average over all elements that an element of the result covers, weighed by a filter.
-    `windows`: the most of these elements, by dim."""
-    reach, filter = float(_REACHES[kind]), "pv_triangle" if kind == "linear" else "pv_cubic"
-    high, wide = windows
-    out = [f"SMOOTH_ALONG({d}, x_size_{d}, {scale}, {reach})" for d, scale in zip((2, 3), scales)]
-    out.append(f"LOOPS(loop({wide}) + loop({high}, loop({wide}))) SMOOTH_SUM({filter})")
-    return " ".join(out)
-
-
 def _smoothed(
     builder: Builder, x: Value, type: TensorType, scales: Sequence[str], kind: str
 ) -> Value:
-    body, lanes = _smooth(4, scales, kind, _windows(x.type, type, kind)), others((2, 3), 4)
-    return mapped(builder, body, {"X": x}, type, order=0, lanes=lanes)
+    """The average over all elements that an element of the result covers, weighed by a filter."""
+    reach, filter = float(_REACHES[kind]), "pv_triangle" if kind == "linear" else "pv_cubic"
+    high, wide = _windows(x.type, type, kind)
+    along = [f"SMOOTH_ALONG({d}, x_size_{d}, {scale}, {reach})" for d, scale in zip((2, 3), scales)]
+    body = (
+        f"{' '.join(along)} LOOPS(loop({wide}) + loop({high}, loop({wide}))) SMOOTH_SUM({filter})"
+    )
+    if builder.traits.too_long(high + 1, wide) is None:
+        return mapped(builder, body, {"X": x}, type, order=0, lanes=others((2, 3), 4))
+    # One dim after the other, as torch does.
+    x = _smoothed_along(builder, x, type.dims[3], 3, along[1], filter, wide)
+    return _smoothed_along(builder, x, type.dims[2], 2, along[0], filter, high)
+
+
+def _smoothed_along(
+    builder: Builder, x: Value, size: Size, d: int, along: str, filter: str, most: int
+) -> Value:
+    """The same of one dim, in which an element may cover very many."""
+    type = x.type.with_dims([size if n == d else each for n, each in enumerate(x.type.dims)])
+    loops = (Loop(f"k{d}", f"a{d}", f"b{d}", most, str(most)),)
+    weight, element = f"SMOOTH_WEIGHT({d}, {filter})", f"X({coordinates(4, **{f'd{d}': f'k{d}'})})"
+    flat = TensorType(wide_type(type.dtype), tuple(size if n == d else 1 for n in range(4)))
+    weights = Fold(loops, f"r += {weight};", before=along)
+    (total,) = folded(builder, weights, {"X": x}, flat)
+    at = ", ".join(f"i{d}" if n == d else "0" for n in range(4))
+    fold = Fold(
+        loops,
+        f"r += {element} * {weight};",
+        before=along,
+        finish=f"r = TOTAL({at}) == 0.0 ? T_R(0) : T_R(r / TOTAL({at}));",
+    )
+    return folded(builder, fold, {"X": x, "TOTAL": total}, type)[0]
 
 
 def _windows(x: TensorType, type: TensorType, kind: str) -> tuple[int, int]:
@@ -183,13 +205,7 @@ def _resize(
     if kind in ("nearest", "exact"):
         body = _nearest(rank, scales, kind == "exact")
     elif kind.endswith("aa"):
-        kind = kind.removesuffix("aa")
-        if builder.traits.too_long(*_windows(x.type, type, kind)) is not None:
-            # One dim after the other, as torch does.
-            rows = x.type.with_dims((*x.type.dims[:3], type.dims[3]))
-            x = _smoothed(builder, x, rows, ("(1.0)", scales[1]), kind)
-            scales[1] = "(1.0)"
-        return _smoothed(builder, x, type, scales, kind)
+        return _smoothed(builder, x, type, scales, kind.removesuffix("aa"))
     else:
         body = _linear(rank, scales, align) if kind == "linear" else _cubic(rank, scales, align)
     flops = {"linear": 2 ** (count + 1), "cubic": 40}.get(kind, 1)

@@ -12,7 +12,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.ir import TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.shapes import piece_count
 
 _MOST_BITS = 22  # of a weight's fraction
@@ -143,10 +143,12 @@ def _along(builder: Builder, x: Value, dim: int, weights: _Weights) -> Value:
     index = [f"i{d}" for d in range(4)]
     index[dim] = f"min(first + k, x_size_{dim} - 1)"  # the weights beyond the end are 0
     half = 1 << (weights.bits - 1) if weights.bits else 0
-    body = (
-        f"int first = F(i{dim}); LOOPS(loop(w_size_1))"
-        f" SUM_OVER(int, k, 0, w_size_1, W(i{dim}, k) * X({', '.join(index)}))"
-        f" r = clamp((sum + {half}) >> {weights.bits}, 0, 255);"
+    width = len(weights.weights[0])
+    fold = Fold(
+        (Loop("k", "0", "w_size_1", width, "w_size_1"),),
+        f"r += W(i{dim}, k) * X({', '.join(index)});",
+        before=f"int first = F(i{dim});",
+        finish=f"r = clamp((r + {half}) >> {weights.bits}, 0, 255);",
     )
     dims = list(x.type.dims)
     dims[dim] = len(weights.first)
@@ -155,4 +157,4 @@ def _along(builder: Builder, x: Value, dim: int, weights: _Weights) -> Value:
         "F": builder.constant(weights.first, DType.int32),
         "W": builder.constant(weights.weights, DType.int32),
     }
-    return mapped(builder, body, inputs, x.type.with_dims(dims), order=0)
+    return folded(builder, fold, inputs, x.type.with_dims(dims), order=0)[0]

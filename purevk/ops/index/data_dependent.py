@@ -18,6 +18,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.elements import acc_of
 from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.index.check import check
 from purevk.ops.map import mapped, mapped_over
 from purevk.ops.registry import (
@@ -259,9 +260,20 @@ def _unique(
             order = _slice_order(builder, rows)
             rows = builder.aten.index_select(rows, dim=0, index=order)
         differs = "X(i0, c) != X(max(i0 - 1, 0), c)"
-        body = f"LOOPS(loop(x_size_1)) FIND_ANY(c, 0, x_size_1, {differs}, 1, i0 == 0 ? 1 : 0)"
+        body = f"if ({differs}) {{ r = 1; break; }}"
     length, width = rows.type.dims[0], rows.type.dims[1:]
-    flags = mapped(builder, body, {"X": rows}, TensorType(DType.bool, (length,)))
+    type = TensorType(DType.bool, (length,))
+    if width:
+        find = Fold(
+            (Loop("c", "0", "x_size_1", width[0], "x_size_1"),),
+            body,
+            join="r = max(r, v);",
+            start="r = 0;",
+            finish="if (i0 == 0) r = 1;",
+        )
+        (flags,) = folded(builder, find, {"X": rows}, type)
+    else:
+        flags = mapped(builder, body, {"X": rows}, type)
     before = _running_count(builder, flags, size)
     column = ", i1" if width else ""
     body = f"if (FLAG(i0) != 0) R_PUT(BEFORE(i0) - 1{column}, X(i0{column}));"
@@ -351,7 +363,7 @@ def _refuse_slices(node: Node, traits: DeviceTraits) -> str | None:
     if is_empty(x):
         return "no kernel for empty slices"
     if "consecutive" in node.op:
-        return traits.too_long(_dims.product(size for d, size in enumerate(x.dims) if d != at))
+        return None
     if _dims.upper(x.dims[at]) > _MOST_SLICES:
         return f"no kernel that sorts {x.dims[at]} slices"
     return traits.too_long(x.dims[at], x.numel // x.dims[at])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.facts import Moves
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.index.check import check
 from purevk.ops.index.gather import NAME, GatherDims, refuse_index
-from purevk.ops.map import mapped, mapped_all
 from purevk.ops.registry import ShapeError, rewrite, rewrite_node
 from purevk.ops.shapes import is_empty
 from purevk.ops.signatures import signature
-from purevk.tuning import DeviceTraits
 
 
 @signature("weight, indices, padding_idx: Size = -1, scale_grad_by_freq=False, sparse=False")
@@ -122,11 +123,7 @@ def _forward_bag_shape(
     return out, bags, offsets, best
 
 
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(node.tensor("indices").type.numel)
-
-
-@rewrite("aten._embedding_bag.default", _bag_shape, supports=_refuse_long)
+@rewrite("aten._embedding_bag.default", _bag_shape)
 def _bag(
     builder: Builder,
     node: Node,
@@ -149,57 +146,64 @@ def _bag(
         wrong = "an offset is not among the indices"
         check(builder, node, offsets, 0, entries + 1, wrong, node.op)
     last = offsets.type.dims[0] - 1 - int(include_last_offset)  # the last bag
-    numbers = {"padding": padding, "count": entries, "last": last}
+    numbers = {"count": entries, "last": last}
     # The last bag takes all entries that are left, whatever the last offset is. But torch's fast
     # kernels end their sums at the last offset.
     ends_at_offset = (
         include_last_offset and mode != 2 and padding < 0 and out.dtype is not DType.float64
     )
     span = "int from = max(int(START(i0)), 0), to = i0 < last ? min(int(START(i0 + 1)), count) : count;"
-    macros: dict[str, object] = {"MODE": mode, "TO_OFFSET": int(ends_at_offset)}
-    if weights is not None:
-        inputs["WEIGHT"] = weights
-        macros["TERM(e, m)"] = "TABLE(e, i1) * WEIGHT(m)"
-    types = [out] + ([best.with_dtype(DType.int32)] if mode == 2 else [])
-    made = mapped_all(
-        builder,
-        "",
-        inputs,
-        *types,
-        numbers=numbers,
-        template="index/embedding_bag.comp",
-        macros=macros,
-    )
+    skip = "" if padding < 0 else f"if (int(INDEX(m)) == {padding}) continue;"
+    entry = Loop("m", "from", "to", entries, "count", enter=skip)
     if mode == 0:  # torch needs no lengths to sum
         lengths = builder.aten.full(sizes.dims, fill_value=0, dtype=sizes.dtype)
     else:
-        count = (
-            f"{span} LOOPS(loop(count))"
-            " COUNT_IF(m, from, to, padding < 0 || int(INDEX(m)) != padding)"
-        )
         some = {"INDEX": indices, "START": offsets}
-        lengths = mapped(builder, count, some, sizes.with_dtype(DType.int32), numbers=numbers)
+        counted = Fold((entry,), "r++;", before=span)
+        type = sizes.with_dtype(DType.int32)
+        (lengths,) = folded(builder, counted, some, type, numbers=numbers)
+        inputs["LENGTH"] = lengths
         lengths = builder.aten._to_copy(lengths, sizes.dtype)
+    row = "pv_index(int(INDEX(m)), table_size_0)"
+    if mode == 2:
+        largest = Fold(
+            (entry,),
+            f"BAG_STEP({row}, TABLE(row, i1))",
+            join="if (v1 >= 0 && (r1 < 0 || v > r)) { r = v; r1 = v1; }",
+            start="r = 0.0; r1 = -1;",
+            before=span,
+            finish="r1 = max(r1, 0);",
+        )
+        types = (out, best.with_dtype(DType.int32))
+        made, rows = folded(builder, largest, inputs, *types, numbers=numbers)
+    else:
+        if weights is not None:
+            inputs["WEIGHT"] = weights
+        added = Fold(
+            (replace(entry, last="min(to, int(START(i0 + 1)))" if ends_at_offset else "to"),),
+            f"r += TABLE({row}, i1){'' if weights is None else ' * WEIGHT(m)'};",
+            before=span,
+            finish="if (LENGTH(i0) > 0) r /= T_COORD(LENGTH(i0));" if mode == 1 else "",
+        )
+        (made,) = folded(builder, added, inputs, out, numbers=numbers)
     if to_bag.dims == (0,):
         bags = builder.aten.full((0,), fill_value=0, dtype=to_bag.dtype)
     else:
-        find_bag = (
-            "LOOPS(loop(last + 1)) FIND_LAST(k, 0, last + 1, int(START(k)) <= i0, -1) r = found;"
+        find = Fold(
+            (Loop("k", "0", "last + 1", last + 1, "last + 1"),),
+            "if (int(START(k)) <= i0) r = k;",
+            join="r = max(r, v);",
+            start="r = -1;",
         )
-        bags = mapped(
-            builder,
-            find_bag,
-            {"START": offsets},
-            to_bag.with_dtype(DType.int32),
-            numbers={"last": last},
-        )
+        type = to_bag.with_dtype(DType.int32)
+        (bags,) = folded(builder, find, {"START": offsets}, type, numbers={"last": last})
         bags = builder.aten._to_copy(bags, to_bag.dtype)
     if mode == 2:
-        return made[0], bags, lengths, builder.aten._to_copy(made[1], best.dtype)
+        return made, bags, lengths, builder.aten._to_copy(rows, best.dtype)
     if best.dims != sizes.dims:
         shorter = builder.aten.slice.Tensor(lengths, dim=0, start=0, end=best.dims[0])
-        return made[0], bags, lengths, shorter
-    return made[0], bags, lengths, lengths
+        return made, bags, lengths, shorter
+    return made, bags, lengths, lengths
 
 
-rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape, supports=_refuse_long)(_bag)
+rewrite("aten._embedding_bag_forward_only.default", _forward_bag_shape)(_bag)

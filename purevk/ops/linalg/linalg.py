@@ -9,7 +9,7 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.ir import Node, Scalar, Size, TensorType, Value
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_type
 from purevk.ops.matmul.operators import matmul_shape
 from purevk.ops.promotion import promote_types
@@ -160,15 +160,22 @@ def _cross(builder: Builder, node: Node, x: Value, y: Value, dim: int | None) ->
 _DISTANCE_TYPES = (DType.float32, DType.float16, DType.bfloat16)  # of `purevk.distances`
 
 
-def _distance(p: float, a: str, b: str) -> str:
-    """Statements that set r to the distance between two rows of `width` elements at `k`."""
+def _distance(p: float, a: str, b: str, width: Size, before: str = "") -> Fold:
+    """Sets r to the distance between two rows of `width` elements at `k`."""
     step, finish = {
-        0.0: ("r += pv_isnan(v) ? v : v != 0.0 ? 1.0 : 0.0", ""),
-        1.0: ("r += v", ""),
-        2.0: ("r += v * v", " r = sqrt(r);"),
-        math.inf: ("r = pv_max(r, v)", ""),
-    }.get(p, (f"r += pv_pow(v, {p!r})", f" r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
-    return f"LOOPS(loop(width)) r = 0.0; FOLD(k, 0, width, T_COORD, abs({a} - {b}), {step}){finish}"
+        0.0: ("r += pv_isnan(d) ? d : d != 0.0 ? 1.0 : 0.0;", ""),
+        1.0: ("r += d;", ""),
+        2.0: ("r += d * d;", "r = sqrt(r);"),
+        math.inf: ("r = pv_max(r, d);", ""),
+    }.get(p, (f"r += pv_pow(d, {p!r});", f"r = pv_pow(r, {1.0 / p if p else 1.0!r});"))
+    return Fold(
+        (Loop("k", "0", "width", width, "width"),),
+        f"T_COORD d = abs({a} - {b}); {step}",
+        join="r = pv_max(r, v);" if p == math.inf else "r += v;",
+        start="r = 0.0;",
+        before=before,
+        finish=finish,
+    )
 
 
 def _cdist_shape(
@@ -179,16 +186,8 @@ def _cdist_shape(
     return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
 
 
-def _refuse_wide(node: Node, traits: DeviceTraits) -> str | None:
-    return traits.too_long(node.tensor("x").type.dims[-1])
-
-
-@rewrite(
-    "aten.cdist.default",
-    lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p),
-    supports=_refuse_wide,
-)
-@rewrite("aten._cdist_forward.default", _cdist_shape, supports=_refuse_wide)
+@rewrite("aten.cdist.default", lambda x, y, p=2.0, compute_mode=None: _cdist_shape(x, y, p))
+@rewrite("aten._cdist_forward.default", _cdist_shape)
 def _cdist(
     builder: Builder, node: Node, x: Value, y: Value, p: float, compute_mode: int | None
 ) -> Value:
@@ -213,20 +212,22 @@ def _cdist(
     y = builder.purevk.copy(builder.aten.permute(y, order))
     lead = [f"i{d}" for d in range(rank - 2)]
     a, b = ", ".join([*lead, f"i{rank - 2}", "k"]), ", ".join([*lead, "k", f"i{rank - 1}"])
-    body = _distance(float(p), f"A({a})", f"B({b})")
-    return mapped(builder, body, {"A": x, "B": y}, type, numbers={"width": x.type.dims[-1]})
+    width = x.type.dims[-1]
+    fold = _distance(float(p), f"A({a})", f"B({b})", width)
+    return folded(builder, fold, {"A": x, "B": y}, type, numbers={"width": width})[0]
 
 
 def _pdist_shape(x: TensorType, p: float = 2.0) -> TensorType:
     return x.with_dims((x.dims[0] * (x.dims[0] - 1) // 2,))
 
 
-@rewrite("aten._pdist_forward.default", _pdist_shape, "aten.pdist.default", supports=_refuse_wide)
+@rewrite("aten._pdist_forward.default", _pdist_shape, "aten.pdist.default")
 def _pdist(builder: Builder, node: Node, x: Value, p: float) -> Value:
-    distance = _distance(float(p), "X(a, k)", "X(b, k)")
-    body = f"LOOPS(2 * loop(4)) FIND_PAIR(count) {distance}"
-    numbers = {"count": x.type.dims[0], "width": x.type.dims[1]}
-    return mapped(builder, body, {"X": x}, node.result.type, numbers=numbers)
+    count, width = x.type.dims
+    find = "LOOPS(2 * loop(4)) FIND_PAIR(count)"
+    fold = _distance(float(p), "X(a, k)", "X(b, k)", width, find)
+    numbers = {"count": count, "width": width}
+    return folded(builder, fold, {"X": x}, node.result.type, numbers=numbers)[0]
 
 
 # -- trilinear forms -----------------------------------------------------------------------------
@@ -272,10 +273,7 @@ def _trilinear_shape(
 def _refuse_trilinear(node: Node, traits: DeviceTraits) -> str | None:
     if not node.result.type.dtype.is_float:
         return f"no kernel for {node.result.type.dtype.name}"
-    tensors = [node.tensor(name).type for name in "abc"]
-    expands = [node.ints(f"expand{n}") for n in (1, 2, 3)]
-    whole, summed = _Trilinear.of(tensors, expands, node.ints("sumdim"))
-    return traits.too_long(*(whole[d] for d in summed))
+    return None
 
 
 @rewrite("aten._trilinear.default", _trilinear_shape, supports=_refuse_trilinear)
@@ -308,16 +306,10 @@ def _trilinear(
             for d, size in enumerate(value.type.dims)
         )
 
-    loops = "".join(f" for (int k{d} = 0; k{d} < count_{d}; k{d}++)" for d in summed)
-    nested = "0"
-    for d in reversed(summed):
-        nested = f"loop(count_{d}, {nested})"
-    body = (
-        f"LOOPS({nested}) r = 0.0;"
-        + loops
-        + " r += "
-        + " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide))
-        + ";"
+    product = " * ".join(f"{name}({at(each)})" for name, each in zip("ABC", wide))
+    fold = Fold(
+        tuple(Loop(f"k{d}", "0", f"count_{d}", whole[d], f"count_{d}") for d in summed),
+        f"r += {product};",
     )
     numbers = {f"count_{d}": whole[d] for d in summed}
-    return mapped(builder, body, dict(zip("ABC", wide)), node.result.type, numbers=numbers)
+    return folded(builder, fold, dict(zip("ABC", wide)), node.result.type, numbers=numbers)[0]

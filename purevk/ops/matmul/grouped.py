@@ -20,7 +20,7 @@ from purevk.lower.gpu_tiles import choose_rows
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, gcd8
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.matmul.choice import (
     Batches,
     Choice,
@@ -220,19 +220,20 @@ def _refuse_grouped_mm(node: Node, traits: DeviceTraits) -> str | None:
     a, b = node.tensor("a").type, node.tensor("b").type
     if a.dtype not in _FLOATS or b.dtype is not a.dtype:
         return f"no kernel for {a.dtype.name} with {b.dtype.name}"
-    depth_in_groups = a.rank == b.rank == 2
-    return traits.too_long(a.dims[-1]) if depth_in_groups else None
+    return None
 
 
 def _depth_in_groups(builder: Builder, a: Value, b: Value, offs: Value) -> Value:
     """A matmul for each part of the columns of a and the rows of b."""
     type = TensorType(a.type.dtype, (offs.type.dims[0], a.type.dims[0], b.type.dims[1]))
-    body = (
-        "int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth); LOOPS(loop(depth))"
-        " SUM_OVER(float, k, max(first, 0), last, float(A(i1, k)) * float(B(k, i2))) r = sum;"
+    depth = a.type.dims[1]
+    fold = Fold(
+        (Loop("k", "max(first, 0)", "last", depth, "depth"),),
+        "r += float(A(i1, k)) * float(B(k, i2));",
+        before="int first = i0 > 0 ? int(O(i0 - 1)) : 0, last = min(int(O(i0)), depth);",
     )
-    numbers = {"depth": a.type.dims[1]}
-    return mapped(builder, body, {"A": a, "B": b, "O": offs}, type, numbers=numbers)
+    inputs = {"A": a, "B": b, "O": offs}
+    return folded(builder, fold, inputs, type, numbers={"depth": depth})[0]
 
 
 @rewrite(

@@ -85,10 +85,6 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     x, out = lowering.operand(node.tensor("x")), lowering.operand(node.results[0])
     if is_empty(out.type):
         return
-    walk = _Walk.over(x, dims)
-    if not walk.fits:
-        x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
-        walk = _Walk.over(x, dims)
     acc = _computing(how, x.dtype, x.dtype if how.best else out.dtype)
     if acc == "double":
         how = replace(how, load=in_double(how.load), finish=in_double(how.finish))
@@ -117,6 +113,10 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         outs += [lowering.operand(node.results[1])] if index else []
         if index is DType.int64:
             macros["HAS_INT64"] = "1"
+    walk = _Walk.over(x, dims)
+    if not walk.fits or walk.is_long(lowering.traits, macros):
+        x = dense(lowering, x, [*(d for d in range(len(x.dims)) if d not in dims), *dims])
+        walk = _Walk.over(x, dims)
     parts = 1 if how.best or how.variance else _parts(lowering, walk, x.dtype, macros)
     if parts == 1:
         _emit(lowering, x, outs, walk, {**macros, **last})
@@ -179,6 +179,13 @@ class _Walk:
     def fits(self) -> bool:
         """Whether the template has as many loops."""
         return len(self.outer) <= 4 and len(self.inner) == 2
+
+    def is_long(self, traits: DeviceTraits, macros: Mapping[str, str | int]) -> bool:
+        """Whether there are two loops, and an invocation may not walk its share of them. One loop can
+        be cut."""
+        outer, inner = map(_dims.upper, self.inner)
+        lanes = min(256, traits.max_invocations) if self.contiguous else 1
+        return outer > 1 and outer * (-(-inner // lanes) + 10) > _longest(traits, macros)
 
     @property
     def contiguous(self) -> bool:
@@ -315,8 +322,9 @@ def _each(macros: Mapping[str, str | int], elements: int = 1) -> int:
 
 
 def _longest(traits: DeviceTraits, macros: Mapping[str, str | int]) -> int:
-    """Elements that one invocation may take. A block of 64 of them has a few iterations more."""
-    return max(traits.max_iterations - MOST_JOINS, 17) * 8 // 9 // _each(macros)
+    """Elements that one invocation may take, of 4 columns at once. A block of 64 of them has a few
+    iterations more."""
+    return max(traits.max_iterations - MOST_JOINS, 17) * 8 // 9 // _each(macros, 4)
 
 
 def _parts(lowering: Lowering, walk: _Walk, dtype: DType, macros: Mapping[str, str | int]) -> int:

@@ -6,10 +6,9 @@ from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
-from purevk.ops.map import mapped
+from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.registry import ShapeError, rewrite
 from purevk.ops.signatures import signature
-from purevk.tuning import DeviceTraits
 
 
 @signature(
@@ -27,8 +26,8 @@ def _segment_shape(
 
 
 _SEGMENT = {
-    "sum": ("0.0", "r += v"), "mean": ("0.0", "r += v"), "prod": ("1.0", "r *= v"),
-    "max": ("-PV_INF", "r = pv_max(r, v)"), "min": ("PV_INF", "r = pv_min(r, v)"),
+    "sum": ("0.0", "r += v;"), "mean": ("0.0", "r += v;"), "prod": ("1.0", "r *= v;"),
+    "max": ("-PV_INF", "r = pv_max(r, v);"), "min": ("PV_INF", "r = pv_min(r, v);"),
 }  # fmt: skip
 
 
@@ -39,12 +38,7 @@ def _given(lengths: Value | None, offsets: Value | None) -> Value:
     return given
 
 
-def _refuse_long(node: Node, traits: DeviceTraits) -> str | None:
-    given = _given(node.optional_tensor("lengths"), node.optional_tensor("offsets"))
-    return traits.too_long(node.tensor("data").type.dims[given.type.rank - 1])
-
-
-@rewrite("aten.segment_reduce.default", _segment_shape, supports=_refuse_long)
+@rewrite("aten.segment_reduce.default", _segment_shape)
 def _segment(
     builder: Builder,
     node: Node,
@@ -67,16 +61,22 @@ def _segment(
         start = builder.aten.slice.Tensor(given, lead, start=0, end=count - 1)
         end = builder.aten.slice.Tensor(given, lead, start=1, end=count)
     first, step = _SEGMENT[kind]
-    first = first if initial is None else repr(float(initial))
     segment = ", ".join(f"i{d}" for d in range(lead + 1))
     here = coordinates(data.type.rank, **{f"d{lead}": "k"})
     finish = ""
     if kind == "mean":
-        finish = " if (to > from) r /= float(to - from);" + (
+        finish = "if (to > from) r /= float(to - from);" + (
             "" if initial is not None else " else r = PV_NAN;"
         )
-    body = (
-        f"int from = max(int(START({segment})), 0), to = min(int(END({segment})), x_size_{lead}); r = {first};"
-        f" LOOPS(loop(x_size_{lead})) FOLD(k, from, to, T_COORD, X({here}), {step}){finish}"
+    size = f"x_size_{lead}"
+    fold = Fold(
+        (Loop("k", "from", "to", data.type.dims[lead], size),),
+        f"T_COORD v = X({here}); {step}",
+        join=step,
+        start=f"r = {first if initial is None else repr(float(initial))};",
+        empty=f"r = {first};",
+        before=f"int from = max(int(START({segment})), 0), to = min(int(END({segment})), {size});",
+        finish=finish,
     )
-    return mapped(builder, body, {"X": data, "START": start, "END": end}, node.result.type)
+    inputs = {"X": data, "START": start, "END": end}
+    return folded(builder, fold, inputs, node.result.type)[0]
