@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -167,9 +168,24 @@ MARKERS = (
     Marker("<think>", "</think>", THINKING),
     Marker("<tool_call>", "</tool_call>", TOOL_CALL),
     Marker("[TOOL_CALLS]", "", TOOL_CALL),
+    Marker("<|channel>thought\n", "<channel|>", THINKING),
+    Marker("<|tool_call>", "<tool_call|>", TOOL_CALL),
+    *(
+        Marker(f"{start}<|channel|>{channel}", end, kind)
+        for start in ("", "<|start|>assistant")
+        for channel, end, kind in (
+            ("analysis<|message|>", "<|end|>", THINKING),
+            ("commentary<|message|>", "<|end|>", TEXT),
+            ("commentary to=", "", TOOL_CALL),
+            ("final<|message|>", "", TEXT),
+        )
+    ),
 )
-"""Of Qwen, SmolLM3, DeepSeek and others; the last is Mistral's."""
-MARKER_TEXTS = frozenset(text for each in MARKERS for text in (each.start, each.end) if text)
+"""Of Qwen, SmolLM3, DeepSeek and others; of Mistral; of Gemma 4; of gpt-oss."""
+MARKER_TEXTS = frozenset(
+    token for each in MARKERS for token in re.findall(r"<[^<>]+>|\[\w+\]", each.start + each.end)
+)
+"""The tokens that markers consist of."""
 
 
 class KindSplitter:
@@ -183,7 +199,7 @@ class KindSplitter:
         self._open: Marker | None = None
         self._waiting = ""
         for marker in MARKERS:
-            if marker.kind == THINKING and prompt.rstrip().endswith(marker.start):
+            if marker.kind == THINKING and prompt.rstrip().endswith(marker.start.rstrip()):
                 self._open = marker
 
     @property

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from purevk.llm.pieces import KindSplitter, TextWriter
+from purevk.llm.pieces import MARKER_TEXTS, KindSplitter, TextWriter
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,3 +89,37 @@ def test_a_prompt_that_ends_within_thinking() -> None:
 def test_a_marker_without_an_end() -> None:
     assert split(['[TOOL_CALLS][{"name": "f"}', "]"]) == [("tool_call", '[{"name": "f"}]')]
     assert split(["<tool_call>{"]) == [("tool_call", "{")]
+
+
+GPT_OSS = (
+    "<|channel|>analysis<|message|>Two numbers.<|end|><|start|>assistant<|channel|>commentary"
+    "<|message|>I add them.<|end|><|start|>assistant<|channel|>final<|message|>2 <|x"
+)
+CALL = "<|start|>assistant<|channel|>commentary to=functions.add json<|message|>{}"
+OTHERS = {
+    "gpt-oss": (
+        GPT_OSS,
+        [("thinking", "Two numbers."), ("text", "I add them.2 <|x")],
+    ),
+    "a call of gpt-oss": (
+        f"<|channel|>analysis<|message|>Add.<|end|>{CALL}",
+        [("thinking", "Add."), ("tool_call", "functions.add json<|message|>{}")],
+    ),
+    "gpt-oss without analysis": ("<|channel|>final<|message|>Yes", [("text", "Yes")]),
+    "gemma4": (
+        "<|channel>thought\nHm.<channel|>Yes. <|tool_call>call:add{a:1}<tool_call|>",
+        [("thinking", "Hm."), ("text", "Yes. "), ("tool_call", "call:add{a:1}")],
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("name", OTHERS)
+def test_markers_of_models(name: str, size: int) -> None:
+    answer, parts = OTHERS[name]
+    assert split([answer[at : at + size] for at in range(0, len(answer), size)]) == parts
+
+
+def test_the_tokens_of_markers() -> None:
+    assert {"<think>", "</think>", "[TOOL_CALLS]", "<|channel>", "<|message|>"} <= MARKER_TEXTS
+    assert "<|call|>" not in MARKER_TEXTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ pytest.importorskip("tokenizers")
 
 from purevk.errors import FileFormatError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.gguf import GgufFile  # noqa: E402
-from purevk.llm.tokenizer import tokenizer_of  # noqa: E402
+from purevk.llm.tokenizer import Tokenizer, tokenizer_of  # noqa: E402
 
+DATA = Path(__file__).parents[1] / "data"
 TEXTS = (
     "The sky is blue, 3 times 14 is 42.",
     "def f(x):\n    return x ** 2  # square\n",
@@ -66,6 +68,47 @@ def test_sentence_pieces(tmp_path: Path) -> None:
         del file.metadata["tokenizer.ggml.scores"]
         with pytest.raises(FileFormatError, match="score"):
             tokenizer_of(file, 1 << 20)
+
+
+def test_characters(tmp_path: Path) -> None:
+    """The tokenizer of Gemma 4's files, against what llama.cpp makes of the same file."""
+    expected = json.loads((DATA / "gemma4_tokens.json").read_text(encoding="utf-8"))
+    tokens = expected["tokens"]
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    writer.add_token_types(expected["types"])
+    writer.add_token_merges(expected["merges"])
+    writer.add_bos_token_id(tokens.index("<bos>"))
+    writer.add_eos_token_id(tokens.index("<eos>"))
+    writer.add_add_bos_token(False)  # as some files say wrongly
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with GgufFile(path) as file:
+        tokenizer = tokenizer_of(file, 1 << 20)
+        for text, ids in expected["texts"].items():
+            assert tokenizer.encode(text, start=False) == ids, text
+            assert tokenizer.encode(text) == [tokens.index("<bos>"), *ids]
+            if "\u2581" not in text and "<|" not in text:
+                assert tokenizer.decode(ids) == text
+        assert tokenizer.end_tokens == {tokens.index("<eos>"), tokens.index("<turn|>")}
+        file.metadata["tokenizer.ggml.merges"] = ["T h", "no pair"]
+        with pytest.raises(FileFormatError, match="is not one of two tokens"):
+            tokenizer_of(file, 1 << 20)
+
+
+def test_what_ends_an_answer_of_gpt_oss() -> None:
+    """Its messages end by a token that ends the answers of other models."""
+
+    def ends(*texts: str) -> set[str]:
+        tokenizer = Tokenizer("", texts, set(), set(), None, {}, by_bytes=True)
+        return {texts[number] for number in tokenizer.end_tokens}
+
+    assert ends("<|end|>", "<|endoftext|>", "a") == {"<|end|>", "<|endoftext|>"}
+    assert ends("<|end|>", "<|return|>", "<|call|>") == {"<|return|>", "<|call|>"}
+    assert ends("<|return|>", "a") == set()
 
 
 # What the expressions of models' own tokenizer.json files give, in words of each text.

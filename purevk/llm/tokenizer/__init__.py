@@ -1,4 +1,5 @@
-"""Tokenizers: of GGUF files (byte-level BPE, and SentencePiece as Llama has it), and of tokenizer.json."""
+"""Tokenizers: of GGUF files (byte-level BPE, SentencePiece as Llama has it, and BPE of characters as
+Gemma 4 has it), and of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -62,8 +63,11 @@ _MOST_OF_TEMPLATE = 1 << 14  # characters of a post_processor
 _SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _END_NAMES = (
-    "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>",
+    "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
+    "<|tool_response>",
 )  # fmt: skip
+# gpt-oss ends an answer by one of these. Its "<|end|>" ends a message, which others of it may follow.
+_ENDS_OF_MESSAGES = ("<|return|>", "<|call|>")
 
 
 class Tokenizer:
@@ -111,7 +115,10 @@ class Tokenizer:
         default = not by_bytes and "tokenizer.ggml.model" in metadata
         adds = metadata.get("tokenizer.ggml.add_bos_token", default)
         self._adds_bos = bool(adds) and bool(self.bos)
-        ends = {self.eos, named("eot"), *_END_NAMES}
+        names = set(_END_NAMES)
+        if ids.keys() >= {*_ENDS_OF_MESSAGES}:
+            names = {*names, *_ENDS_OF_MESSAGES} - {"<|end|>"}
+        ends = {self.eos, named("eot"), *names}
         stated = _tokens(where, metadata, "tokenizer.ends", len(texts)) or frozenset()
         usual = stated | {ids[name] for name in ends if name in ids}
         all_ends = _tokens(where, metadata, "tokenizer.all_ends", len(texts))
@@ -209,11 +216,11 @@ def tokenizer_of(file: ModelFile, vocab: int) -> Tokenizer:
 def _of_gguf(file: ModelFile, vocab: int) -> Tokenizer:
     kind = file.value("tokenizer.ggml.model", str)
     pre = file.value("tokenizer.ggml.pre", str, "" if kind == "gpt2" else "default")
-    if kind not in ("gpt2", "llama") or (kind == "gpt2" and pre not in SPLITS):
+    if kind not in _KINDS or (kind == "gpt2" and pre not in SPLITS):
         raise UnsupportedProgramError(
             f"the tokenizer {kind!r} with tokenizer.ggml.pre {pre!r} is not known",
             where=file.name,
-            why=f"known: 'llama', and 'gpt2' with {', '.join(SPLITS)}",
+            why=f"known: 'llama', 'gemma4', and 'gpt2' with {', '.join(SPLITS)}",
             next="give token ids to generate(); any tokenizer can make them",
         )
     texts = _list(file, "tokenizer.ggml.tokens")
@@ -226,24 +233,29 @@ def _of_gguf(file: ModelFile, vocab: int) -> Tokenizer:
         raise _damaged(file.name, f"{len(types)} types of {len(texts)} tokens")
     special = {number for number, each in enumerate(types) if each in (_CONTROL, _USER)}
     hidden = {number for number, each in enumerate(types) if each in (_CONTROL, _UNKNOWN)}
-    make = _byte_level if kind == "gpt2" else _sentence_pieces
-    implementation = make(file, texts, ids, types)
+    implementation = _KINDS[kind](file, texts, ids, types)
     from tokenizers import AddedToken
 
     marked = [texts[number] for number in sorted(special) if texts[number]]
     implementation.add_special_tokens([AddedToken(text, normalized=False) for text in marked])
-    return Tokenizer(
-        *(file.name, texts, special, hidden, implementation, file.metadata, kind == "gpt2")
-    )
+    metadata = file.metadata
+    if kind == "gemma4":  # some files say otherwise
+        metadata = {**metadata, "tokenizer.ggml.add_bos_token": True}
+    return Tokenizer(*(file.name, texts, special, hidden, implementation, metadata, kind == "gpt2"))
+
+
+def _merges(file: ModelFile, ids: dict[str, int]) -> list[Any]:
+    merges: list[Any] = [tuple(each.split(" ")) for each in _list(file, "tokenizer.ggml.merges")]
+    for pair in merges:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
+            raise _damaged(file.name, f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
+    return merges
 
 
 def _byte_level(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    merges: list[Any] = [tuple(each.split(" ")) for each in _list(file, "tokenizer.ggml.merges")]
-    for pair in merges:
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-            raise _damaged(file.name, f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
+    merges = _merges(file, ids)
     pre = file.metadata.get("tokenizer.ggml.pre", "")
     tokenizer: Any = Tokenizer(
         models.BPE(ids, merges, ignore_merges=pre in (*_WHOLE_WORDS, "tekken"))
@@ -289,6 +301,24 @@ def _sentence_pieces(
     prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, spaces])
     return tokenizer
+
+
+def _characters(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
+    """Pairs of characters are merged in the order that the file states, within lines and within runs
+    of newlines. A character that is no token becomes its bytes."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    unknown = next((texts[number] for number, each in enumerate(types) if each == _UNKNOWN), None)
+    model = models.BPE(
+        ids, _merges(file, ids), unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types
+    )
+    tokenizer: Any = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|[^\n]+"), "isolated")
+    return tokenizer
+
+
+_KINDS = {"gpt2": _byte_level, "llama": _sentence_pieces, "gemma4": _characters}
 
 
 def _of_json(file: ModelFile, text: str) -> Tokenizer:
