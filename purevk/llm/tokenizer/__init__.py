@@ -64,7 +64,7 @@ _SPACE = "\u2581"  # stands for a space in pieces of SentencePiece
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _END_NAMES = (
     "<|im_end|>", "<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
-    "<|tool_response>",
+    "<|tool_response>", "<|eom_id|>",
 )  # fmt: skip
 # gpt-oss ends an answer by one of these. Its "<|end|>" ends a message, which others of it may follow.
 _ENDS_OF_MESSAGES = ("<|return|>", "<|call|>")
