@@ -14,7 +14,7 @@ from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.long_rows import norm, normalize, scaled, softmax, typed
-from purevk.ops.map import mapped, mapped_all, mapped_over
+from purevk.ops.map import mapped, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
 from purevk.ops.reduce.reduction import NAME as REDUCE
@@ -23,6 +23,7 @@ from purevk.ops.reduce.scan import NAME as SCAN
 from purevk.ops.reduce.softmax import NAME as SOFTMAX
 from purevk.ops.registry import in_double
 from purevk.ops.row_parts import squared_deviations
+from purevk.ops.sort.ranked import select_by_sorting
 from purevk.ops.sort.selection import NAME as SELECT
 from purevk.ops.sort.sort import NAME as SORT
 
@@ -57,25 +58,7 @@ def _select(builder: Builder, node: Node) -> tuple[Value, Value]:
     if rank == "kth":
         _, indices = builder.emit_all(SELECT, _keys(builder, x), dim, rank, number, index)
         return builder.aten.gather(x, dim, indices), indices
-    # NaNs come last in their order.
-    _, order = builder.emit_all(SORT, _keys(builder, x), dim, False, x.type.dims[dim], index)
-
-    def at(index: str) -> str:
-        return coordinates(x.type.rank, **{f"d{dim}": index})
-
-    found = (
-        "nans > 0 ? count - nans : (count - 1) / 2"
-        if rank == "median"
-        else "max((count - nans - 1) / 2, 0)"
-    )
-    body = f"int nans = int(NANS({at('0')})), k = {found}; r1 = int(ORDER({at('k')})); r = X({at('r1')});"
-    types = [value.type for value in node.results]
-    nans = builder.emit(REDUCE, builder.aten.isnan(x), "sum", (dim,), True, DType.int32)
-    inputs, numbers = {"X": x, "ORDER": order, "NANS": nans}, {"count": x.type.dims[dim]}
-    value, position = mapped_all(
-        builder, body, inputs, types[0], types[1].with_dtype(DType.int32), numbers=numbers
-    )
-    return value, builder.aten._to_copy(position, types[1].dtype)
+    return select_by_sorting(builder, node, _keys(builder, x))
 
 
 in_double(SORT, _sort)

@@ -63,6 +63,7 @@ class Fold:
         empty: the same for parts of the loops, if it differs: a state that adds nothing.
         before: statements before all of these.
         finish: statements after the loops.
+        cost: iterations of a loop in `step`, at most.
     """
 
     loops: tuple[Loop, ...]
@@ -72,6 +73,7 @@ class Fold:
     empty: str = ""
     before: str = ""
     finish: str = ""
+    cost: Size = 0
 
     def text(self, cost: int) -> str:
         """The statements with the whole loops. `cost`: iterations of loops in `step`."""
@@ -118,7 +120,7 @@ def folded(
 ) -> tuple[Value, ...]:
     """Emits `purevk.map` for a `Fold`, whose loops may be of any length."""
     wide = any(type.dtype is DType.float64 for type in (*results, *_types(inputs)))
-    cost = loops_of_functions(fold.step, double=wide)
+    cost = loops_of_functions(fold.step, double=wide) + _dims.upper(fold.cost)
     limit = builder.traits.max_iterations - _SLACK
     if fold.iterations(cost) <= limit:
         return mapped_all(builder, fold.text(cost), inputs, *results, numbers=numbers, **options)
@@ -149,6 +151,7 @@ def folded(
         fold,
         loops=(Loop("part", "0", count, parts, count),),
         step=f"{values} {fold.join}",
+        cost=0,
     )
     return folded(builder, join, {**inputs, **dict(zip(names, made))}, *results, numbers=numbers)
 

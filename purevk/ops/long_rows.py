@@ -23,7 +23,7 @@ from purevk.ops.reduce.softmax import PASSES
 from purevk.ops.registry import in_parts
 from purevk.tuning import DeviceTraits
 
-_MOST_PARTS = 64  # more dispatches are not worth it
+_MOST_PARTS = 64  # of a size that varies: smaller ones pay for all of them
 
 
 def to_dtype(builder: Builder, value: Value, dtype: DType) -> Value:
@@ -44,7 +44,8 @@ def typed(builder: Builder, value: Value, node: Node) -> Value:
 
 def _is_longer(size: Size, most: int) -> bool:
     """Whether a size may be above `most`, and has a bound for which parts can be planned."""
-    return most < _dims.upper(size) < min(_dims.UNBOUNDED, _MOST_PARTS * max(most, 1))
+    largest = _dims.UNBOUNDED if isinstance(size, int) else _MOST_PARTS * max(most, 1)
+    return most < _dims.upper(size) < min(_dims.UNBOUNDED, largest)
 
 
 def _ends(size: Size, most: int) -> list[tuple[Size, Size]]:

@@ -214,19 +214,17 @@ def _unique2_shape(
 
 def _slice_order(builder: Builder, rows: Value) -> Value:
     """The indices of rows in ascending order. Each row counts the rows before it."""
-    macros = {"T_X": acc_of(rows.type.dtype)}
-    if not rows.type.dtype.is_float:
-        macros["IS_LESS(a, b)"] = "(a < b)"
-    size = rows.type.dims[:1]
-    return mapped_over(
-        builder,
-        "",
-        {"X": rows},
-        size,
-        TensorType(DType.int32, size),
-        template="sort/row_order.comp",
-        macros=macros,
+    dtype, (length, width) = rows.type.dtype, rows.type.dims
+    less = "LESS_OR_NAN" if dtype.is_float else "LESS"
+    count = Fold(
+        (Loop("j", "0", "x_size_0", length, "x_size_0"),),
+        f"COUNT_ROW_BEFORE({acc_of(dtype)}, {less}, x_size_1)",
+        start="r = 0;",
+        cost=width + 1,
     )
+    type = TensorType(DType.int32, (length,))
+    (before,) = folded(builder, count, {"X": rows}, type)
+    return mapped_over(builder, "R_PUT(int(B(i0)), i0);", {"B": before}, (length,), type)
 
 
 def _unique(
@@ -366,7 +364,7 @@ def _refuse_slices(node: Node, traits: DeviceTraits) -> str | None:
         return None
     if _dims.upper(x.dims[at]) > _MOST_SLICES:
         return f"no kernel that sorts {x.dims[at]} slices"
-    return traits.too_long(x.dims[at], x.numel // x.dims[at])
+    return traits.too_long(2, x.numel // x.dims[at])
 
 
 rewrite("aten.unique_consecutive.default", _consecutive_shape, supports=_refuse_slices)(

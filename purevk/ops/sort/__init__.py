@@ -1,3 +1,3 @@
 """Sorting, selection by rank, histograms."""
 
-from purevk.ops.sort import histogram, search, selection, sort  # noqa: F401
+from purevk.ops.sort import histogram, ranked, search, selection, sort  # noqa: F401

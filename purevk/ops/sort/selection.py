@@ -72,7 +72,14 @@ def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bo
         or 2 * count > length
     ):
         return False
-    return _Work(traits, length, count, x.dtype.acc == "int64_t").fits
+    wide = x.dtype.acc == "int64_t"
+    return _Work(traits, length, count, wide).fits and not reads_too_long(traits, length, wide)
+
+
+def reads_too_long(traits: DeviceTraits, length: int, wide: bool) -> bool:
+    """Whether a device may end the kernel before it has read rows of a length, up to 18 times."""
+    work = _Work(traits, length, 1, wide)
+    return 20 * (length // (work.local * work.per) + 16) > traits.max_iterations
 
 
 def emit_select(
