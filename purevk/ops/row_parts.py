@@ -18,6 +18,8 @@ from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.reduce.reduction import NAME as REDUCE
 from purevk.ops.reduce.reduction import Reduction
+from purevk.ops.reduce.scan import NAME as SCAN
+from purevk.ops.reduce.scan import longest_row
 from purevk.ops.registry import in_parts
 from purevk.tuning import DeviceTraits
 
@@ -152,3 +154,39 @@ def _join_best(
 
 
 in_parts(REDUCE, _reduce_in_parts, _is_long)
+
+
+# -- running extremes ----------------------------------------------------------------------------
+_REPLACES = {"max": "aten.ge.Tensor", "min": "aten.le.Tensor"}
+
+
+def _scan_in_parts(builder: Builder, node: Node) -> Sequence[Value]:
+    """Running extremes of parts, joined with the last ones of the part before. Of equal elements the last
+    one counts, and NaN replaces all others."""
+    x, dim, kind = node.tensor("x"), node.int("dim") % node.tensor("x").type.rank, node.str("kind")
+    length, most = x.type.dims[dim], longest_row(builder.traits)
+    made: list[tuple[Value, Value]] = []
+    for start in range(0, _dims.upper(length), most):
+        size = _dims.minimum(_dims.maximum(length - start, 0), most)
+        part = builder.purevk.part(x, dim, start, size)
+        value, at = builder.emit_all(SCAN, part, kind, dim, *node.args[3:])
+        at = builder.aten.add.Tensor(at, start)
+        if made:
+            last, index = (builder.purevk.part(each, dim, most - 1, 1) for each in made[-1])
+            better = builder.emit(_REPLACES[kind], value, last)
+            if x.type.dtype.is_float:
+                kept = builder.aten.logical_not(builder.aten.isnan(last))
+                better = builder.aten.logical_and(better, kept)
+                better = builder.aten.logical_or(better, builder.aten.isnan(value))
+            value = builder.aten.where.self(better, value, last)
+            at = builder.aten.where.self(better, at, index)
+        made.append((value, at))
+    return [builder.aten.cat(tuple(each), dim) for each in zip(*made)]
+
+
+def _long_scan(node: Node, traits: DeviceTraits) -> bool:
+    length = _dims.upper(node.tensor("x").type.dims[node.int("dim")])
+    return node.str("kind") in _REPLACES and longest_row(traits) < length < _dims.UNBOUNDED
+
+
+in_parts(SCAN, _scan_in_parts, _long_scan)

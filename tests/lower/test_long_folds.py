@@ -196,6 +196,12 @@ def _unique_slices(pick: random.Random, limit: int) -> Case:
     return Case(torch.unique_consecutive, (rows,), {"dim": 0, "return_counts": True})
 
 
+def _running_extremes(pick: random.Random, limit: int) -> Case:
+    x = _some(pick, 2, pick.randint(34, 60) * limit, special=True)
+    fn = pick.choice((torch.cummax, torch.cummin))
+    return Case(fn, (x if x.dtype is not torch.float64 else x.float(), pick.choice((-1, 1))))
+
+
 def _unique_rows(pick: random.Random, limit: int) -> Case:
     rows = torch.randint(0, 3, (_length(pick, limit) // 5, pick.randint(5, 9)))
     return Case(torch.unique, (rows.to(pick.choice((torch.float32, torch.int64))),), {"dim": 0})
@@ -268,8 +274,8 @@ KINDS: dict[str, Callable[[random.Random, int], Case]] = {
     made.__name__[1:]: made
     for made in (
         _average_pool, _largest_pool, _adaptive_pool, _fractional_pool, _distances, _convolution,
-        _trilinear, _segments, _bags, _complex_product, _unique_slices, _unique_rows, _overlapping_frames,
-        _smooth_resize, _two_dims, _best_of_row, _ranked,
+        _trilinear, _segments, _bags, _complex_product, _unique_slices, _unique_rows,
+        _running_extremes, _overlapping_frames, _smooth_resize, _two_dims, _best_of_row, _ranked,
     )
 }  # fmt: skip
 
@@ -307,6 +313,7 @@ VARYING: dict[str, Callable[[torch.Tensor], Any]] = {
         x.t().contiguous(), "max", lengths=torch.full((1,), x.shape[1], device=x.device)
     ),
     "argmax": lambda x: (x.repeat(1, 40).argmax(-1), x[:, None].expand(-1, 40, -1).argmax()),
+    "cummax": lambda x: torch.cummax(x.repeat(1, 12), 1),
     "var": lambda x: x[:, None].expand(-1, 2, -1).var((0, 2)),
 }
 

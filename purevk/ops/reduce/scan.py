@@ -109,6 +109,11 @@ class _Rows:
         return _dims.product(self.sizes)
 
 
+def longest_row(traits: DeviceTraits) -> int:
+    """How long a row may be that the kernel takes whole. It joins the lanes for each of its items."""
+    return 24 * traits.max_iterations
+
+
 def emit_scan(
     lowering: Lowering,
     how: Scan,
@@ -140,7 +145,8 @@ def emit_scan(
     else:
         alone = long + 4 <= traits.max_iterations and many >= 8
     part = profile.scan_part_elements
-    cut = not alone and not how.beats and long >= 4 * part and many < 64
+    cut = not alone and not how.beats and long >= 4 * part
+    cut = cut and (many < 64 or long > longest_row(traits))
     # Adjacent columns are scanned together.
     columns = adjacent and profile.has_fast_shared_memory and not (alone or cut)
     shuffles = traits.has("subgroup_arithmetic", "subgroup_basic")
