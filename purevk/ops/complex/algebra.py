@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from purevk.dtypes import DType
-from purevk.ir import Dim, Scalar, Size, TensorType, Value
-from purevk.lower.expression import ExpressionBuilder, Term, convert, in_double, literal
+from purevk.ir import Dim, Scalar, Size, Value
+from purevk.lower.expression import Term, convert, in_double, literal
 from purevk.ops.builder import Builder
-from purevk.ops.elementwise.pointwise import NAME as POINTWISE
+from purevk.ops.elementwise.program import Program
 
 
 class Z(NamedTuple):
@@ -29,8 +29,8 @@ class Algebra:
     """
 
     def __init__(self, builder: Builder, sizes: Sequence[Size], dtype: DType) -> None:
-        self.builder, self.sizes, self.dtype = builder, tuple(sizes), dtype
-        self._steps = ExpressionBuilder()
+        self.dtype, self._program = dtype, Program(builder, sizes)
+        self._steps = self._program.steps
 
     # -- leaves -----------------------------------------------------------------------------------
     def tensor(self, value: Value) -> Term:
@@ -72,16 +72,8 @@ class Algebra:
 
     def emit(self, results: Sequence[tuple[Term, DType, DType]]) -> tuple[Value, ...]:
         """The results as tensors: for each a term, its dtype, and that of the tensor."""
-        terms = [self._converted(term, source, target) for term, source, target in results]
-        expression = self._steps.build(terms)
-        types = tuple(TensorType(target, self.sizes) for _, _, target in results)
-        return self.builder.emit_all(
-            POINTWISE,
-            expression,
-            tuple(self._steps.inputs),
-            tuple(self._steps.scalars),
-            self.sizes,
-            results=types,
+        return self._program.emit_all(
+            *((self._converted(term, source, target), target) for term, source, target in results)
         )
 
     # -- arithmetic -------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
 from purevk.lower.epilogue import matrix_epilogue
 from purevk.lower.expression import Expression
-from purevk.lower.gpu_kernels import Problem
 from purevk.lower.gpu_tiles import choose_convolution_tile
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.matrix_core_kernels import FragmentConvolution
@@ -25,7 +24,7 @@ from purevk.ops.conv.convolution import pixels
 from purevk.ops.conv.shapes import convolved_size
 from purevk.ops.image_layout import FRAGMENT_CONVOLUTION, NHWC, LayoutQuery
 from purevk.ops.map import mapped
-from purevk.ops.matmul.fragments import BLOCK, has_fragments
+from purevk.ops.matmul.fragments import BLOCK, has_fragments, problem_of
 from purevk.ops.movement.rearrange import glsl_number, pad
 from purevk.ops.registry import Kernel, Order, ShapeError, define
 from purevk.tuning import DeviceTraits
@@ -69,17 +68,7 @@ def tile_of(
     """
     if not has_fragments(traits, dtype):
         return None
-    problem = Problem(
-        _dims.upper(rows),
-        _dims.upper(columns),
-        _dims.upper(terms),
-        half=True,
-        transposed=True,
-        window=window,
-        wide=True,
-        bfloat16=dtype is DType.bfloat16,
-    )
-    return choose_convolution_tile(traits, problem)
+    return choose_convolution_tile(traits, problem_of(dtype, rows, columns, terms, window))
 
 
 def right_blocks(builder: Builder, weight: Value) -> Value:

@@ -51,26 +51,29 @@ class Program:
     Args:
         builder: takes the node.
         sizes: of the result; tensors broadcast to it.
+
+    Attributes:
+        steps: those that it has so far.
     """
 
     def __init__(self, builder: Builder, sizes: Sequence[Size]) -> None:
         self.builder, self.sizes = builder, tuple(sizes)
-        self._steps = ExpressionBuilder()
+        self.steps = ExpressionBuilder()
 
     def real(self, source: Value | float | int) -> Term:
         """A tensor's element or a number, as float32."""
         if not isinstance(source, Value):
-            bits = self._steps.scalar(bits_of(float(np.float32(source))), DType.int32)
-            return self._steps.step("intBitsToFloat($0)", [bits], REAL)
+            bits = self.steps.scalar(bits_of(float(np.float32(source))), DType.int32)
+            return self.steps.step("intBitsToFloat($0)", [bits], REAL)
         return self.step(convert("$0", source.type.dtype, REAL), self.code(source))
 
     def code(self, source: Value) -> Term:
         """A tensor's element as it is."""
-        return self._steps.rounded_input(source)
+        return self.steps.rounded_input(source)
 
     def step(self, glsl: str, *operands: Term, dtype: DType = REAL) -> Term:
         """One assignment; `glsl` names the operands $0, $1, ..."""
-        return operands[0] if glsl == "$0" else self._steps.step(glsl, operands, dtype)
+        return operands[0] if glsl == "$0" else self.steps.step(glsl, operands, dtype)
 
     def emit(self, result: tuple[Term, DType]) -> Value:
         """A result as a tensor of the given dtype."""
@@ -78,13 +81,13 @@ class Program:
 
     def emit_all(self, *results: tuple[Term, DType]) -> tuple[Value, ...]:
         """The results as tensors of the given dtypes."""
-        expression = self._steps.build([term for term, _ in results])
+        expression = self.steps.build([term for term, _ in results])
         types = tuple(TensorType(dtype, self.sizes) for _, dtype in results)
         return self.builder.emit_all(
             POINTWISE,
             expression,
-            tuple(self._steps.inputs),
-            tuple(self._steps.scalars),
+            tuple(self.steps.inputs),
+            tuple(self.steps.scalars),
             self.sizes,
             results=types,
         )

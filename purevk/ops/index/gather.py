@@ -241,17 +241,19 @@ def _index_select_shape(x: TensorType, dim: int, index: TensorType) -> TensorTyp
     "aten.index_select.default", _index_select_shape, supports=refuse_index, moves=Moves.SOME
 )
 def _expand_index_select(builder: Builder, node: Node) -> Value:
-    x, index = node.tensor("x"), node.tensor("index")
+    x = node.tensor("x")
     rank = x.type.rank
     if not rank:
         return builder.aten.alias(x)
     at = wrap(node.int("dim"), rank)
-    dims = GatherDims(
-        x=tuple(None if d == at else d for d in range(rank)),
-        index=tuple(1 if d == at else None for d in range(rank)),
-        selected=(at,),
-    )
-    return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
+    return _gathered(builder, node, at, tuple(1 if d == at else None for d in range(rank)))
+
+
+def _gathered(builder: Builder, node: Node, at: int, dims: tuple[int | None, ...]) -> Value:
+    """The elements of x whose coordinate along the dim `at` is that of an index, which has `dims`."""
+    x, index = node.tensor("x"), node.tensor("index")
+    kept = tuple(None if d == at else d for d in range(x.type.rank))
+    return builder.emit(NAME, x, (index,), node.result.type.dims, GatherDims(kept, dims, (at,)))
 
 
 def _gather_aten_shape(
@@ -269,13 +271,7 @@ def _expand_gather(builder: Builder, node: Node) -> Value:
         made = builder.aten.index_select(flat[0], dim=0, index=flat[1])
         return builder.aten.view(made, index.type.dims)
     rank = x.type.rank
-    at = wrap(node.int("dim"), rank)
-    dims = GatherDims(
-        x=tuple(None if d == at else d for d in range(rank)),
-        index=tuple(range(rank, 0, -1)),
-        selected=(at,),
-    )
-    return builder.emit(NAME, x, (index,), node.result.type.dims, dims)
+    return _gathered(builder, node, wrap(node.int("dim"), rank), tuple(range(rank, 0, -1)))
 
 
 class _Indexed(NamedTuple):

@@ -60,16 +60,17 @@ def tile_of(
     `choose_fragment_tile`."""
     if not has_fragments(traits, dtype) or not all(isinstance(s, int) for s in (columns, terms)):
         return None
-    problem = Problem(
-        _dims.upper(rows),
-        _dims.upper(columns),
-        _dims.upper(terms),
-        half=True,
-        transposed=True,
-        wide=True,
-        bfloat16=dtype is DType.bfloat16,
-    )
+    problem = problem_of(dtype, rows, columns, terms)
     return choose_fragment_tile(traits, problem, paired, always, copied, alone)
+
+
+def problem_of(
+    dtype: DType, rows: Size, columns: Size, terms: Size, window: bool = False
+) -> Problem:
+    """What a kernel for operands in the order of fragments is chosen for."""
+    m, n, k = map(_dims.upper, (rows, columns, terms))
+    bfloat16 = dtype is DType.bfloat16
+    return Problem(m, n, k, half=True, transposed=True, window=window, wide=True, bfloat16=bfloat16)
 
 
 def _shape(

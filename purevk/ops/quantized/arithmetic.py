@@ -87,7 +87,7 @@ def _quantize_double(
     zero_first: bool,
 ) -> Value:
     """The same in double precision, in which torch computes if the scale is float64."""
-    steps = program._steps
+    steps = program.steps
 
     def double(term: Term, source: DType) -> Term:
         return steps.step(convert("$0", source, DType.float64), [term], DType.float64)

@@ -61,18 +61,20 @@ def _add_shape(input_a: TensorType, input_b: TensorType) -> TensorType:
     return TensorType(DType.int8, broadcast(input_a.dims, input_b.dims))
 
 
+def _real_numbers(program: Program, node: Node, *names: str) -> list[Term]:
+    """The numbers that quantized operands stand for."""
+    return [
+        real_number(
+            program, node.tensor(name), node.float(f"{name}_scale"), node.int(f"{name}_zero_point")
+        )
+        for name in names
+    ]
+
+
 @rewrite_node("et_vk.q8ta_add.default", _add_shape, "et_vk.add_q8ta_q8ta_q8to.default")
 def _expand_add(builder: Builder, node: Node) -> Value:
     program = Program(builder, node.result.type.dims)
-    a, b = (
-        real_number(
-            program,
-            node.tensor(name),
-            node.float(f"{name}_scale"),
-            node.int(f"{name}_zero_point"),
-        )
-        for name in ("input_a", "input_b")
-    )
+    a, b = _real_numbers(program, node, "input_a", "input_b")
     alpha = node.float("alpha")
     if alpha == 1:
         total = program.step("($0 + $1)", a, b)
@@ -186,12 +188,7 @@ def _sum_shape(a: TensorType, b: TensorType) -> TensorType:
 @rewrite_node("quantized_decomposed.add.default", _sum_shape)
 def _expand_sum(builder: Builder, node: Node, total: str = "($0 + $1)") -> Value:
     program = Program(builder, node.result.type.dims)
-    a, b = (
-        real_number(
-            program, node.tensor(name), node.float(f"{name}_scale"), node.int(f"{name}_zero_point")
-        )
-        for name in "ab"
-    )
+    a, b = _real_numbers(program, node, "a", "b")
     return _decomposed_output(node).emit(program, program.step(total, a, b))
 
 

@@ -333,10 +333,7 @@ def _scan_with_index(
     if not x.type.rank:
         flat = builder.aten.view(x, (1,))
         values, indices = _scan_with_index(builder, flat, kind, 0, dtype, index)
-        return (
-            builder.aten.view(values, ()),
-            builder.aten.view(indices, ()),
-        )
+        return builder.aten.view(values, ()), builder.aten.view(indices, ())
     values, indices = builder.emit_all(NAME, x, kind, dim, dtype, index)
     return values, indices
 

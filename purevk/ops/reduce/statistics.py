@@ -46,10 +46,7 @@ def reduce_with_index(
     if not x.type.rank:
         flat = builder.aten.view(x, (1,))
         values, indices = reduce_with_index(builder, flat, kind, (0,), False, dtype, index)
-        return (
-            builder.aten.view(values, ()),
-            builder.aten.view(indices, ()),
-        )
+        return builder.aten.view(values, ()), builder.aten.view(indices, ())
     values, indices = builder.emit_all(NAME, x, kind, tuple(dims), keepdim, dtype, index)
     return values, indices
 
