@@ -10,6 +10,7 @@ from typing import Any
 from purevk import knobs
 from purevk.api import vk
 from purevk.api.physical import PhysicalDevice
+from purevk.closing import Closing
 from purevk.errors import DeviceError, ValidationError
 
 _LAYER = b"VK_LAYER_KHRONOS_validation"
@@ -112,7 +113,7 @@ def _leave() -> None:
         core.leave()
 
 
-class Instance:
+class Instance(Closing):
     """A Vulkan instance.
 
     Args:
@@ -353,12 +354,6 @@ class Instance:
     def close(self) -> None:
         """Destroys the instance, and first every device made from it. Safe to call twice."""
         self._finalizer()
-
-    def __enter__(self) -> Instance:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.close()
 
 
 def _fitting(devices: list[PhysicalDevice], selector: str | int) -> list[PhysicalDevice]:

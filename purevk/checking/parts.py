@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.closing import Closing
 from purevk.graph.call import Call
 from purevk.graph.context import Context
 from purevk.graph.executable import Executable
@@ -102,7 +103,7 @@ def at_sizes(
     return part, swapped
 
 
-class PartProgram:
+class PartProgram(Closing):
     """A part of a graph, lowered for a device. A context manager.
 
     Args:
@@ -188,9 +189,3 @@ class PartProgram:
         self.executable.close()
         self._weights.close()
         self._states.close()
-
-    def __enter__(self) -> PartProgram:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

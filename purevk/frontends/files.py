@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from purevk import pte
+from purevk.closing import Closing
 from purevk.errors import FileFormatError, InputError
 from purevk.frontends import saved
 from purevk.frontends.foreign import is_exported, is_native, is_pte, members, refuse_foreign
@@ -78,7 +79,7 @@ class FilePart(NamedTuple):
     tensors: list[tuple[int, int]]
 
 
-class ModelFile:
+class ModelFile(Closing):
     """An open file with a program. A context manager.
 
     Attributes:
@@ -150,12 +151,6 @@ class ModelFile:
     def close(self) -> None:
         """Closes the file once nobody uses its data."""
         self.content.close()
-
-    def __enter__(self) -> ModelFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _part(content: Any) -> FilePart:

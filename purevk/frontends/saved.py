@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from purevk.closing import Closing
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
 from purevk.ir import Graph, Guard, GuardLog
@@ -138,7 +139,7 @@ def checksum(data: memoryview) -> int:
 
 
 # -- reading -------------------------------------------------------------------------------------
-class SavedProgram:
+class SavedProgram(Closing):
     """A saved program. Its tensors are slices of the mapped file. A context manager.
 
     Attributes:
@@ -230,12 +231,6 @@ class SavedProgram:
         self._methods.clear()
         self._data.clear()
         self.source.close()
-
-    def __enter__(self) -> SavedProgram:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def read_program(file: FileLike | Source, check: bool = True) -> SavedProgram:

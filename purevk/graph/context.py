@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from purevk import api, knobs
 from purevk.cache import Cache, default_cache
+from purevk.closing import Closing
 from purevk.errors import InputError, ShaderCompilerError
 from purevk.graph.fragments import FragmentOrder
 from purevk.graph.kernels import KernelStore
@@ -61,7 +62,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Context:
+class Context(Closing):
     """A device and its kernels.
 
     Args:
@@ -101,12 +102,6 @@ class Context:
                 stack.callback(self.kernels.close)
             for program in list(self.programs):
                 stack.callback(program.close)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:

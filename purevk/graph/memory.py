@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import Protocol
 
 from purevk import api
+from purevk.closing import Closing
 from purevk.ir import Value
 from purevk.lower.lowering import BufferWindow, Dispatch
 from purevk.mapped import read_into
@@ -37,7 +38,7 @@ class BufferRange:
         self.buffer, self.offset, self.nbytes = buffer, offset, nbytes
 
 
-class Staging:
+class Staging(Closing):
     """Memory that the host writes, for copies to memory of the device that it cannot reach. It grows
     as it has to. A context manager.
 
@@ -88,12 +89,6 @@ class Staging:
         if self._buffer is not None:
             self._buffer.destroy()
             self._buffer = None
-
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Contents:

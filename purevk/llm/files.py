@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from purevk.closing import Closing
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.pte.blocks import Form
@@ -49,7 +50,7 @@ class Tensor(ABC):
         raise NotImplementedError
 
 
-class ModelFile:
+class ModelFile(Closing):
     """A model on disk.
 
     Attributes:
@@ -98,12 +99,6 @@ class ModelFile:
             with contextlib.suppress(BufferError):
                 source.close()
         self.sources.clear()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 _Open = TypeVar("_Open")

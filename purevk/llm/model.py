@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.closing import Closing
 from purevk.errors import InputError, UnsupportedProgramError
 from purevk.llm import arguments
 from purevk.llm.decoding import Decoder
@@ -32,7 +33,7 @@ from purevk.llm.tokenizer import Tokenizer, tokenizer_of
 from purevk.plain_text import printable
 
 
-class Model:
+class Model(Closing):
     """A language model on a device. One generation runs at a time.
 
     Attributes:
@@ -305,12 +306,6 @@ class Model:
     def close(self) -> None:
         """Releases everything on the device, and the file. Safe to call twice."""
         self.program.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         name = printable(self.program.name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from purevk import knobs
+from purevk.closing import Closing
 from purevk.errors import InputError, PurevkError
 from purevk.graph.call_memory import MemoryReport
 from purevk.graph.context import Context
@@ -59,7 +60,7 @@ class WeightWatch(Protocol):
         """Watches the tensors of another export too."""
 
 
-class Program:
+class Program(Closing):
     """A program on a device: its methods, weights and state.
 
     Made by `purevk.load`. Use as a context manager, or call `close()`; a program that nobody refers
@@ -478,12 +479,6 @@ class Program:
             self.states.close()
         if self._closing is not None:
             self._closing()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         about = printable(f"Program {self.name} on {self.device.name}: {', '.join(self.methods)}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from purevk.closing import Closing
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.pte.ptd import DataFile
 from purevk.pte.source import Source
@@ -24,7 +25,7 @@ from purevk.pte.vkgraph import VkGraph, graph_ranges, read_vulkan_graph
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Closing):
     """A parsed .pte file and the data files given with it.
 
     Data is handed out as read-only slices of the mapped files. Use `close()`, or a `with`
@@ -184,12 +185,6 @@ class Program:
         """Let go of the file and of the data files; slices handed out stay valid."""
         for source in (self.source, *(file.source for file in self.data_files)):
             source.close()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _subsegment(
         self, items: Subsegments, index: int, nbytes: int | None, what: str

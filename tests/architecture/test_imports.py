@@ -18,6 +18,7 @@ PACKAGE = ROOT / "purevk"
 
 # What everyone may import, and what each package may import besides itself.
 EVERYONE = {
+    "closing",
     "errors",
     "knobs",
     "knob_values",
@@ -29,6 +30,7 @@ EVERYONE = {
     "whole_file",
 }
 BELOW = {
+    "closing": set(),
     "errors": set(),
     "knobs": set(),
     "knob_values": set(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.closing import Closing
 from purevk.errors import InputError, PurevkError
 from purevk.fallback import to_numpy
 from purevk.ir import Dim, Graph, Symbol, Value
@@ -25,7 +26,7 @@ TOLERANCE = 2e-2
 decide about kernels, and these round differently."""
 
 
-class Replicas:
+class Replicas(Closing):
     """A program on several devices. A call splits the batch among them, and joins the results.
 
     Made by `purevk.load(file, device=[0, 1], split="batch")`. The batch is the dynamic size of the first dim of the
@@ -109,12 +110,6 @@ class Replicas:
         self._pool.shutdown()
         for program in self.programs:
             program.close()
-
-    def __enter__(self) -> Replicas:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(program.device.name for program in self.programs)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.closing import Closing
 from purevk.errors import InputError, PurevkError, SizeConstraintError
 from purevk.frontends.files import ModelFile
 from purevk.frontends.reading import reading
@@ -42,7 +43,7 @@ _log = logging.getLogger("purevk")
 _MIB = 1 << 20
 
 
-class StagedProgram:
+class StagedProgram(Closing):
     """A program whose layers are on several devices, for models that one device has no room for.
 
     Made by `purevk.load(file, device=[0, 1], split="layers")`. Each method is cut into as many
@@ -219,12 +220,6 @@ class StagedProgram:
         for program in self.programs:
             program.close()
         self._closing()
-
-    def __enter__(self) -> StagedProgram:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(program.device.name for program in self.programs)
