@@ -79,7 +79,7 @@ def can_select(traits: DeviceTraits, x: TensorType, dim: int, count: Size) -> bo
 def reads_too_long(traits: DeviceTraits, length: int, wide: bool) -> bool:
     """Whether a device may end the kernel before it has read rows of a length, up to 18 times."""
     work = _Work(traits, length, 1, wide)
-    return 20 * (length // (work.local * work.per) + 16) > traits.max_iterations
+    return (19 if wide else 15) * (length // (work.local * work.per) + 20) > traits.max_iterations
 
 
 def emit_select(
