@@ -85,9 +85,9 @@ def rows(form, *parameters):
 
 
 # Infinity gives NaN from torch's float32 vector code of gelu and inf from its other code. Of -0.0, it
-# makes the odd functions of Bessel 0.0. Minima and maxima of zeros may have the sign of either.
+# makes the odd functions of Bessel 0.0.
 NO_INFINITY = ("gelu",)
-NO_MINUS_ZERO = ("relu6", "hardtanh", "special_i1", "special_i1e", "special_modified_bessel_i1")
+NO_MINUS_ZERO = ("special_i1", "special_i1e", "special_modified_bessel_i1")
 
 
 def edges(dtype: torch.dtype, name: str = "") -> torch.Tensor:
@@ -735,6 +735,19 @@ ZEROS = {
     "products": lambda x: x * torch.full_like(x, -0.0),
     "choices": lambda x: torch.where(x > 0, -0.0, 1.0),
     "padding": lambda x: F.pad(x, (1, 1), value=-0.0),
+    "clamp": lambda x: torch.stack(
+        [
+            f(y)
+            for y in (x * 0, x * -0.0)
+            for f in (
+                lambda y: y.clamp(min=0),
+                lambda y: y.clamp(max=-0.0),
+                lambda y: y.clamp(-0.0, 0.0),
+                lambda y: y.clamp(torch.zeros_like(y), -torch.zeros_like(y)),
+                F.relu6,
+            )
+        ]
+    ),
 }
 
 
