@@ -83,7 +83,8 @@ def test_tiktoken(tmp_path: Path) -> None:
         assert ours.encode(text) == reference.encode(text, bos=True, eos=False)
     assert ours.encode("<|eot_id|>", start=False) == [reference.special_tokens["<|eot_id|>"]]
     assert ours.name(len(ranks) + 255) == "<|reserved_special_token_245|>"
-    assert {reference.eos_id, reference.special_tokens["<|eot_id|>"]} == ours.end_tokens
+    ends = {reference.special_tokens[name] for name in ("<|eot_id|>", "<|eom_id|>")}
+    assert {reference.eos_id, *ends} == ours.end_tokens
 
 
 def test_long_tokens_are_refused(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from purevk.tuning import (
     registry,
     tiles,
 )
-from purevk.tuning.families import alchemist, amd, apple, intel, mobile, nvidia
+from purevk.tuning.families import amd, apple, intel, mobile, nvidia
+from purevk.tuning.families.alchemist import ALCHEMIST
 
 LLVMPIPE = DeviceIdentity(0x10005, 0, "cpu", "llvmpipe (LLVM 15.0.6, 256 bits)")
 DEVICES = [
@@ -35,7 +36,7 @@ DEVICES = [
     (DeviceIdentity(0x1002, 0x744C, "discrete", "AMD Radeon RX 7900 XTX"), amd.AMD),
     (
         DeviceIdentity(0x8086, 0x56A0, "discrete", "Intel(R) Arc(tm) A770", min_subgroup_size=8),
-        alchemist.ALCHEMIST,
+        ALCHEMIST,
     ),
     (
         DeviceIdentity(0x8086, 0xE20B, "discrete", "Intel(R) Arc(tm) B580", min_subgroup_size=16),
