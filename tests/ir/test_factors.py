@@ -14,7 +14,9 @@ TENTHS = [n / 10 for n in range(1, 60)]
 
 
 @pytest.mark.parametrize("most", [500, 2**31 - 1])
-@pytest.mark.parametrize("factor", [*TENTHS, 1 / 3, 2 / 3, 1 / 49, 1.2345, 0.123456789, math.pi])
+@pytest.mark.parametrize(
+    "factor", [*TENTHS, 0.35, 0.01, 1 / 3, 2 / 3, 1 / 49, 1.2345, 0.123456789, math.pi]
+)
 def test_scaled(factor, most):
     """Each size of a call gives what Python gives, or the factor is refused."""
     symbol = Symbol("s", most)
@@ -25,10 +27,9 @@ def test_scaled(factor, most):
                 assert _dims.evaluate(found, {symbol: size}) == math.floor(size * factor), size
 
 
-def test_most_factors_can_be_followed():
-    size = Dim.of(Symbol("s", 500))
-    refused = [factor for factor in TENTHS if scaled(size, factor) is None]
-    assert 0.7 in refused and 1.7 not in refused and len(refused) < 15
+def test_factors_of_few_digits_can_be_followed():
+    size = Dim.of(Symbol("s", 2**31 - 1))
+    assert all(scaled(size, factor) is not None for factor in (*TENTHS, 0.35, 0.01, 2.675))
 
 
 def test_a_known_size():
