@@ -156,11 +156,13 @@ def test_grid_sample(padding):
         .expand(2, 1, 6, 2)
         .contiguous()
     )
+    nowhere = torch.tensor([[[[torch.nan, 0.0], [0.2, torch.inf], [0.3, -0.5]]]])
     cases = []
     for mode, align in itertools.product(("bilinear", "nearest", "bicubic"), (False, True)):
         kwargs = {"mode": mode, "padding_mode": padding, "align_corners": align}
         cases += [
             Case(F.grid_sample, (x, grid), kwargs, atol=1e-5),
+            Case(F.grid_sample, (tensor(1, 3, 1, 1), nowhere), kwargs, atol=1e-5),
             Case(F.grid_sample, (x, edges[:, :, :5]), kwargs, atol=1e-5),
         ]
         cases.append(
