@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import purevk
-from purevk.errors import UnsupportedProgramError
 from tests.ops.harness import Case, aten, check, program_of, tensor
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -250,13 +249,15 @@ def test_sizes_of_a_call_times_a_factor(options):
             torch.testing.assert_close(program.forward(x), module(x), atol=1e-4, rtol=1e-4)
 
 
-def test_a_factor_that_no_fraction_follows():
-    """int(90 * 0.7) is 62."""
+def test_a_factor_that_doubles_lose():
+    """int(90 * 0.7) is 62, and int(80 * 0.7) is 56."""
     side = torch.export.Dim("h", min=4, max=100)
     module, x = Interpolated(scale_factor=0.7, mode="nearest"), tensor(1, 2, 10, 10)
     exported = torch.export.export(module, (x,), dynamic_shapes=({2: side},))
-    with pytest.raises(UnsupportedProgramError, match="times 0.7 cannot be followed"):
-        purevk.compile(exported)
+    program = purevk.compile(exported)
+    for height in (10, 4, 79, 80, 90, 100):
+        x = tensor(1, 2, height, 10)
+        assert torch.equal(program.forward(x), module(x))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
