@@ -6,8 +6,7 @@ from purevk.portable_lib import _load_for_executorch
 module = _load_for_executorch("model.pte")
 outputs = module.forward([x])
 
-Results are torch tensors where torch is imported, else numpy arrays. Files with bundled inputs give
-their program. There are no ETDumps.
+Results are torch tensors where torch is imported, else numpy arrays. There are no ETDumps.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from purevk.errors import InputError
-from purevk.pte.flatbuffer import Blob, Many, Reader, Schema, u32
+from purevk.errors import DifferenceError, InputError
+from purevk.pte.bundled import BundledProgram
 from purevk.runtime import Method, MethodMeta, Program, Runtime, TensorInfo, Verification
 
 __all__ = [
@@ -32,12 +31,6 @@ __all__ = [
     "TensorInfo",
     "Verification",
 ]
-
-# The table of a file with bundled inputs; the suites of tests are not read.
-_BUNDLED = Schema(
-    "BundledProgram", version=u32(), method_test_suites=Many(Schema("Suite")), program=Blob()
-)
-_BUNDLED_IDENTIFIER = b"BP08"
 
 
 class ExecuTorchMethod:
@@ -161,17 +154,55 @@ class ExecuTorchModule(_OfProgram):
 
     __call__ = forward
 
+    def plan_execute(self, method_name: str, clone_outputs: bool = True) -> list[Any]:
+        """Runs a method that has no inputs."""
+        return self.run_method(method_name)
+
     def method_names(self) -> list[str]:
         """The names of its methods."""
         return list(self._program.ordered_names)
 
 
 class BundledModule:
-    """A program with bundled inputs, as a file has it. Its tests are not read."""
+    """A program with bundled inputs, and the results that they should give."""
 
     def __init__(self, data: bytes) -> None:
-        reader = Reader(memoryview(data), "bundled program")
-        self.program = bytes(reader.root(_BUNDLED, _BUNDLED_IDENTIFIER)["program"])
+        self._bundled = BundledProgram(data)
+        self.program = self._bundled.program
+        self._module: ExecuTorchModule | None = None
+
+    def verify_result_with_bundled_expected_output(
+        self, method_name: str, testset_idx: int, rtol: float = 1e-5, atol: float = 1e-8
+    ) -> list[Any]:
+        """Runs a method with bundled inputs.
+
+        Args:
+            method_name: its name.
+            testset_idx: the number of the case.
+            rtol, atol: what results may differ by, times the size of the expected ones, and at all.
+
+        Returns:
+            The results.
+
+        Raises:
+            InputError: there is no such method or case.
+            DifferenceError: a result is another one than the file expects.
+        """
+        inputs, wanted = self._bundled.case(method_name, testset_idx)
+        if self._module is None:
+            self._module = _load_for_executorch_from_buffer(self.program)
+        results = self._module.run_method(method_name, inputs)
+        where = f"case {testset_idx} of method {method_name}"
+        if len(results) != len(wanted):
+            raise DifferenceError(f"{len(results)} results in place of {len(wanted)}", where=where)
+        for number, (one, two) in enumerate(zip(results, wanted, strict=True)):
+            made, expected = _array(one), _array(two)
+            if getattr(one, "dtype", None) != getattr(two, "dtype", None) or not (
+                made.shape == expected.shape
+                and np.allclose(made, expected, rtol=rtol, atol=atol, equal_nan=True)
+            ):
+                raise DifferenceError(f"result {number} is not the expected one", where=where)
+        return results
 
 
 def _load_program(
@@ -252,6 +283,15 @@ def _is_available(backend_name: str) -> bool:
     return Runtime.get().backend_registry.is_available(backend_name)
 
 
+def _threadpool_get_thread_count() -> int:
+    """1: purevk has no pool of threads."""
+    return 1
+
+
+def _unsafe_reset_threadpool(num_threads: int) -> None:
+    """Taken for compatibility: kernels run on the device."""
+
+
 def _program(file: Any, data: Any, enable_etdump: bool, debug_buffer_size: int) -> Program:
     return Runtime.get().load_program(
         file, enable_etdump=enable_etdump, debug_buffer_size=debug_buffer_size, data_path=data
@@ -271,3 +311,10 @@ def _of_torch(value: Any) -> Any:
     """An array as a tensor, if torch is imported."""
     torch = sys.modules.get("torch")
     return torch.from_numpy(value) if torch and isinstance(value, np.ndarray) else value
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor or a number for comparisons. numpy has no bfloat16."""
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()
+    return np.asarray(value)

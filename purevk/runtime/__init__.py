@@ -33,9 +33,17 @@ from purevk.pte.program import Program as PteProgram
 _BACKEND = "VulkanBackend"
 # ExecuTorch's names of element types, by its numbers.
 _NAMES = {
-    0: "Byte", 1: "Char", 2: "Short", 3: "Int", 4: "Long", 5: "Half", 6: "Float", 7: "Double", 9: "ComplexFloat",
-    10: "ComplexDouble", 11: "Bool", 15: "BFloat16",
+    0: "Byte", 1: "Char", 2: "Short", 3: "Int", 4: "Long", 5: "Half", 6: "Float", 7: "Double", 8: "ComplexHalf",
+    9: "ComplexFloat", 10: "ComplexDouble", 11: "Bool", 12: "QInt8", 13: "QUInt8", 14: "QInt32", 15: "BFloat16",
+    16: "QUInt4x2", 17: "QUInt2x4", 22: "Bits16", 23: "Float8_e5m2", 24: "Float8_e4m3fn", 25: "Float8_e5m2fnuz",
+    26: "Float8_e4m3fnuz", 27: "UInt16", 28: "UInt32", 29: "UInt64",
 }  # fmt: skip
+
+
+class _MethodNameError(InputError, KeyError):
+    """There is no method of that name: in ExecuTorch a KeyError."""
+
+    __str__ = InputError.__str__
 
 
 class Verification(enum.Enum):
@@ -111,13 +119,11 @@ class MethodMeta:
         return len(self._attributes)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
-        """An input. Raises IndexError if there is none of that number, InputError if it is no
-        tensor."""
+        """An input. Raises IndexError if there is none of that number, or if it is no tensor."""
         return self._at("input", self._inputs, index)
 
     def output_tensor_meta(self, index: int) -> TensorInfo:
-        """An output. Raises IndexError if there is none of that number, InputError if it is no
-        tensor."""
+        """An output. Raises IndexError if there is none of that number, or if it is no tensor."""
         return self._at("output", self._outputs, index)
 
     def attribute_tensor_meta(self, index: int) -> TensorInfo:
@@ -125,11 +131,9 @@ class MethodMeta:
         return self._at("attribute", self._attributes, index)
 
     def _at(self, kind: str, infos: Sequence[TensorInfo | None], index: int) -> TensorInfo:
-        if not 0 <= index < len(infos):
-            raise IndexError(f"Cannot get {kind} tensor meta at {index}")
-        info = infos[index]
+        info = infos[index] if 0 <= index < len(infos) else None
         if info is None:
-            raise InputError(f"{kind} {index} is no tensor", where=f"method {self._name}")
+            raise IndexError(f"Cannot get {kind} tensor meta at {index}")
         return info
 
     def __repr__(self) -> str:
@@ -233,7 +237,7 @@ class Program:
 
     def _check(self, name: str) -> None:
         if name not in self._metadata:
-            raise InputError(
+            raise _MethodNameError(
                 f"there is no method {name!r}",
                 why=f"methods: {', '.join(sorted(self._metadata))}",
                 next="name one of these",

@@ -46,6 +46,21 @@ def test_metadata_are_those_of_executorch(theirs: Any, file: str) -> None:
 
 
 @pytest.mark.export
+def test_every_element_type_has_executorchs_name(theirs: Any) -> None:
+    torch = pytest.importorskip("torch")
+    exir = pytest.importorskip("executorch.exir")
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.to(torch.float32) * 2, x
+
+    ep = torch.export.export(Model(), (torch.ones(2, 3).to(torch.uint16),))
+    data = bytes(exir.to_edge(ep).to_executorch().buffer)
+    one, two = (each.load_program(data).metadata("forward") for each in (Runtime.get(), theirs))
+    assert repr(one) == repr(two) and "UInt16" in repr(one)
+
+
+@pytest.mark.export
 @pytest.mark.device
 def test_the_same_code_runs_on_both(theirs: Any) -> None:
     torch = pytest.importorskip("torch")
@@ -121,8 +136,12 @@ def test_what_is_refused() -> None:
     program = runtime.load_program(DATA / "topk.pte")
     with pytest.raises(InputError, match="no method 'backward'"):
         program.metadata("backward")
-    with pytest.raises(InputError, match="no method 'backward'"):
+    with pytest.raises(InputError, match="^there is no method 'backward'"):
         program.load_method("backward")
+    with pytest.raises(KeyError):
+        program.load_method("backward")
+    with pytest.raises(IndexError, match="Cannot get output tensor meta at -1"):
+        program.metadata("forward").output_tensor_meta(-1)
     with pytest.raises(UnsupportedProgramError, match="ETDump"):
         program.write_etdump_result_to_file("a", "b")
 
