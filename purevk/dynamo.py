@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
@@ -68,10 +67,11 @@ _RAISED = (
 def _is_tracing() -> bool:
     """Whether this thread traces for this backend, in dynamo or in AOTAutograd."""
     try:
-        compiler: Any = InstructionTranslator.current_tx().output.compiler_fn
-        backend = innermost_backend(compiler)
+        backend: Any = InstructionTranslator.current_tx().output.compiler_fn
     except AttributeError:  # dynamo does not trace
         return False
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
     return getattr(getattr(backend, "compiler_fn", backend), "__module__", "") == __name__
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from typing import Any
 
 _FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
@@ -18,9 +19,7 @@ def line_of(stack_trace: str) -> str:
     frames = _FRAME.findall(stack_trace)
     if not frames:
         return ""
-    own = [
-        frame for frame in frames if "/site-packages/torch/" not in frame[0].replace(os.sep, "/")
-    ]
+    own = [frame for frame in frames if not _is_of_torch(frame[0])]
     path, number, function = (own or frames)[-1]
     _, packages, inside = path.replace(os.sep, "/").rpartition("/site-packages/")
     if packages:
@@ -29,6 +28,14 @@ def line_of(stack_trace: str) -> str:
         local = os.path.relpath(path) if os.path.isabs(path) else path
         path = os.path.basename(path) if local.startswith(os.pardir) else local
     return f"{path}:{number}, in {function}"
+
+
+def _is_of_torch(path: str) -> bool:
+    """Whether a file is one of torch: where it was installed, or is loaded from here."""
+    folder = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "")
+    return "/site-packages/torch/" in path.replace(os.sep, "/") or bool(
+        folder and path.startswith(folder + os.sep)
+    )
 
 
 def path_of(node: Any) -> str:

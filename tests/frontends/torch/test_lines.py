@@ -107,3 +107,9 @@ def test_errors_of_passes_name_the_line(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_the_line_of_a_trace(trace: str, wanted: str) -> None:
     assert line_of(trace) == wanted
+
+
+def test_torch_in_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/opt/t/torch/__init__.py")
+    frames = ('/a/b/own.py", line 3, in forward', '/opt/t/torch/nn/linear.py", line 1, in forward')
+    assert line_of("\n".join(f'  File "{frame}' for frame in frames)) == "own.py:3, in forward"
