@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 from collections import Counter
 from pathlib import Path
@@ -21,7 +22,8 @@ from purevk.ir import Graph, Value
 from purevk.program.specs import input_specs, output_specs
 from purevk.pte import types as P
 from purevk.report import lowered
-from purevk.report.words import guard_in_words
+from purevk.report.words import guard_in_words, kernel_line, problem_line
+from purevk.tuning.choices import RecordedChoices
 
 _MANY = 6  # delegates, above which they are not listed one by one
 
@@ -132,8 +134,10 @@ def _method(
     data: dict[str, Any] = {"name": name, "file_nodes": None, "delegates": [], "error": None}
     if isinstance(opened.content, pte.Program):
         data |= _in_pte(opened.content, opened.content.method(name))
+    choices = RecordedChoices(target.traits.choices)
     try:
-        lowered_method = lowered.lower(opened, name, target.traits)
+        traits = dataclasses.replace(target.traits, choices=choices)
+        lowered_method = lowered.lower(opened, name, traits)
     except PurevkError as error:
         return {**data, "error": error_data(error)}
     run = lowered_method.plan
@@ -154,7 +158,7 @@ def _method(
         "constant": _constants(lowered_method.graph),
     }
     if args.node_table or args.etrecord is not None:
-        data["node_table"] = rows = lowered.node_rows(run)
+        data["node_table"] = rows = lowered.node_rows(run, choices)
         if args.etrecord is not None:
             _add_names(rows, opened, name, args)
     if args.graph:
@@ -295,6 +299,7 @@ def _show_method(method: dict[str, Any], out: Output, torch_installed: bool) -> 
     _show_cpu(method["cpu_nodes"], out, torch_installed)
     if "node_table" in method:
         _show_nodes(method["node_table"], out)
+        _show_choices(method["node_table"], out)
     if "graph" in method:
         out.heading("graph")
         out.raw(method["graph"].rstrip())
@@ -399,3 +404,24 @@ def _show_nodes(rows: list[dict[str, Any]], out: Output) -> None:
         styled=1,
         title="nodes",
     )
+
+
+def _show_choices(rows: list[dict[str, Any]], out: Output) -> None:
+    """The kernels that were chosen from several, once for equal problems."""
+    nodes: dict[str, list[int]] = {}
+    choices: dict[str, dict[str, Any]] = {}
+    for n, row in enumerate(rows):
+        for choice in row["choices"]:
+            choices[choice["problem"]] = choice
+            nodes.setdefault(choice["problem"], []).append(n)
+    if not choices:
+        return
+    out.heading("choices of kernels")
+    for problem, choice in choices.items():
+        cost = f", which costs {choice['cost']:.3g}" if choice["cost"] else ""
+        kernel = "none" if choice["kernel"] is None else kernel_line(choice["kernel"])
+        out.line(f"  #{', '.join(map(str, nodes[problem]))}: {problem_line(problem)}")
+        out.line(f"    {kernel}{cost}")
+        for other in choice["others"]:
+            number = f" ({other['count']})" if other["count"] > 1 else ""
+            out.line(f"    not {other['kernel']}{number}: {other['why']}", "dim")

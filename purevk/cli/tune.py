@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from purevk.graph.limits import warm_up
 from purevk.graph.tuned import keep_answers
 from purevk.progress import Steps
 from purevk.report.timings import time_dispatches
+from purevk.report.words import kernel_line, problem_line
 from purevk.tuning import Choices, question
 
 _Kernel = TypeVar("_Kernel")
@@ -261,21 +261,3 @@ def show(data: dict[str, Any], out: Output) -> None:
         out.line("nothing was kept on disk", "yellow")
     else:
         out.line(f"{count(data['kept'], 'kernel')} kept in the cache {data['cache']}", "dim")
-
-
-def problem_line(name: str) -> str:
-    """What a question asks, in a few words: "matmul 196 x 1024 x 256, half". Others stay as they
-    are."""
-    kind, _, problem = name.partition(": ")
-    sizes = dict(re.findall(r"\b(m|n|k|batches|half|window)=(\w+)", problem))
-    if not problem.startswith("Problem(") or not {"m", "n", "k"} <= sizes.keys():
-        return name
-    kind = "convolution" if sizes.get("window") == "True" else kind
-    batches = f"{sizes['batches']} of " if sizes.get("batches", "1") != "1" else ""
-    half = ", half" if sizes.get("half") == "True" else ""
-    return f"{kind} {batches}{sizes['m']} x {sizes['n']} x {sizes['k']}{half}"
-
-
-def kernel_line(text: str) -> str:
-    """A candidate without the names of its fields: "Coopmat(64, 64, 64, 16, 32, ...)"."""
-    return re.sub(r"\b\w+=", "", text)

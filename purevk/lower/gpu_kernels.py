@@ -18,12 +18,14 @@ The coefficients are those of the device's profile (`MatmulCosts`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Candidate
 
 
 class TileBounds(NamedTuple):
@@ -121,19 +123,28 @@ def _load(
     return ceil(groups, cores * resident), load + fullest * (ceil(groups, cores) - load)
 
 
-class Candidate(GpuChoice):
-    """A choice that says whether it fits, and what it costs."""
+def limits(traits: DeviceTraits, threads: int, shared: int) -> Iterator[tuple[bool, str]]:
+    """The device's limits for a workgroup: its invocations, and its bytes of shared memory."""
+    yield threads <= traits.max_invocations, f"{threads} invocations in a workgroup"
+    yield shared <= traits.max_shared_memory, f"{shared} bytes of shared memory"
+
+
+class MatmulKernel(GpuChoice, Candidate[Problem]):
+    """A choice that says what it needs, and what it costs."""
 
     @abstractmethod
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
+        """Microseconds of the kernel, about, without those to add up the parts of a sum."""
 
-    @abstractmethod
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+        if self.splits == 1:
+            return self.time(traits, problem)
+        costs = traits.profile.matmul
+        elements = problem.m * problem.n * problem.batches * self.splits
+        return self.time(traits, problem) + (costs.split_start + costs.split_element * elements)
 
 
-class TileChoice(Candidate):
+class TileChoice(MatmulKernel):
     """What the choices share whose workgroups make `tile_m` x `tile_n` results in steps of
     `tile_k`."""
 
@@ -162,17 +173,16 @@ class TileChoice(Candidate):
     def shared(self, transposed: bool) -> int:
         """Bytes of shared memory."""
 
-    def _loads_evenly(self, traits: DeviceTraits, problem: Problem, width: int = 4) -> bool:
-        """Whether all invocations load equally many vectors of `width` elements of both tiles, within
-        the device's limits."""
+    def _limits(
+        self, traits: DeviceTraits, problem: Problem, width: int = 4
+    ) -> Iterator[tuple[bool, str]]:
+        """The device's limits, and that all invocations load equally many vectors of `width` elements
+        of both tiles."""
         threads, vectors = self.threads, self.tile_k // width
-        return (
-            threads <= traits.max_invocations
-            and self.shared(problem.transposed) <= traits.max_shared_memory
-            and threads % vectors == 0
-            and self.tile_m * vectors % threads == 0
-            and self.tile_n * vectors % threads == 0
-        )
+        yield from limits(traits, threads, self.shared(problem.transposed))
+        even = threads % vectors == 0
+        even = even and self.tile_m * vectors % threads == self.tile_n * vectors % threads == 0
+        yield even, "invocations that load equally many vectors"
 
     def _schedule(
         self, traits: DeviceTraits, problem: Problem, most: int = 1 << 30, fullest: float = 0.0
@@ -223,12 +233,11 @@ class Tiled(TileChoice):
         pad = max(32 // self.tile_k, 1) * (2 if transposed else 1)
         return 16 * max(self.tile_k * (self.tile_m // 4 + self.tile_n // 4 + pad), sums)
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
-        return self.tile_k // 4 % self.slices == 0 and self._loads_evenly(traits, problem)
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        yield self.tile_k // 4 % self.slices == 0, "equal slices of a step"
+        yield from self._limits(traits, problem)
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         matmul = traits.profile.matmul
         costs = matmul.window_tiled if problem.window else matmul.tiled
         registers = costs.registers[0] + costs.registers[1] * self.thread_m * self.thread_n
@@ -270,7 +279,7 @@ class Distance(Tiled):
 
 
 @dataclass(frozen=True)
-class Vector(Candidate):
+class Vector(MatmulKernel):
     """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
     K."""
 
@@ -307,17 +316,12 @@ class Vector(Candidate):
     def threads(self) -> int:
         return self.lanes * self.slices
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
-        return (
-            not problem.window
-            and self.threads <= traits.max_invocations
-            and self.rows % self.chunk == 0
-            and self.shared(problem.transposed) <= traits.max_shared_memory
-        )
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        yield not problem.window, "no window"
+        yield self.rows % self.chunk == 0, "equal chunks of rows"
+        yield from limits(traits, self.threads, self.shared(problem.transposed))
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         costs = traits.profile.matmul.vector
         groups = ceil(problem.n, 4 * self.lanes) * ceil(problem.m, self.rows) * problem.batches
         steps = ceil(problem.k, 4 * self.slices)
@@ -334,7 +338,7 @@ class Vector(Candidate):
 
 
 @dataclass(frozen=True)
-class Dot(Candidate):
+class Dot(MatmulKernel):
     """`matmul_dot.comp`: `lanes` invocations share K, for 4 columns and `rows` rows, and have `steps`
     loads of each column in flight. B is dense along K."""
 
@@ -355,25 +359,23 @@ class Dot(Candidate):
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
         return (_dims.ceil_div(n, 4), _dims.ceil_div(m, self.rows), batches)
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
-        return (
-            problem.transposed
-            and problem.wide
-            and not problem.window
-            and self.lanes <= traits.max_invocations
-            and self.lanes % self.subgroup == 0
-            and problem.k >= self._elements(problem) * self.lanes * self.steps
-            and traits.has("subgroup_arithmetic", "subgroup_size_control")
-        )
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        least = self._elements(problem) * self.lanes * self.steps
+        yield problem.transposed, "a second operand that is dense along k"
+        yield problem.wide, "rows of a multiple of 16 bytes"
+        yield not problem.window, "no window"
+        yield from limits(traits, self.lanes, 0)
+        yield self.lanes % self.subgroup == 0, "whole subgroups"
+        yield problem.k >= least, f"{least} terms"
+        features = ("subgroup_arithmetic", "subgroup_size_control")
+        yield traits.has(*features), f"the features {' and '.join(features)}"
 
     @staticmethod
     def _elements(problem: Problem) -> int:
         """Elements of a load."""
         return 8 if problem.half else 4
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         costs = traits.profile.matmul.vector
         groups = ceil(problem.n, 4) * ceil(problem.m, self.rows) * problem.batches
         elements = self._elements(problem)
@@ -388,15 +390,16 @@ class Dot(Candidate):
 
 
 @dataclass(frozen=True)
-class DotBlocks(GpuChoice):
+class DotBlocks(MatmulKernel):
     """`matmul_dot_blocks.comp`: few rows, and a weight in the order of fragments. `slices` groups of
     invocations share K, for `columns` columns and `rows` rows, and read `steps` blocks of 16 terms at
-    once."""
+    once. `paired`: it makes one column of two. Without a cost model."""
 
     rows: int
     columns: int
     slices: int
     steps: int
+    paired: bool = False
     template = "matmul/matmul_dot_blocks.comp"
 
     @property
@@ -409,9 +412,18 @@ class DotBlocks(GpuChoice):
         """Invocations of a workgroup."""
         return 2 * self.columns * self.slices
 
-    def shared_memory(self, paired: bool) -> int:
+    @property
+    def shared(self) -> int:
         """Bytes of shared memory, with the squares of a norm."""
-        return 4 * self.rows * self.slices * (self.columns * (1 + paired) + 1)
+        return 4 * self.rows * self.slices * (self.columns * (1 + self.paired) + 1)
+
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        least = 16 * self.slices * self.steps
+        yield from limits(traits, self.threads, self.shared)
+        yield problem.k >= least or self.slices == self.steps == 1, f"{least} terms"
+
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
+        return 0.0
 
     def macros(self) -> dict[str, int]:
         return {

@@ -17,10 +17,10 @@ from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from purevk.lower.gpu_kernels import (
-    Candidate,
     Distance,
     Dot,
     DotBlocks,
+    MatmulKernel,
     Problem,
     Tiled,
     Vector,
@@ -33,11 +33,12 @@ from purevk.lower.matrix_core_kernels import (
     WorkgroupCoopmat,
 )
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import by_cost, take
 
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 
 GpuKernel: TypeAlias = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot
-_Kernel = TypeVar("_Kernel", bound=Candidate)
+_Kernel = TypeVar("_Kernel", bound=MatmulKernel)
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
@@ -105,17 +106,7 @@ def _split(
             yield part
 
 
-def _total(traits: DeviceTraits, problem: Problem, choice: Candidate) -> float:
-    cost, costs = choice.cost(traits, problem), traits.profile.matmul
-    if choice.splits > 1:
-        cost += (
-            costs.split_start
-            + costs.split_element * problem.m * problem.n * problem.batches * choice.splits
-        )
-    return cost
-
-
-def _runs(traits: DeviceTraits, problem: Problem, choice: Candidate) -> bool:
+def _runs(traits: DeviceTraits, problem: Problem, choice: MatmulKernel) -> bool:
     """Whether the grid is one that the device takes."""
     grid = choice.grid(problem.m, problem.n, problem.batches)
     return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
@@ -126,9 +117,8 @@ def _by_cost(
 ) -> list[_Kernel]:
     """The kernels that fit, the cheapest first. With `any_grid`, if the device takes the grid of none
     of them, all."""
-    found = [kernel for kernel in kernels if kernel.fits(traits, problem)]
-    run = [kernel for kernel in found if _runs(traits, problem, kernel)]
-    return sorted(run or found * any_grid, key=lambda kernel: _total(traits, problem, kernel))
+    fitting = by_cost(traits, problem, kernels)
+    return [each for each in fitting if _runs(traits, problem, each)] or fitting * any_grid
 
 
 def choose_fragment_tile(
@@ -161,7 +151,7 @@ def choose_fragment_tile(
         if cost >= others * _least_cost(traits, problem):
             return None
     kind = "fragments of pairs" if paired else "fragments"
-    return traits.choices.take(kind, problem, found)
+    return take(traits, kind, problem, found, lambda: _fragments(traits))
 
 
 def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentConvolution | None:
@@ -171,26 +161,33 @@ def choose_convolution_tile(traits: DeviceTraits, problem: Problem) -> FragmentC
     others = traits.profile.matmul.convolution.others
     if not found or found[0].cost(traits, problem) >= others * _least_cost(traits, problem):
         return None
-    return traits.choices.take("convolution", problem, found)
+    return take(traits, "convolution", problem, found, lambda: _convolutions(traits))
+
+
+def _fragments(traits: DeviceTraits) -> Iterator[Fragments]:
+    return (Fragments(*sizes) for sizes in traits.profile.tiles.fragments)
+
+
+def _convolutions(traits: DeviceTraits) -> Iterator[FragmentConvolution]:
+    return (FragmentConvolution(*sizes) for sizes in traits.profile.tiles.convolution)
 
 
 @lru_cache(maxsize=4096)
 def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
     """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
-    tiles = (Fragments(*sizes) for sizes in traits.profile.tiles.fragments)
-    return _by_cost(traits, problem, tiles, any_grid=False)
+    return _by_cost(traits, problem, _fragments(traits), any_grid=False)
 
 
 @lru_cache(maxsize=4096)
 def _convolution_tiles(traits: DeviceTraits, problem: Problem) -> list[FragmentConvolution]:
     """The tiles of `conv2d_fragments.comp` that fit, the cheapest first."""
-    tiles = (FragmentConvolution(*sizes) for sizes in traits.profile.tiles.convolution)
-    return _by_cost(traits, problem, tiles, any_grid=False)
+    return _by_cost(traits, problem, _convolutions(traits), any_grid=False)
 
 
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
     """The kernel that was measured to be the fastest, or else the cheapest of those that fit."""
-    return traits.choices.take("matmul", problem, _matmuls(traits, problem))
+    kernels = _matmuls(traits, problem)
+    return take(traits, "matmul", problem, kernels, lambda: _kernels(traits, problem))
 
 
 @lru_cache(maxsize=1024)
@@ -201,7 +198,7 @@ def _matmuls(traits: DeviceTraits, problem: Problem) -> list[GpuKernel]:
 
 def _least_cost(traits: DeviceTraits, problem: Problem) -> float:
     """That of the cheapest kernel for a matmul."""
-    return _total(traits, problem, _matmuls(traits, problem)[0])
+    return _matmuls(traits, problem)[0].cost(traits, problem)
 
 
 @lru_cache(maxsize=4096)
@@ -240,7 +237,9 @@ def choose_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> V
         saved: how many dispatches before and after the matmul become part of it.
     """
     found = _few_rows(traits, problem, saved)
-    return traits.choices.take("rows", problem, found) if found else None
+    if not found:
+        return None
+    return take(traits, "rows", problem, found, lambda: _kernels(traits, problem))
 
 
 def prefers_few_rows(traits: DeviceTraits, problem: Problem, saved: int = 0) -> bool:
@@ -275,15 +274,10 @@ def choose_dot_blocks(traits: DeviceTraits, problem: Problem, pair: int) -> DotB
     few = ceil(problem.n, columns) < _FEW * traits.processors
     wanted = (32 if few else 16, {1: 2, 8: 4 if few else 1}.get(rows, 4))
     sizes = [wanted, *((s, n) for s in (32, 16, 8, 4, 2, 1) for n in (4, 2, 1) if (s, n) != wanted)]
-    found = [
-        each
-        for each in (DotBlocks(rows, columns, slices, steps) for slices, steps in sizes)
-        if each.threads <= traits.max_invocations
-        and each.shared_memory(pair > 0) <= traits.max_shared_memory
-        and (problem.k >= 16 * each.slices * each.steps or each.slices == each.steps == 1)
-    ]
+    kernels = [DotBlocks(rows, columns, slices, steps, pair > 0) for slices, steps in sizes]
+    found = by_cost(traits, problem, kernels)
     kind = "pairs of blocks" if pair else "rows of blocks"
-    return traits.choices.take(kind, problem, found)
+    return take(traits, kind, problem, found, lambda: kernels)
 
 
 def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
-from purevk.lower.gpu_kernels import Candidate, Problem, TileChoice, ceil
+from purevk.lower.gpu_kernels import MatmulKernel, Problem, TileBounds, TileChoice, ceil, limits
 from purevk.tuning import DeviceTraits
 
 HALF = 2  # bytes
@@ -61,21 +62,18 @@ class Coopmat(TileChoice):
         operands = HALF * (self.tile_m * (self.tile_k + 8) + b)
         return max(operands, 4 * results) if self.width == 8 else operands + 4 * results
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold. Few large workgroups hide
-        nothing of the start and end of a few steps."""
-        return (
-            problem.on_matrix_cores(traits)
-            and self.sub_m % self.shape[0] == 0
-            and self.sub_n % self.shape[1] == 0
-            and self.tile_k % (self.shape[2] * self.slices) == 0
-            and (problem.wide or self.width == 4)
-            and (problem.k >= 256 or self.width * self.tile_m * self.tile_n < 1 << 17)
-            and self._loads_evenly(traits, problem, self.width)
-        )
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        yield problem.on_matrix_cores(traits), "matrix cores for the dtype of the operands"
+        m, n, k = self.shape
+        whole = self.sub_m % m == self.sub_n % n == self.tile_k % (k * self.slices) == 0
+        yield whole, "tiles of whole fragments"
+        yield problem.wide or self.width == 4, "rows of a multiple of 16 bytes"
+        # Few large workgroups hide nothing of the start and end of a few steps.
+        small = self.width * self.tile_m * self.tile_n < 1 << 17
+        yield problem.k >= 256 or small, "256 terms"
+        yield from self._limits(traits, problem, self.width)
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         matmul = traits.profile.matmul
         costs = matmul.window_coopmat if problem.window else matmul.coopmat
         registers = min(costs.registers + self.sub_m * self.sub_n / self.subgroup, 255)
@@ -103,7 +101,7 @@ class Coopmat(TileChoice):
 
 
 @dataclass(frozen=True)
-class _FragmentTile(Candidate):
+class _FragmentTile(MatmulKernel):
     """What kernels have in common whose invocations load elements of fragments directly: `subs_m` x
     `subs_n` subgroups make `fragments_m` x `fragments_n` fragments of 16 x 16 results each, and
     `slices` times as many share the terms."""
@@ -173,22 +171,16 @@ class Fragments(_FragmentTile):
             turn //= 2
         return turn, steps % turn
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold, no half of a workgroup is
-        idle, and enough rows share what is read of B."""
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
         turn, rest = self.turn(problem.k)
-        return (
-            problem.k % 16 == 0
-            and (not rest or problem.k >= 16 * turn * self.slices)
-            and problem.n % 16 == 0
-            and problem.m >= LEAST_ROWS
-            and self.rows_per_group < 2 * max(problem.m, 16)
-            and self.shared <= traits.max_shared_memory
-            and self.threads <= traits.max_invocations
-        )
+        least = 16 * turn * self.slices
+        yield problem.k % 16 == problem.n % 16 == 0, "multiples of 16 terms and columns"
+        yield not rest or problem.k >= least, f"{least} terms"
+        yield problem.m >= LEAST_ROWS, f"{LEAST_ROWS} rows, which share what is read of the weight"
+        yield self.rows_per_group < 2 * max(problem.m, 16), "rows for half a workgroup or more"
+        yield from limits(traits, self.threads, self.shared)
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         costs = traits.profile.matmul.fragments
         fragments = self.threads // self.subgroup * self.fragments_m * self.fragments_n
         groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
@@ -227,21 +219,15 @@ class FragmentConvolution(_FragmentTile):
         is as short as the wait for memory, and small tiles have registers for it."""
         return terms <= 64 and self.fragments_m * self.fragments_n <= 4
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold, and no half of a workgroup
-        is idle."""
-        return (
-            problem.k % 32 == 0
-            and problem.n % 16 == 0
-            and problem.m >= LEAST_PIXELS
-            and self.columns_per_group < 2 * max(problem.n, 32)
-            and problem.k >= 32 * self.slices
-            and self.shared <= traits.max_shared_memory
-            and self.threads <= traits.max_invocations
-        )
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        yield problem.k % 32 == problem.n % 16 == 0, "multiples of 32 terms and 16 channels"
+        yield problem.m >= LEAST_PIXELS, f"{LEAST_PIXELS} pixels"
+        columns = self.columns_per_group
+        yield columns < 2 * max(problem.n, 32), "channels for half a workgroup or more"
+        yield problem.k >= 32 * self.slices, f"{32 * self.slices} terms"
+        yield from limits(traits, self.threads, self.shared)
 
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         costs = traits.profile.matmul.convolution
         subgroups, fragments = self.subs_m * self.subs_n, self.fragments_m * self.fragments_n
         groups = ceil(problem.m, self.rows_per_group) * ceil(problem.n, self.columns_per_group)
@@ -295,28 +281,21 @@ class WorkgroupCoopmat(TileChoice):
         """Bytes of shared memory: the driver's, about."""
         return 2 * HALF * self.tile_k * (self.tile_m + self.tile_n)
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
-        return (
-            problem.half
-            and (traits.bfloat16_matrices or not problem.bfloat16)
-            and problem.tiles is not None
-            and self.tile_m <= problem.tiles.m
-            and self.tile_n <= problem.tiles.n
-            and problem.tiles.k % self.tile_k == 0
-            and (problem.transposed or self._divides(problem))
-            and not problem.window
-            and problem.k >= self.least_steps * self.tile_k * self.splits
-            and traits.takes_matrices(self.tile_m, self.tile_n, self.tile_k, self.invocations)
-        )
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+        known, least = problem.tiles, self.least_steps * self.tile_k * self.splits
+        takes = problem.half and (traits.bfloat16_matrices or not problem.bfloat16)
+        yield takes, "matrix cores for the dtype of the operands"
+        yield known is not None, "rows and batches that start at multiples of 8 elements"
+        m, n, k = known or TileBounds(0, 0, 0)
+        yield self.tile_m <= m and self.tile_n <= n and k % self.tile_k == 0, "whole tiles"
+        whole = n == problem.n and n % self.tile_n == 0
+        yield problem.transposed or whole, "columns that are a multiple of those of a tile"
+        yield not problem.window, "no window"
+        yield problem.k >= least, f"{least} terms"
+        sizes = (self.tile_m, self.tile_n, self.tile_k, self.invocations)
+        yield traits.takes_matrices(*sizes), "a device with matrices of this size"
 
-    def _divides(self, problem: Problem) -> bool:
-        """Whether the columns are a multiple of those of a tile."""
-        known = problem.tiles is not None and problem.tiles.n == problem.n
-        return known and problem.n % self.tile_n == 0
-
-    def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
+    def time(self, traits: DeviceTraits, problem: Problem) -> float:
         costs = traits.profile.matmul.workgroup_coopmat
         steps, rounds, load = self._schedule(traits, problem, _RESIDENT, costs.fullest)
         products = self.tile_m * self.tile_n * self.tile_k / 4096

@@ -14,8 +14,10 @@ from purevk.ir.expected import Expected
 from purevk.program.leaves import Leaves
 from purevk.program.specs import ArgumentSpec
 from purevk.program.variants.lowering import lower_graph
+from purevk.report.words import choice_rows
 from purevk.schedule.plan import Lowered, Plan
 from purevk.tuning import DeviceTraits
+from purevk.tuning.choices import Choice, RecordedChoices
 
 
 def lower(
@@ -120,15 +122,20 @@ def host_data(node: Node) -> dict[str, Any]:
     }
 
 
-def node_rows(plan: Plan) -> list[dict[str, Any]]:
-    """What runs, in order, as `_rows`, with the "line" of each node in the user's code."""
-    rows = _rows(plan)
+def node_rows(plan: Plan, choices: RecordedChoices | None = None) -> list[dict[str, Any]]:
+    """What runs, in order, as `_rows`, with the "line" of each node in the user's code, and "choices"
+    as `choice_rows` has them, if they were recorded."""
+    by_node = choices.by_node if choices else {}
+    rows = _rows(plan, by_node)
     for row in rows:
         row["line"] = plan.graph.lines_of(row["source"])
+        row["choices"] = choice_rows(row.get("choices", ()))
     return rows
 
 
-def _rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
+def _rows(
+    plan: Plan, choices: Mapping[object, Mapping[str, Choice]], depth: int = 0
+) -> list[dict[str, Any]]:
     """What runs, in order, one row each. "on" is "load" (once, from constants alone), "gpu", "cpu"
     or "host" (control flow, seeds). The rows of its sub-graphs follow, with a larger "depth"."""
     rows: list[dict[str, Any]] = [
@@ -162,7 +169,7 @@ def _rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
                         "depth": depth + 1,
                     }
                 )
-                rows += _rows(inner, depth + 2)
+                rows += _rows(inner, choices, depth + 2)
             continue
         if not step.on_device:
             data = host_data(step.nodes[0])
@@ -182,6 +189,7 @@ def _rows(plan: Plan, depth: int = 0) -> list[dict[str, Any]]:
                     "templates": templates,
                     "why": None,
                     "depth": depth,
+                    "choices": tuple(choices.get(node, {}).values()),
                 }
             )
     return rows

@@ -1,11 +1,14 @@
-"""Guards, sizes and bytes in words."""
+"""Guards, sizes, bytes and choices of kernels in words."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import accumulate
+from typing import Any
 
 from purevk.ir import Dim, Graph, Guard, Size, Symbol, Value
+from purevk.tuning.choices import Choice, question
 
 _TRUE = {
     "==": "is",
@@ -97,3 +100,53 @@ def size_text(nbytes: int) -> str:
             break
         number /= 1024
     return f"{number:.0f} B" if unit == "B" else f"{number:.4g} {unit}"
+
+
+def problem_line(name: str) -> str:
+    """What a question asks, in a few words: "matmul 196 x 1024 x 256, half". Others stay as they
+    are."""
+    kind, _, problem = name.partition(": ")
+    sizes = dict(re.findall(r"\b(m|n|k|batches|half|window)=(\w+)", problem))
+    if not problem.startswith("Problem(") or not {"m", "n", "k"} <= sizes.keys():
+        fields = problem[problem.find("(") :]  # without the name of a class
+        return f"{kind}: {fields}"
+    kind = "convolution" if sizes.get("window") == "True" else kind
+    batches = f"{sizes['batches']} of " if sizes.get("batches", "1") != "1" else ""
+    half = ", half" if sizes.get("half") == "True" else ""
+    return f"{kind} {batches}{sizes['m']} x {sizes['n']} x {sizes['k']}{half}"
+
+
+def kernel_line(text: str) -> str:
+    """A candidate without the names of its fields: "Coopmat(64, 64, 64, 16, 32, ...)"."""
+    return re.sub(r"\b\w+=", "", text)
+
+
+def choice_rows(choices: Iterable[Choice]) -> list[dict[str, Any]]:
+    """Kernels that were chosen: "problem" (the question), "kernel" (None: none fits) and "cost" (by the
+    cost model, of matmuls and attention in microseconds; None without one). "others" has the kinds of
+    kernels that were not, each with "kernel", "count" and "why": what it needs, or what it costs."""
+    return [
+        {
+            "problem": question(choice.kind, choice.problem),
+            "kernel": None if choice.kernel is None else str(choice.kernel),
+            "cost": choice.cost or None,
+            "others": _refused(choice.others),
+        }
+        for choice in choices
+    ]
+
+
+def _refused(others: Iterable[tuple[object, str | float]]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for kernel, why in others:
+        text = f"needs {why}" if isinstance(why, str) else ""
+        costs = found.setdefault((str(kernel).partition("(")[0], text), [])
+        costs.append(0.0 if isinstance(why, str) else why)
+    return [
+        {
+            "kernel": kernel,
+            "count": len(costs),
+            "why": text or (f"costs {min(costs):.3g} or more" if any(costs) else "comes later"),
+        }
+        for (kernel, text), costs in found.items()
+    ]

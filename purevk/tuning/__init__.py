@@ -4,6 +4,7 @@
 - `costs.py`, `tiles.py`: the cost models' coefficients, and the tiles among which they choose.
 - `families/`: one file per family. Importing this package registers them all.
 - `choices.py`: `Choices`, the kernels that `purevk tune` found to be faster than those of the models.
+- `candidates.py`: `Candidate`, the form in which kernels are chosen.
 - `registry.py`: `choose_profile`, which finds the profile of a device.
 - `traits.py`: `DeviceTraits`, the limits and features of one device, with its profile.
 

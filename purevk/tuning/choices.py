@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 _Kernel = TypeVar("_Kernel")
 Answers = Mapping[str, str]
+Reasons = Callable[[], Iterable[tuple[object, str | float]]]
+"""Gives candidates, each with a condition that does not hold, or with its cost."""
 
 
 def question(kind: str, problem: object) -> str:
@@ -56,3 +59,53 @@ class Choices:
 
     def begin(self, node: object) -> None:
         """Called before a node of a graph is lowered, with None after it."""
+
+    def note(self, kind: str, problem: object, kernel: object, reasons: Reasons) -> None:
+        """Called when a kernel was chosen for a problem, with the reasons against the others."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that was chosen.
+
+    Attributes:
+        kind, problem: as for `question`.
+        others: the candidates that were not, each with the reason as `Reasons` has it.
+        cost: by the cost model; 0: there is none.
+    """
+
+    kind: str
+    problem: object
+    kernel: object
+    others: tuple[tuple[object, str | float], ...] = ()
+    cost: float = 0.0
+
+
+class RecordedChoices(Choices):
+    """Chooses as `choices` does, and notes what was chosen for each node.
+
+    Attributes:
+        by_node: the choices of each node, by question.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__(lambda: choices.answers)
+        self.by_node: dict[object, dict[str, Choice]] = {}
+        self._node: object = None
+
+    def take(self, kind: str, problem: object, candidates: Iterable[_Kernel]) -> _Kernel:
+        kernel = super().take(kind, problem, candidates)
+        self.note(kind, problem, kernel, tuple)
+        return kernel
+
+    def begin(self, node: object) -> None:
+        self._node = node
+
+    def note(self, kind: str, problem: object, kernel: object, reasons: Reasons) -> None:
+        if self._node is None:
+            return
+        others = tuple(reasons())
+        cost = next((why for other, why in others if other == kernel and why), 0.0)
+        others = tuple(pair for pair in others if pair[0] != kernel)
+        choice = Choice(kind, problem, kernel, others, float(cost))
+        self.by_node.setdefault(self._node, {})[question(kind, problem)] = choice

@@ -107,6 +107,19 @@ def test_the_graph_and_the_table_of_nodes(cli, data: Path, unregister_topk) -> N
     assert found["graph"].rstrip() in text  # unwrapped
 
 
+def test_the_choices_of_kernels(cli, data: Path) -> None:
+    arguments = ("inspect", data / "linear_relu.pte", "--no-device", "--node-table")
+    rows = cli(*arguments, "--json").json["methods"][0]["node_table"]
+    assert [len(row["choices"]) for row in rows] == [0, 1]
+    (choice,) = rows[1]["choices"]
+    assert choice["kernel"].startswith("Vector(") and choice["cost"] > 0
+    whys = {other["kernel"]: other["why"] for other in choice["others"]}
+    assert whys["Dot"] == "needs a second operand that is dense along k"
+    text = cli(*arguments).out
+    assert "#1: matmul 2 x 3 x 5\n    Vector(" in text
+    assert "    not Dot (4): needs a second operand that is dense along k\n" in text
+
+
 def test_without_vulkan(cli, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_loader() -> None:
         raise DeviceError("No Vulkan loader on this machine", next="install one")

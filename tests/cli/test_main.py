@@ -161,14 +161,16 @@ def test_tables_are_whole_in_a_pipe(
     monkeypatch.setattr("shutil.get_terminal_size", size)
     name = "of_a_long_name" * 20
     line = f"{name}.py:7, in {name}"
-    rows = lambda run: [{**_ROW, "results": [name], "source": name, "line": line}]  # noqa: E731
+    rows = lambda *run: [{**_ROW, "results": [name], "source": name, "line": line}]  # noqa: E731
     monkeypatch.setattr("purevk.report.lowered.node_rows", rows)
     ran = cli("inspect", data / "topk.pte", "--node-table", "--no-device")
     (row,) = [each for each in ran.out.splitlines() if line in each]
     assert row.count(name) == 4 and "\u2026" not in ran.out
 
 
-_ROW = {"on": "gpu", "depth": 0, "operator": "aten.relu", "templates": [], "why": ""}
+_ROW = {
+    "on": "gpu", "depth": 0, "operator": "aten.relu", "templates": [], "why": "", "choices": [],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

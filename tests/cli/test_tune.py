@@ -17,7 +17,7 @@ from purevk.errors import FileFormatError, PurevkError
 from purevk.graph.context import Context
 from purevk.graph.tuned import entry_name
 from purevk.lower.gpu_kernels import Problem, TileBounds, Vector
-from purevk.report import timings
+from purevk.report import timings, words
 from purevk.tuning import question
 
 pytestmark = pytest.mark.device
@@ -243,8 +243,9 @@ def test_damaged_answers_in_a_bundle_are_ignored(cli, path: Path, tmp_path: Path
 
 def test_what_people_read() -> None:
     asked = question("matmul", Problem(196, 1024, 256, half=True, tiles=TileBounds(196, 1024, 256)))
-    assert tune.problem_line(asked) == "matmul 196 x 1024 x 256, half"
+    assert words.problem_line(asked) == "matmul 196 x 1024 x 256, half"
     asked = question("matmul", Problem(196, 64, 576, 2, window=True))
-    assert tune.problem_line(asked) == "convolution 2 of 196 x 64 x 576"
-    assert tune.problem_line("depthwise: (8, 7, 7)") == "depthwise: (8, 7, 7)"
-    assert tune.kernel_line(str(Vector(1, 8, 16))) == "Vector(1, 8, 16, 1, 2)"
+    assert words.problem_line(asked) == "convolution 2 of 196 x 64 x 576"
+    assert words.problem_line("depthwise: (8, 7, 7)") == "depthwise: (8, 7, 7)"
+    assert words.problem_line("nchw: NchwProblem(width=8)") == "nchw: (width=8)"
+    assert words.kernel_line(str(Vector(1, 8, 16))) == "Vector(1, 8, 16, 1, 2)"

@@ -15,14 +15,18 @@ import purevk
 from purevk import api
 from purevk.cli.tune import Trial
 from purevk.graph.context import Context
+from purevk.lower import gpu_tiles
 from purevk.lower.gpu_kernels import Dot, Problem, TileBounds
 from purevk.lower.gpu_tiles import choose_few_rows, choose_gpu
 from purevk.ops.attention.choice import choose as choose_attention
 from purevk.ops.attention.kernels import Problem as Attention
 from purevk.ops.matmul.choice import choose_registers
-from purevk.ops.quantized.choice import QuantizedMatmul
 from purevk.ops.quantized.choice import choose as choose_quantized
+from purevk.ops.quantized.kernels import QuantizedMatmul
+from purevk.report.words import choice_rows
 from purevk.tuning import SOFTWARE, Choices, DeviceTraits, question
+from purevk.tuning.candidates import Candidate
+from purevk.tuning.choices import Choice, RecordedChoices
 from purevk.tuning.families.nvidia import NVIDIA
 
 GPU = DeviceTraits(
@@ -83,6 +87,50 @@ def test_the_default_is_the_first_candidate(problem: Problem) -> None:
         answers = {question("matmul", problem): str(each)}
         traits = dataclasses.replace(GPU, choices=Choices(lambda kept=answers: kept))
         assert choose_gpu(traits, problem) == each
+
+
+def recorded(choose: Callable[[DeviceTraits], object]) -> list[Choice]:
+    """What a choice for a node noted."""
+    choices = RecordedChoices(Choices())
+    choices.begin("node")
+    choose(dataclasses.replace(GPU, choices=choices))
+    return list(choices.by_node["node"].values())
+
+
+def test_the_reasons_against_others() -> None:
+    problem = Problem(12, 4096, 4096, transposed=True)
+    (choice,) = recorded(lambda traits: choose_gpu(traits, problem))
+    kernels = set(gpu_tiles._kernels(GPU, problem))
+    assert choice.kernel == choose_gpu(GPU, problem) and choice.cost > 0
+    assert {choice.kernel, *(kernel for kernel, _ in choice.others)} == kernels
+    for kernel, why in choice.others:
+        assert isinstance(kernel, Candidate)
+        assert kernel.fits(GPU, problem) == isinstance(why, float)
+        assert isinstance(why, str) or why >= choice.cost
+    (row,) = choice_rows([choice])
+    assert {
+        "kernel": "WorkgroupCoopmat",
+        "count": 9,
+        "why": "needs matrix cores for the dtype of the operands",
+    } in row["others"]
+    assert sum(other["count"] for other in row["others"]) == len(choice.others)
+
+
+def test_the_reasons_against_other_quantized_kernels() -> None:
+    matmul = QuantizedMatmul(1, 1024, 2048, 4, 256, 0, 32, False, True)
+    form = choose_quantized(GPU, matmul)
+    choices = recorded(lambda traits: choose_quantized(traits, matmul))
+    (choice,) = (each for each in choices if each.kind == "quantized matmul")
+    assert form.template == "quantized/qmatvec.comp" and str(choice.kernel) == "Vectors"
+    reasons = {str(kernel): why for kernel, why in choice.others}
+    assert reasons == {
+        "IntegerFragments": "int8 activations",
+        "DotCoopmat": "several rows, or many columns",
+        "MatmulCoopmat": "2 rows",
+        "Dot": "sums of subgroups",
+        "HalfTiles": "one scale for each row of the weight",
+        "Tiles": 0.0,
+    }
 
 
 def test_an_answer_does_not_decide_what_is_fused() -> None:

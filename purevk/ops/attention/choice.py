@@ -7,22 +7,35 @@ from dataclasses import replace
 
 from purevk.dtypes import DType
 from purevk.ir import dims as _dims
-from purevk.ops.attention.kernels import STEP_BYTES, Choice, Coopmat, Decode, Problem, Simple, Tiled
+from purevk.ops.attention.kernels import (
+    FEW_QUERIES,
+    STEP_BYTES,
+    Choice,
+    Coopmat,
+    Decode,
+    Problem,
+    Simple,
+    Tiled,
+)
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import by_cost, reasons
 
 _LANES, _KEYS = 8, 4  # of `attention_decode.comp`: that share a key, and that a lane reads ahead
 _SHARED_PART_KEYS = 16  # keys of a part for each row that shares them, at least
 _FEW_KEYS = 160_000  # of all heads, up to which heads that share keys read them independently
 _PART = 64  # columns of keys and values at a time, where a step of all columns would be short
 _LONG_STEP = 160  # columns of a head, up to which steps of parts are of 64 keys
-_WIDEST = 256  # columns of a head, up to which a fragment fits into registers: measured on NVIDIA
 
 
 def choose(traits: DeviceTraits, problem: Problem) -> Choice:
     """The kernel for a problem."""
     sizes = (problem.batches, problem.heads, problem.queries, problem.keys)
     named = (*map(_dims.upper, sizes), *tuple(vars(problem).values())[len(sizes) :])
-    return traits.choices.take("attention", named, _candidates(traits, problem))
+    kernel = traits.choices.take("attention", named, _candidates(traits, problem))
+    traits.choices.note(
+        "attention", named, kernel, lambda: reasons(traits, problem, _coopmats(traits, problem))
+    )
+    return kernel
 
 
 def _candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Choice]:
@@ -39,7 +52,7 @@ def _candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Choice]:
         for form in dict.fromkeys((default, replace(default, heads=1, queries=1, rows=1))):
             yield from (replace(form, splits=n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= most)
     elif isinstance(default, Coopmat):
-        yield from _coopmats(traits, problem)
+        yield from by_cost(traits, problem, _coopmats(traits, problem))
     elif isinstance(default, Tiled):
         for rows in (64, 32, 16, 8):
             for part in (0, _PART):
@@ -50,7 +63,7 @@ def _candidates(traits: DeviceTraits, problem: Problem) -> Iterator[Choice]:
 
 def _default(traits: DeviceTraits, problem: Problem) -> Choice:
     queries, groups, widest = problem.max_queries, problem.groups, problem.widest
-    few = queries <= 4
+    few = queries <= FEW_QUERIES
     in_registers = not traits.profile.has_fast_shared_memory
     if in_registers and traits.has("subgroup_shuffle"):
         lanes, cores = traits.subgroup_size, max(traits.cores, 1)
@@ -67,11 +80,10 @@ def _default(traits: DeviceTraits, problem: Problem) -> Choice:
         return Decode(1, _decode_local(traits, problem.value_width, 64)) if few else Simple(1)
     if few:
         return _decode(traits, problem)
-    if problem.half and widest <= _WIDEST and traits.has("subgroup_shuffle"):
-        most = 1 if problem.limited else 2  # two are slower then: measured on an NVIDIA GPU
-        found = [each for each in _coopmats(traits, problem) if each.fragments <= most]
-        if found:
-            return min(found, key=lambda each: each.cost(traits, problem))
+    most = 1 if problem.limited else 2  # two are slower then: measured on an NVIDIA GPU
+    kernels = (each for each in _coopmats(traits, problem) if each.fragments <= most)
+    if fitting := by_cost(traits, problem, kernels):
+        return fitting[0]
     # More queries read keys fewer times, fewer make more workgroups.
     cores = traits.processors
     for rows, wanted in ((64, 2 * cores), (32, 0.6 * cores), (16, 0.6 * cores), (8, 0)):
@@ -174,12 +186,11 @@ def _tiled(traits: DeviceTraits, rows: int, step: int, part: int = 0) -> Tiled:
 
 
 def _coopmats(traits: DeviceTraits, problem: Problem) -> Iterator[Coopmat]:
-    """The kernels on matrix cores that fit."""
-    columns = traits.fragment_columns(DType.bfloat16 if problem.bfloat16 else DType.float16)
-    for sizes in traits.profile.tiles.attention if columns else ():
-        choice = Coopmat(*sizes, max(columns) if sizes.q_steps else min(columns))
-        if choice.fits(traits, problem):
-            yield choice
+    """The kernels on matrix cores, some of which may not fit."""
+    dtype = DType.bfloat16 if problem.bfloat16 else DType.float16
+    columns = traits.fragment_columns(dtype) if problem.half else ()
+    for sizes in traits.profile.tiles.attention:
+        yield Coopmat(*sizes, (max if sizes.q_steps else min)(columns, default=0))
 
 
 def _tile_bytes(queries: int, keys: int, width: int, part: int = 0) -> int:

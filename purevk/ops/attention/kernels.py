@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
+from purevk.lower.gpu_kernels import limits
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd8
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Candidate
 
+FEW_QUERIES = 4  # of a head, up to which kernels for decoding are better
 STEP_BYTES = 96
 """Bytes of shared memory that steps.glslh takes, at most."""
 _NARROW = 128  # columns of fragments, up to which two fragments of queries fit into registers
+_WIDEST = 256  # columns of a head, up to which a fragment fits into registers: measured on NVIDIA
 _SPILLING = 192  # columns of heads, from which on registers are too few: measured for 256
 
 
@@ -161,9 +166,10 @@ class Tiled:
 
 
 @dataclass(frozen=True)
-class Coopmat:
+class Coopmat(Candidate[Problem]):
     """`attention_coopmat.comp`: each of the `subgroups` of a workgroup takes `fragments` times 16
-    queries. Fragments of sums have `columns` columns. `q_steps` as in `AttentionSizes`."""
+    queries. Fragments of sums have `columns` columns (0: the device has none). `q_steps` as in
+    `AttentionSizes`."""
 
     fragments: int = 1
     subgroups: int = 4
@@ -215,17 +221,20 @@ class Coopmat:
         local = 32 * self.subgroups
         return all(self.keys * _padded(width) // elements % local == 0 for width in widths)
 
-    def fits(self, traits: DeviceTraits, problem: Problem) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
         width, value_width = problem.width, problem.value_width
         padded = _padded(width, value_width)
-        return (
-            32 * self.subgroups <= traits.max_invocations
-            and self._shared(padded) <= traits.max_shared_memory
-            and (self.fragments == 1 or padded <= _NARROW)
-            and (not self.q_steps or (padded > _NARROW and width >= 16 * self.q_steps))
-            and self._loads_evenly(8 if self.q_steps else 4, width, value_width)
-        )
+        yield traits.profile.has_fast_shared_memory, "fast shared memory"
+        yield problem.max_queries > FEW_QUERIES, f"more than {FEW_QUERIES} queries"
+        yield problem.half, "operands of 16 bits"
+        yield problem.widest <= _WIDEST, f"heads of up to {_WIDEST} columns"
+        yield self.columns > 0 and traits.has("subgroup_shuffle"), "matrix cores and shuffles"
+        yield from limits(traits, 32 * self.subgroups, self._shared(padded))
+        yield self.fragments == 1 or padded <= _NARROW, f"heads of up to {_NARROW // 2} columns"
+        wide = padded > _NARROW and width >= 16 * self.q_steps
+        yield not self.q_steps or wide, "wider heads"
+        even = self._loads_evenly(8 if self.q_steps else 4, width, value_width)
+        yield even, "invocations that load equally many vectors"
 
     def _shared(self, padded: int) -> int:
         """Bytes of shared memory."""
@@ -233,7 +242,6 @@ class Coopmat:
         return 2 * self.keys * (padded + 16) + STEP_BYTES + (queries if self.q_steps else 0)
 
     def cost(self, traits: DeviceTraits, problem: Problem) -> float:
-        """Microseconds, about."""
         costs, profile = traits.profile.attention, traits.profile
         width, value_width = problem.width, problem.value_width
         queries, keys = problem.max_queries, problem.max_keys

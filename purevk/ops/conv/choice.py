@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
@@ -12,6 +14,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.choice import Choice, choose_registers
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Candidate, by_cost, take
 
 
 def is_short(channels: Size) -> bool:
@@ -63,9 +66,20 @@ def choose(
     return choice
 
 
+class DepthwiseProblem(NamedTuple):
+    """`rows` rows (of all images) of `width` outputs; `texels`: read from texel buffers."""
+
+    channels: int
+    width: int
+    rows: int
+    dilation: int
+    texels: bool
+
+
 @dataclass(frozen=True)
-class Depthwise:
-    """`conv2d_dw.comp`: `pixels` neighbours along x per invocation."""
+class Depthwise(Candidate[DepthwiseProblem]):
+    """`conv2d_dw.comp`: `pixels` neighbours along x per invocation. `window`: it reads a column of the
+    window once. This is left to drivers that find equal reads of texel buffers."""
 
     pixels: int
     window: bool
@@ -81,36 +95,28 @@ class Depthwise:
         work = _dims.ceil_div(channels, 4) * _dims.ceil_div(width, self.pixels)
         return (_dims.ceil_div(work, self.local), height, batches)
 
+    def needs(self, traits: DeviceTraits, problem: DepthwiseProblem) -> Iterator[tuple[bool, str]]:
+        return iter(())
+
+    def cost(self, traits: DeviceTraits, problem: DepthwiseProblem) -> float:
+        profile, pixels = traits.profile, self.pixels
+        if problem.texels:
+            costs = profile.registers
+            spill = costs.depthwise_spill if pixels == 8 else 1.0
+            return -(-problem.width // pixels) * (pixels + costs.depthwise_block) * spill
+        # More neighbours per invocation, as long as enough invocations are left.
+        wanted = profile.depthwise_invocations_per_core * traits.processors
+        work = -(-problem.channels // 4) * problem.width * problem.rows
+        return float(profile.needs_many_invocations and 1 < pixels and work < pixels * wanted)
+
 
 def choose_depthwise(
     traits: DeviceTraits, channels: Size, width: Size, rows: Size, dilation: int
 ) -> Depthwise:
     """The depthwise kernel for `rows` rows (of all images) of `width` outputs."""
     texels = bool(traits.profile.prefers_texel_reads and traits.max_texels)
-    default = _depthwise(traits, channels, width, rows, dilation, texels)
-    problem = (*map(_dims.upper, (channels, width, rows)), dilation, texels)
-    pixels = (default.pixels, *((7, 8, 4, 1) if texels else (4, 2, 1)))
-    return traits.choices.take("depthwise", problem, (replace(default, pixels=p) for p in pixels))
-
-
-def _depthwise(
-    traits: DeviceTraits, channels: Size, width: Size, rows: Size, dilation: int, texels: bool
-) -> Depthwise:
-    if texels:
-        # Reading a column of the window once is left to the driver, which finds equal reads of
-        # texel buffers.
-        wide, costs = _dims.upper(width), traits.profile.registers
-        cost = {
-            p: -(-wide // p)
-            * (p + costs.depthwise_block)
-            * (costs.depthwise_spill if p == 8 else 1.0)
-            for p in (7, 8, 4, 1)
-        }
-        return Depthwise(min(cost, key=cost.__getitem__), False)
-    if not traits.profile.needs_many_invocations:
-        return Depthwise(4, dilation == 1)
-    # More neighbours per invocation, as long as enough invocations are left.
-    wanted = traits.profile.depthwise_invocations_per_core * traits.processors
-    work = -(-_dims.upper(channels) // 4) * _dims.upper(width) * _dims.upper(rows)
-    pixels = next((p for p in (4, 2) if work >= p * wanted), 1)
-    return Depthwise(pixels, dilation == 1)
+    upper = _dims.upper
+    problem = DepthwiseProblem(upper(channels), upper(width), upper(rows), dilation, texels)
+    window = not texels and dilation == 1
+    kernels = [Depthwise(p, window) for p in ((7, 8, 4, 1) if texels else (4, 2, 1))]
+    return take(traits, "depthwise", problem, by_cost(traits, problem, kernels), lambda: kernels)

@@ -3,18 +3,20 @@ some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import NamedTuple
 
 from purevk.ir import Size, TensorType
 from purevk.ir import dims as _dims
 from purevk.lower.epilogue import make_epilogue
+from purevk.lower.gpu_kernels import limits
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.ops.matmul.choice import both_half
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Candidate, reasons, take
 from purevk.tuning.tiles import NchwStep, TileSizes
 
 LEAST_COLUMNS = 8
@@ -23,8 +25,22 @@ _ENOUGH = 1  # workgroups per multiprocessor, at least
 _LEAST_USED = 0.8  # of the outputs of all tiles
 
 
+class NchwProblem(NamedTuple):
+    """`batches` results of `height` x `width`, of `columns` channels in each of `groups`, from
+    `channels` each."""
+
+    batches: int
+    height: int
+    width: int
+    columns: int
+    channels: int
+    groups: int
+    window: Window
+    spread: tuple[int, int]
+
+
 @dataclass(frozen=True)
-class NchwTiles:
+class NchwTiles(Candidate[NchwProblem]):
     """The macros of `conv2d_nchw_tiled.comp`."""
 
     outs: int
@@ -75,30 +91,45 @@ class NchwTiles:
         wide = (self.width - 1) * window.stride[1] + window.span[1] + 3
         return self.depth * (16 * high * -(-wide // 4) + 4 * window.taps * self.columns)
 
+    def needs(self, traits: DeviceTraits, problem: NchwProblem) -> Iterator[tuple[bool, str]]:
+        window, spread = problem.window, problem.spread
+        span_y, span_x = window.span
+        rows = (self.blocks - 1) * window.stride[0] + span_y
+        if self.along_x:
+            rows = self.blocks * span_y
+        elements, most = (
+            rows * (3 * window.stride[1] + span_x),
+            traits.profile.max_tile_window_elements,
+        )
+        yield elements <= most, f"{elements} elements of windows in registers"
+        yield from limits(traits, self.threads, self.shared(window))
+        yield self.threads >= traits.subgroup_size, "a whole subgroup"
+        yield self.depth == 1 or self.depth // 2 < problem.channels, "channels for a step"
+        phases = spread[0] * spread[1]
+        whole = self.outs % spread[1] == 0 and (phases == 1 or self.columns % (4 * phases) == 0)
+        yield whole, "pixels that are spread to whole vectors"
+        grid = (
+            -(-problem.height // self.height) * -(-problem.width // self.width),
+            -(-problem.columns // self.columns) * problem.groups,
+            problem.batches,
+        )
+        small = all(count <= most for count, most in zip(grid, traits.max_workgroups))
+        yield small, "a grid within the limits of the device"
+        enough = _ENOUGH * traits.processors
+        yield grid[0] * grid[1] * grid[2] >= enough, "a workgroup for each multiprocessor"
 
-def choose_tiles(
-    traits: DeviceTraits,
-    out: Sequence[int],
-    columns: int,
-    channels: Size,
-    groups: int,
-    window: Window,
-    spread: tuple[int, int],
-) -> NchwTiles | None:
-    """The tiles for outputs `out` [B, H, W] of `columns` channels in each of `groups`, from
-    `channels` each; None where other kernels are better."""
-    default = _default_tiles(traits, out, columns, channels, groups, window, spread)
+
+def choose_tiles(traits: DeviceTraits, problem: NchwProblem) -> NchwTiles | None:
+    """The tiles for a convolution; None where other kernels are better."""
+    default = _default_tiles(traits, problem)
     if default is None:
         return None
-    upper = _dims.upper(channels)
-    others = (
-        tiles
-        for tiles in _variants(default)
-        if _fits(traits, tiles, out, columns, groups, window, spread)
-        and (tiles.depth == 1 or tiles.depth // 2 < upper)
-    )
-    problem = (*out, columns, upper, groups, window.taps, window.stride, window.span, spread)
-    return traits.choices.take("nchw", problem, chain((default,), others))
+    tiles = (default, *_variants(default))
+    if not default.fits(traits, problem):
+        traits.choices.note("nchw", problem, None, lambda: reasons(traits, problem, (default,)))
+        return None
+    fitting = (each for each in tiles if each.fits(traits, problem))
+    return take(traits, "nchw", problem, fitting, lambda: tiles)
 
 
 def _variants(tiles: NchwTiles) -> Iterator[NchwTiles]:
@@ -127,16 +158,9 @@ def _variants(tiles: NchwTiles) -> Iterator[NchwTiles]:
             yield replace(tiles, groups_x=groups_x, groups_y=groups_y, groups_o=groups_o)
 
 
-def _default_tiles(
-    traits: DeviceTraits,
-    out: Sequence[int],
-    columns: int,
-    channels: Size,
-    groups: int,
-    window: Window,
-    spread: tuple[int, int],
-) -> NchwTiles | None:
-    _, height, width = out
+def _default_tiles(traits: DeviceTraits, problem: NchwProblem) -> NchwTiles | None:
+    height, width, columns = problem.height, problem.width, problem.columns
+    window = problem.window
     taps = window.taps
     blocks, along_x = 2, height == 1
     outs, groups_o = 8, min(8, power_of_two(-(-columns // 8)))
@@ -153,45 +177,11 @@ def _default_tiles(
             outs, groups_o, groups_x, groups_y, blocks, depth, min(depth, unrolled), along_x, ahead
         )
         if depth == 1 or (
-            depth // 2 < channels and tiles.shared(window) <= traits.max_shared_memory
+            depth // 2 < problem.channels and tiles.shared(window) <= traits.max_shared_memory
         ):
             break
         depth //= 2
-    return tiles if _fits(traits, tiles, out, columns, groups, window, spread) else None
-
-
-def _fits(
-    traits: DeviceTraits,
-    tiles: NchwTiles,
-    out: Sequence[int],
-    columns: int,
-    groups: int,
-    window: Window,
-    spread: tuple[int, int],
-) -> bool:
-    """Whether the template's conditions and the device's limits hold, and every multiprocessor has
-    work."""
-    batches, height, width = out
-    phases = spread[0] * spread[1]
-    span_y, span_x = window.span
-    rows = (
-        tiles.blocks * span_y if tiles.along_x else (tiles.blocks - 1) * window.stride[0] + span_y
-    )
-    fits = (
-        rows * (3 * window.stride[1] + span_x) <= traits.profile.max_tile_window_elements
-        and tiles.threads <= traits.max_invocations
-        and tiles.shared(window) <= traits.max_shared_memory
-        and tiles.outs % spread[1] == 0
-        and (phases == 1 or tiles.columns % (4 * phases) == 0)
-    )
-    grid = (
-        -(-height // tiles.height) * -(-width // tiles.width),
-        -(-columns // tiles.columns) * groups,
-        batches,
-    )
-    fits = fits and all(count <= most for count, most in zip(grid, traits.max_workgroups))
-    fits = fits and tiles.threads >= traits.subgroup_size
-    return fits and grid[0] * grid[1] * grid[2] >= _ENOUGH * traits.processors
+    return tiles
 
 
 def _split(most: int, widest: int, blocks: int, height: int, width: int) -> tuple[int, int] | None:
@@ -237,11 +227,13 @@ def tiles_of(traits: DeviceTraits, conv: Conv2d, result: TensorType) -> NchwTile
         return None
     batches, _, height, width = result.dims
     spread = conv.spread
-    sizes = [_dims.upper(size) for size in (batches, height // spread[0], width // spread[1])]
-    if not all(sizes):
+    sizes = (batches, height // spread[0], width // spread[1])
+    batches, height, width = (_dims.upper(size) for size in sizes)
+    if not (batches and height and width):
         return None
-    columns = _dims.specialize(channels) // conv.groups
-    return choose_tiles(traits, sizes, columns, group_in, conv.groups, conv.window, spread)
+    columns, depth = _dims.specialize(channels) // conv.groups, _dims.upper(group_in)
+    problem = NchwProblem(batches, height, width, columns, depth, conv.groups, conv.window, spread)
+    return choose_tiles(traits, problem)
 
 
 def _pairs(traits: DeviceTraits, tiles: NchwTiles) -> bool:

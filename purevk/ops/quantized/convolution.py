@@ -19,8 +19,8 @@ from purevk.ops.conv.shapes import convolved_size, transposed_size
 from purevk.ops.elementwise.program import REAL
 from purevk.ops.image_layout import NHWC, LayoutQuery
 from purevk.ops.quantized.arithmetic import emit_quantize
-from purevk.ops.quantized.choice import integer_tile
 from purevk.ops.quantized.fragments import choose_fragments
+from purevk.ops.quantized.kernels import integer_tile
 from purevk.ops.quantized.matmul import by_rows, check_rows
 from purevk.ops.quantized.operands import (
     INT8,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Size
 from purevk.ir import dims as _dims
+from purevk.lower.gpu_kernels import limits
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Candidate, by_cost, take
 from purevk.tuning.tiles import IntegerSizes
 
 DEPTH = 32  # of a fragment
@@ -18,8 +21,19 @@ _LEAST_COLUMNS = 32
 _SUBGROUP = 32
 
 
+class Products(NamedTuple):
+    """`groups` products of [rows, depth] and [depth, columns]; `window`: of a convolution with a
+    window."""
+
+    rows: int
+    columns: int
+    depth: int
+    groups: int
+    window: bool
+
+
 @dataclass(frozen=True)
-class Fragments:
+class Fragments(Candidate[Products]):
     """A tile; fragments of sums have `columns` columns."""
 
     sizes: IntegerSizes
@@ -51,25 +65,17 @@ class Fragments:
             groups,
         )
 
-    def fits(self, traits: DeviceTraits) -> bool:
-        """Whether the template's conditions and the device's limits hold."""
+    def needs(self, traits: DeviceTraits, problem: Products) -> Iterator[tuple[bool, str]]:
         m, n, chunks, sub_m, sub_n = self.sizes
-        return (
-            sub_m % 16 == 0
-            and sub_n % self.columns == 0
-            and chunks * 16 % DEPTH == 0
-            and self.threads <= traits.max_invocations
-            and self.threads % chunks == 0
-            and chunks * m % self.threads == chunks * n % self.threads == 0
-            and 16 * (m + n) * (chunks + 1) <= traits.max_shared_memory
-        )
+        yield sub_m % 16 == sub_n % self.columns == 0, "tiles of whole fragments"
+        yield chunks * 16 % DEPTH == 0, "steps of whole fragments"
+        yield from limits(traits, self.threads, 16 * (m + n) * (chunks + 1))
+        even = self.threads % chunks == chunks * m % self.threads == chunks * n % self.threads == 0
+        yield even, "invocations that load equally many chunks"
 
-    def cost(
-        self, traits: DeviceTraits, rows: int, columns: int, depth: int, groups: int, window: bool
-    ) -> float:
-        """Microseconds for `groups` products of [rows, depth] and [depth, columns], about; `window`:
-        of a convolution with a window."""
+    def cost(self, traits: DeviceTraits, problem: Products) -> float:
         costs, (m, n, chunks, _, _) = traits.profile.integers, self.sizes
+        rows, columns, depth, groups, window = problem
         workgroups, values = -(-rows // m) * -(-columns // n) * groups, 16 * chunks
         load = max(workgroups / traits.processors, 1.0)
         load += costs.fullest * (-(-workgroups // traits.processors) - load)
@@ -100,10 +106,7 @@ def choose_fragments(
     found = max(traits.fragment_columns(DType.int8), default=None)
     if found is None:
         return None
-    sizes = traits.profile.tiles.quantized_integers
-    tiles = [each for each in (Fragments(size, found) for size in sizes) if each.fits(traits)]
-    if not tiles:
-        return None
-    problem = (_dims.upper(rows), _dims.upper(columns), _dims.upper(depth), groups, window)
-    tiles.sort(key=lambda each: each.cost(traits, *problem))
-    return traits.choices.take("int8 tiles", problem, tiles)
+    problem = Products(_dims.upper(rows), _dims.upper(columns), _dims.upper(depth), groups, window)
+    tiles = [Fragments(size, found) for size in traits.profile.tiles.quantized_integers]
+    fitting = by_cost(traits, problem, tiles)
+    return take(traits, "int8 tiles", problem, fitting, lambda: tiles) if fitting else None

@@ -27,14 +27,13 @@ from purevk.ops.matmul.choice import Batches, emit, may_overlap, stored_vectors
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.ops.matmul.fused import ToCache, fusion_of, is_fused, stored_type, takes_program
 from purevk.ops.quantized.choice import (
-    Form,
-    QuantizedMatmul,
     choose,
     choose_few_rows,
     is_dequantized,
     vectors_of_rows,
 )
 from purevk.ops.quantized.dequantize import emit_dequantized
+from purevk.ops.quantized.kernels import Form, QuantizedMatmul
 from purevk.ops.quantized.operands import (
     OutputQuantization,
     dense_rows,

@@ -10,9 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from purevk.dtypes import DType  # noqa: E402
-from purevk.ops.quantized import choice, convolution, fragments  # noqa: E402
-from purevk.ops.quantized.choice import QuantizedMatmul, choose  # noqa: E402
-from purevk.ops.quantized.fragments import Fragments, choose_fragments  # noqa: E402
+from purevk.ops.quantized import convolution, fragments, kernels  # noqa: E402
+from purevk.ops.quantized.choice import choose  # noqa: E402
+from purevk.ops.quantized.fragments import Fragments, Products, choose_fragments  # noqa: E402
+from purevk.ops.quantized.kernels import QuantizedMatmul  # noqa: E402
 from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
 from purevk.tuning.tiles import IntegerSizes  # noqa: E402
 from tests.ops.harness import context  # noqa: E402
@@ -50,7 +51,7 @@ def made(request, monkeypatch):
     monkeypatch.setattr(shared, "traits", traits)
     monkeypatch.setattr(Fragments, "macros", lambda self: {**macros(self), "COOPMAT": 0})
     monkeypatch.setattr(Fragments, "subgroup", None)
-    for module in (choice, convolution):
+    for module in (kernels, convolution):
         monkeypatch.setattr(module, "choose_fragments", spied)
     yield found
     assert found and all(found)
@@ -109,7 +110,8 @@ def test_convolution_of_int8(case, made, monkeypatch):
 def test_the_choice():
     """Every tile keeps the conditions of the template, and few rows have other kernels."""
     for tile in DEFAULT.tiles.quantized_integers:
-        assert Fragments(tile, 8).fits(GPU) and Fragments(tile, 16).fits(GPU), tile
+        for columns in (8, 16):
+            assert Fragments(tile, columns).fits(GPU, Products(1, 1, 1, 1, False)), tile
     assert choose_fragments(GPU, 47, 4096, 4096) is None
     assert choose_fragments(replace(GPU, fragment_order=lambda *_: False), 999, 999, 999) is None
     # The fastest ones on an NVIDIA H200, or some that take at most 4 % longer.

@@ -17,14 +17,10 @@ from purevk.errors import GraphError  # noqa: E402
 from purevk.ir import TensorType  # noqa: E402
 from purevk.ir.dims import Dim  # noqa: E402
 from purevk.ir.symbols import Symbol  # noqa: E402
-from purevk.ops.quantized import choice as quantized_choice  # noqa: E402
+from purevk.ops.quantized import kernels as quantized_kernels  # noqa: E402
 from purevk.ops.quantized import matmul as quantized_matmul  # noqa: E402
-from purevk.ops.quantized.choice import (  # noqa: E402
-    QuantizedMatmul,
-    choose,
-    integer_tile,
-    is_dequantized,
-)
+from purevk.ops.quantized.choice import choose, is_dequantized  # noqa: E402
+from purevk.ops.quantized.kernels import QuantizedMatmul, integer_tile  # noqa: E402
 from purevk.program import Program  # noqa: E402
 from purevk.tuning import DEFAULT, SOFTWARE, DeviceTraits  # noqa: E402
 from tests.ops.harness import Recorder, context, dispatches, tensor  # noqa: E402
@@ -525,18 +521,18 @@ def stepwise(choosing, traits, matmul):
 
 
 @pytest.mark.parametrize("groups", [4, 5, 8])
-@pytest.mark.parametrize("name", ["_dot_coopmat", "_coopmat"])
+@pytest.mark.parametrize("name", ["DotCoopmat", "MatmulCoopmat"])
 def test_more_scales_than_a_row_needs(name, groups, monkeypatch, device):
     if device != "cpu":
         pytest.skip("it is the same on every device; tested with device='cpu' alone")
-    choosing = partial(stepwise, getattr(quantized_choice, name))
+    choosing = partial(stepwise, getattr(quantized_kernels, name)().form)
     monkeypatch.setattr(quantized_matmul, "choose", choosing)
     x, w = tensor(3, 128).half(), quantized_weight(72, 128, 4)
     s = tensor(72, groups, low=0.01, high=0.2).half()
     s[:, 4:] = float("nan")
     args = (x, pack_low_first(w), s.T.contiguous(), 32, None)
     have, templates = run_with_templates("et_vk.linear_q4gsw.default", args, constants=(1, 2))
-    kernel = "qdot_coopmat" if name == "_dot_coopmat" else "qmatmul_coopmat"
+    kernel = "qdot_coopmat" if name == "DotCoopmat" else "qmatmul_coopmat"
     assert templates == [f"quantized/{kernel}.comp"]
     close(have, x.double() @ grouped(w, s[:, :4].contiguous(), 32).T, torch.float16)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from purevk.graph.context import Context, default_context
 from purevk.ops.matmul import operators as matmul
 from purevk.ops.quantized import choice as quantized
-from purevk.ops.quantized.choice import Form, QuantizedMatmul
+from purevk.ops.quantized.kernels import Form, QuantizedMatmul
 from purevk.tuning import DEFAULT, DeviceTraits
 from purevk.tuning.tiles import DotSizes
 from tests.passes.decoding.harness import Int4, Int8, Projections, check, rotated
