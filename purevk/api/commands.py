@@ -138,25 +138,6 @@ class CommandBuffer(DeviceObject):
         if self._core.messages:
             self.device.check()
 
-    def bind_pipeline(self, pipeline: ComputePipeline) -> None:
-        """Sets the pipeline of the dispatches that follow."""
-        self._bound = pipeline
-        self._layout = pipeline.layout.handle
-        self._bind_pipeline(self.handle, _COMPUTE, pipeline.handle)
-
-    def bind_set(self, descriptor_set: Any) -> None:
-        """Sets the buffers: a set of `DescriptorArena.make`, for the layout of the pipeline bound
-        last."""
-        self._bind_sets(self.handle, _COMPUTE, self._layout, 0, 1, descriptor_set, 0, vk.NULL)
-
-    def push_constants(self, data: Any, nbytes: int) -> None:
-        """Sets push constants: bytes, or a cffi pointer; `nbytes` is a multiple of 4."""
-        self._push(self.handle, self._layout, _COMPUTE_STAGE, 0, nbytes, data)
-
-    def dispatch(self, x: int, y: int = 1, z: int = 1) -> None:
-        """Runs the bound pipeline on a grid of workgroups."""
-        self._dispatch(self.handle, x, y, z)
-
     def record_dispatch(
         self,
         pipeline: ComputePipeline,
@@ -167,8 +148,8 @@ class CommandBuffer(DeviceObject):
         y: int = 1,
         z: int = 1,
     ) -> None:
-        """The whole dispatch in one call. `push` is bytes or a cffi pointer of `push_bytes` bytes
-        (0: none)."""
+        """A dispatch with its pipeline, buffers and push constants: `push` is bytes or a cffi pointer
+        of `push_bytes` bytes (0: none)."""
         handle = self.handle
         if pipeline is not self._bound:
             self._bound = pipeline
@@ -203,13 +184,6 @@ class CommandBuffer(DeviceObject):
     def fill_buffer(self, buffer: Buffer, offset: int, nbytes: int, word: int = 0) -> None:
         """Fills with a 32-bit word. `offset` and `nbytes` are multiples of 4."""
         self._functions.vkCmdFillBuffer(self.handle, buffer.handle, offset, nbytes, word)
-
-    def update_buffer(self, buffer: Buffer, offset: int, data: bytes) -> None:
-        """Writes up to 65536 bytes, kept in the command buffer itself. `offset` and the length are
-        multiples of 4."""
-        self._functions.vkCmdUpdateBuffer(
-            self.handle, buffer.handle, offset, len(data), vk.ffi.from_buffer(data)
-        )
 
     def reset_queries(self, pool: TimestampPool) -> None:
         """Resets timestamps. Each must be reset before it is written."""

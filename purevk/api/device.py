@@ -281,12 +281,6 @@ class Device:
         if self.core.messages:
             self.instance.check()
 
-    def wait_idle(self) -> None:
-        """Waits until the device has finished everything."""
-        result = self.functions.vkDeviceWaitIdle(self.handle)
-        self.queue.state.check(result, "vkDeviceWaitIdle", self.name)
-        self.check()
-
     def live_objects(self) -> dict[str, int]:
         """Live objects made from this device, by class name. Empty after `close()`."""
         self.core.collect()

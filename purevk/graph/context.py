@@ -123,7 +123,6 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_shared_memory=limits.max_shared_memory,
         max_workgroups=limits.max_workgroup_count,
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
-        storage_alignment=limits.min_storage_buffer_alignment,
         max_texels=_max_texels(device),
         coopmat_shape=shape,
         coopmat_columns=_columns(device, shapes, 16),

@@ -13,7 +13,7 @@ from purevk.ir import dims as _dims
 from purevk.lower.map import coordinates
 from purevk.ops.builder import Builder
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
-from purevk.ops.long_rows import norm, normalize, scaled, softmax, typed
+from purevk.ops.long_rows import group_norm, norm, softmax, typed
 from purevk.ops.map import mapped, mapped_over
 from purevk.ops.reduce.group_norm import NAME as GROUP_NORM
 from purevk.ops.reduce.normalization import NAME as NORM
@@ -119,22 +119,8 @@ in_double(SCAN, _scan, lambda node: node.str("kind") == "logsumexp")
 
 
 # -- norms ---------------------------------------------------------------------------------------
-def _group_norm(builder: Builder, node: Node) -> Value:
-    x, groups = node.tensor("x"), node.int("groups")
-    batch, channels, *rest = x.type.dims
-    seen = builder.aten.view(x, (batch, groups, channels // groups, *rest))
-    normalized = normalize(builder, seen, range(2, seen.type.rank), node.float("eps"), WIDE)
-    made = builder.aten.view(normalized, x.type.dims)
-    sizes = (channels, *([1] * len(rest)))
-    weight, bias = (
-        value if value is None else builder.aten.view(value, sizes)
-        for value in (node.optional_tensor("weight"), node.optional_tensor("bias"))
-    )
-    return typed(builder, scaled(builder, made, weight, bias), node)
-
-
 in_double(NORM, norm)
-in_double(GROUP_NORM, _group_norm)
+in_double(GROUP_NORM, group_norm)
 
 
 # -- convolutions -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from purevk.dtypes import DType
 from purevk.errors import GraphError
@@ -29,6 +29,8 @@ from purevk.ops.image_layout import LayoutQuery
 from purevk.tuning import DeviceTraits
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from purevk.ops.builder import Builder
 
 Types = TensorType | tuple[TensorType, ...] | None
@@ -429,8 +431,22 @@ def definitions() -> Iterable[Operator]:
     return [_definitions[name] for name in sorted(_definitions)]
 
 
+class Facts(TypedDict, total=False):
+    """Attributes of `Operator` that an operator which others express may have."""
+
+    mutates: tuple[int, ...]
+    transient: bool
+    random: bool | Callable[[Node], bool]
+    moves: Moves | Callable[[Node], Moves] | None
+    rowwise: Rowwise | None
+
+
 def rewrite(
-    name: str, shape: Callable[..., Types], *names: str, **facts: Any
+    name: str,
+    shape: Callable[..., Types],
+    *names: str,
+    supports: Supports | None = None,
+    **facts: Unpack[Facts],
 ) -> Callable[[_Expand], _Expand]:
     """As `rewrite_node`, for a function that gets the builder, the node, and the arguments. Its
     results are converted to the node's dtypes, which a file may have chosen (int32 for int64)."""
@@ -447,7 +463,7 @@ def rewrite(
                 for value, result in zip(values, node.results)
             )
 
-        rewrite_node(name, shape, *names, **facts)(typed)
+        rewrite_node(name, shape, *names, supports=supports, **facts)(typed)
         return expand
 
     return decorate
@@ -458,10 +474,10 @@ def rewrite_node(
     shape: Callable[..., Types],
     *names: str,
     supports: Supports | None = None,
-    **facts: Any,
+    **facts: Unpack[Facts],
 ) -> Callable[[_Expand], _Expand]:
     """Registers an operator that other operators express, by the function below it, which gets the
-    builder and the node. `facts` are other attributes of `Operator`."""
+    builder and the node."""
 
     def decorate(expand: _Expand) -> _Expand:
         define(name, shape, Rewrite(expand, supports), names=names, **facts)

@@ -120,12 +120,6 @@ class VkTensor(NamedTuple):
         return DType.from_vk(self.datatype)
 
     @property
-    def staging_dtype(self) -> DType | None:
-        """The element type that the delegate's caller passes, or None if it is not set: then it is
-        `dtype`."""
-        return DType.from_vk(self.staging_datatype)
-
-    @property
     def is_constant(self) -> bool:
         """Its first value is a constant of the graph."""
         return self.constant_id >= 0

@@ -21,7 +21,6 @@ from purevk.tuning.registry import (
     Family,
     choose_profile,
     default_profile,
-    profile_names,
     register,
 )
 from purevk.tuning.traits import DeviceTraits
@@ -36,7 +35,6 @@ __all__ = [
     "Family",
     "choose_profile",
     "default_profile",
-    "profile_names",
     "question",
     "register",
 ]

@@ -70,11 +70,6 @@ def unregister(name: str) -> None:
     del _FAMILIES[name]
 
 
-def profile_names() -> tuple[str, ...]:
-    """The names of all profiles, in the order of registration."""
-    return tuple(_FAMILIES)
-
-
 def choose_profile(device: DeviceIdentity) -> DeviceProfile:
     """The profile that `PUREVK_PROFILE` names, or that of the device's family.
 

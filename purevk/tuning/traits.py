@@ -31,7 +31,6 @@ class DeviceTraits:
         max_shared_memory: bytes of shared memory of a workgroup.
         max_workgroups: workgroups along each dim of a grid.
         max_invocations: invocations of a workgroup.
-        storage_alignment: bytes; the start of a binding is a multiple.
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
         coopmat_shape: the largest cooperative matrix of a subgroup, as rows, columns and depth,
             of halves with float sums; None without matrix cores or a compiler that knows them.
@@ -60,7 +59,6 @@ class DeviceTraits:
     max_shared_memory: int = 16384
     max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
     max_invocations: int = 128
-    storage_alignment: int = 256
     max_texels: int = 0
     coopmat_shape: tuple[int, int, int] | None = None
     coopmat_columns: tuple[int, ...] = ()

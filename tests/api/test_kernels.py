@@ -163,23 +163,6 @@ def test_chain_of_barriers_and_replay(device: api.Device, increment_spirv: bytes
         assert (counter.values() == 55).all()
 
 
-def test_separate_calls_record_the_same(device: api.Device, increment_spirv: bytes) -> None:
-    counter = Counter(device, increment_spirv)
-    commands = counter.pool.buffer()
-    commands.begin()
-    commands.update_buffer(counter.buffer, 0, np.arange(64, dtype=np.uint32).tobytes())
-    commands.barrier(Access.TRANSFER, Access.COMPUTE)
-    commands.bind_pipeline(counter.pipeline)
-    commands.bind_set(counter.set)
-    commands.dispatch(1)
-    commands.barrier(Access.COMPUTE, Access.HOST)
-    commands.end()
-    submission = device.queue.submit([commands])
-    submission.wait()
-    assert submission.done()
-    np.testing.assert_array_equal(counter.values(), np.arange(64) + 1)
-
-
 def test_push_constants_from_a_pointer(device: api.Device, spin_spirv: bytes) -> None:
     pipeline = api.ComputePipeline(device, spin_spirv, 1, push_bytes=4)
     buffer = api.Buffer(device, 256, MemoryKind.READBACK)
@@ -190,10 +173,7 @@ def test_push_constants_from_a_pointer(device: api.Device, spin_spirv: bytes) ->
     commands.begin()
     commands.fill_buffer(buffer, 0, 256, 7)
     commands.barrier(Access.TRANSFER, Access.COMPUTE)
-    commands.bind_pipeline(pipeline)
-    commands.bind_set(one)
-    commands.push_constants(pushed, 4)
-    commands.dispatch(1)
+    commands.record_dispatch(pipeline, one, pushed, 4, 1)
     commands.barrier(Access.COMPUTE, Access.HOST)
     commands.end()
     device.queue.run(commands)

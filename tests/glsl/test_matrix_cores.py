@@ -35,7 +35,6 @@ SUBGROUPS = dataclasses.replace(  # about an NVIDIA H200
     max_storage_range=2**32 - 1,
     max_shared_memory=49152,
     max_invocations=1024,
-    storage_alignment=16,
     coopmat_shape=(16, 16, 16),
     bfloat16_fragments=True,
     bfloat16_matrices=True,

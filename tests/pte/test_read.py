@@ -126,7 +126,7 @@ def test_weights_are_the_same_wherever_they_are_stored() -> None:
 def test_half_graph_keeps_float_staging() -> None:
     graph = graph_of(read("linear_relu_half"))
     x = graph.values[graph.input_ids[0]]
-    assert (x.dtype, x.staging_dtype) == (DType.float16, DType.float32)
+    assert (x.dtype, DType.from_vk(x.staging_datatype)) == (DType.float16, DType.float32)
 
 
 def test_operator_between_two_delegates() -> None:
@@ -394,7 +394,10 @@ def test_delegate_constants_inside_the_blob() -> None:
             [16, 17, 18, 19],
         ]
         assert (graph.values[0].storage_type, graph.values[0].memory_layout) == (255, 255)
-        assert graph.values[0].staging_dtype is None and graph.storage_type_override == 255
+        assert (
+            DType.from_vk(graph.values[0].staging_datatype) is None
+            and graph.storage_type_override == 255
+        )
 
 
 def test_values_of_a_vulkan_graph() -> None:

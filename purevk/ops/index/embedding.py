@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from typing import Any
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
@@ -57,13 +59,10 @@ def _embedding_in_parts(
 
 
 # -- bags of embeddings --------------------------------------------------------------------------
-_BAG = (
+@signature(
     "weight, indices, offsets, scale_grad_by_freq=False, mode: int = 0, sparse=False,"
     " per_sample_weights=None, include_last_offset=False, padding_idx: int = -1"
 )
-
-
-@signature(_BAG)
 def _bag_shape(
     weight: TensorType,
     indices: TensorType,
@@ -108,18 +107,12 @@ def _renorm(
     return builder.aten.where.self(long, builder.aten.mul.Tensor(weight, factor), weight)
 
 
-@signature(_BAG)
+@functools.wraps(_bag_shape)
 def _forward_bag_shape(
-    weight: TensorType,
-    indices: TensorType,
-    offsets: TensorType,
-    mode: int,
-    include_last_offset: bool,
-    padding_idx: int,
+    weight: TensorType, indices: TensorType, offsets: TensorType, *args: Any, **options: Any
 ) -> tuple[TensorType, ...]:
     """What torch.export records: as many lengths as there are offsets, the last one included."""
-    options = {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
-    out, bags, _, best = _bag_shape(weight, indices, offsets, mode=mode, **options)
+    out, bags, _, best = _bag_shape(weight, indices, offsets, *args, **options)
     return out, bags, offsets, best
 
 

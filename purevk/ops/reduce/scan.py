@@ -320,22 +320,14 @@ define(NAME, _shape, Kernel(_lower))
 
 
 # -- operators -----------------------------------------------------------------------------------
-def _scan(builder: Builder, x: Value, kind: str, dim: int, dtype: DType) -> Value:
-    if not x.type.rank:
-        made = builder.emit(NAME, builder.aten.view(x, (1,)), kind, 0, dtype, None)
-        return builder.aten.view(made, ())
-    return builder.emit(NAME, x, kind, dim, dtype, None)
-
-
-def _scan_with_index(
-    builder: Builder, x: Value, kind: str, dim: int, dtype: DType, index: DType
-) -> tuple[Value, Value]:
-    if not x.type.rank:
-        flat = builder.aten.view(x, (1,))
-        values, indices = _scan_with_index(builder, flat, kind, 0, dtype, index)
-        return builder.aten.view(values, ()), builder.aten.view(indices, ())
-    values, indices = builder.emit_all(NAME, x, kind, dim, dtype, index)
-    return values, indices
+def _scan(
+    builder: Builder, x: Value, kind: str, dim: int, dtype: DType, index: DType | None = None
+) -> tuple[Value, ...]:
+    """Emits `purevk.scan`. A 0-d tensor counts as one of one element."""
+    if x.type.rank:
+        return builder.emit_all(NAME, x, kind, dim, dtype, index)
+    scanned = builder.emit_all(NAME, builder.aten.view(x, (1,)), kind, 0, dtype, index)
+    return tuple(builder.aten.view(value, ()) for value in scanned)
 
 
 def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> TensorType:
@@ -345,8 +337,10 @@ def _cumulative_shape(x: TensorType, dim: int, dtype: DType | None = None) -> Te
     )
 
 
-def _cumulative(kind: str) -> Callable[..., Value]:
-    def expand(builder: Builder, node: Node, x: Value, dim: int, dtype: DType | None) -> Value:
+def _cumulative(kind: str) -> Callable[..., tuple[Value, ...]]:
+    def expand(
+        builder: Builder, node: Node, x: Value, dim: int, dtype: DType | None
+    ) -> tuple[Value, ...]:
         made = node.result.type.dtype
         if x.type.dtype is not made and (x.type.dtype.is_float or made.is_float):
             x = builder.aten._to_copy(x, made)
@@ -360,7 +354,7 @@ rewrite("aten.cumprod.default", _cumulative_shape)(_cumulative("prod"))
 
 
 @rewrite("aten.logcumsumexp.default", lambda x, dim: x.with_dtype(float_type(x.dtype)))
-def _logcumsumexp(builder: Builder, node: Node, x: Value, dim: int) -> Value:
+def _logcumsumexp(builder: Builder, node: Node, x: Value, dim: int) -> tuple[Value, ...]:
     if not x.type.dtype.is_float:
         raise ShapeError("logcumsumexp of integers")
     return _scan(builder, x, "logsumexp", dim, x.type.dtype)
@@ -368,7 +362,7 @@ def _logcumsumexp(builder: Builder, node: Node, x: Value, dim: int) -> Value:
 
 for _name in ("max", "min"):
     rewrite(f"aten.cum{_name}.default", lambda x, dim: (x, x.with_dtype(DType.int64)))(
-        lambda builder, node, x, dim, kind=_name: _scan_with_index(
+        lambda builder, node, x, dim, kind=_name: _scan(
             builder, x, kind, dim, x.type.dtype, node.results[1].type.dtype
         )
     )

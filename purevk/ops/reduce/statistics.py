@@ -25,12 +25,8 @@ def reduce(
     keepdim: bool,
     dtype: DType,
 ) -> Value:
-    """Emits `purevk.reduce`. A 0-d tensor counts as one of one element."""
-    if not x.type.rank:
-        flat = builder.aten.view(x, (1,))
-        made = builder.emit(NAME, flat, kind, (0,), False, dtype, None)
-        return builder.aten.view(made, ())
-    return builder.emit(NAME, x, kind, tuple(dims), keepdim, dtype, None)
+    """Emits `purevk.reduce`."""
+    return reduce_with_index(builder, x, kind, dims, keepdim, dtype, None)[0]
 
 
 def reduce_with_index(
@@ -40,15 +36,15 @@ def reduce_with_index(
     dims: Sequence[int],
     keepdim: bool,
     dtype: DType,
-    index: DType,
-) -> tuple[Value, Value]:
-    """Emits `purevk.reduce` for the extreme elements and their indices, of the dtype `index`."""
-    if not x.type.rank:
-        flat = builder.aten.view(x, (1,))
-        values, indices = reduce_with_index(builder, flat, kind, (0,), False, dtype, index)
-        return builder.aten.view(values, ()), builder.aten.view(indices, ())
-    values, indices = builder.emit_all(NAME, x, kind, tuple(dims), keepdim, dtype, index)
-    return values, indices
+    index: DType | None,
+) -> tuple[Value, ...]:
+    """Emits `purevk.reduce`: the results, and if `index` is a dtype, the indices of the extreme
+    elements. A 0-d tensor counts as one of one element."""
+    if x.type.rank:
+        return builder.emit_all(NAME, x, kind, tuple(dims), keepdim, dtype, index)
+    flat = builder.aten.view(x, (1,))
+    reduced_ = builder.emit_all(NAME, flat, kind, (0,), False, dtype, index)
+    return tuple(builder.aten.view(value, ()) for value in reduced_)
 
 
 # -- indices of extremes --------------------------------------------------------------------------
@@ -83,7 +79,7 @@ def _extreme_shape(x: TensorType, dim: int, keepdim: bool = False) -> tuple[Tens
 def _extreme(name: str, kind: str) -> None:
     def expand(
         builder: Builder, node: Node, x: Value, dim: int, keepdim: bool
-    ) -> tuple[Value, Value]:
+    ) -> tuple[Value, ...]:
         return reduce_with_index(
             builder,
             x,

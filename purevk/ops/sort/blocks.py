@@ -8,6 +8,7 @@ each block go on to the next round.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -158,32 +159,51 @@ class _Sorter:
 
     def _rank(self) -> None:
         """Sorts rows by the number of elements before each; x and the results collapse together."""
-        x, lowering, to = self.x, self.lowering, self.results
         local = min(256, self.traits.max_invocations)
-        sizes, strides = self._outer(x, *to)
-        params: dict[str, Size] = {
-            "row_length": self.length,
-            "step": x.strides[self.dim],
-            **by_dim("stride", strides[0], 4),
-            **by_dim("size", sizes, 3, fill=1),
-            "keep": self.count,
-        }
-        params |= self._places(to, strides[1:])
-        lowering.dispatch(
+        self._dispatch_rows(
             "sort/rank.comp",
-            {"x": x, "keys": to.values, "indices": to.indices},
-            params,
+            self.results,
+            {"keep": self.count},
             {
-                **element_macros(x.dtype, to.indices.dtype),
+                **element_macros(self.x.dtype, self.results.indices.dtype),
                 "WIDE": int(self.acc == "int64_t"),
                 "ROOM": power_of_two(_dims.upper(self.length)),
                 "COUNTERS": _COUNTERS,
-                "LOCAL": local,
-                "DESCENDING": int(self.descending),
             },
+            local,
+            (_dims.ceil_div(self.length * _COUNTERS, local), self.rows, 1),
+            self.length * self.length,
+        )
+
+    def _dispatch_rows(
+        self,
+        template: str,
+        to: _Sorted,
+        params: Mapping[str, Size],
+        macros: Mapping[str, str | int],
+        local: int,
+        grid: tuple[Size, Size, Size],
+        flops: Size,
+    ) -> None:
+        """Appends a kernel that reads rows of x, which collapse together with `to`; `flops` are those
+        of a row."""
+        x = self.x
+        sizes, strides = self._outer(x, *to)
+        self.lowering.dispatch(
+            template,
+            {"x": x, "keys": to.values, "indices": to.indices},
+            {
+                "row_length": self.length,
+                "step": x.strides[self.dim],
+                **by_dim("stride", strides[0], 4),
+                **by_dim("size", sizes, 3, fill=1),
+                **self._places(to, strides[1:]),
+                **params,
+            },
+            {**macros, "LOCAL": local, "DESCENDING": int(self.descending)},
             local=local,
-            grid=(_dims.ceil_div(self.length * _COUNTERS, local), self.rows, 1),
-            flops=self.rows * self.length * self.length,
+            grid=grid,
+            flops=self.rows * flops,
         )
 
     def _shared_work(self, block: int) -> tuple[int, int]:
@@ -196,38 +216,22 @@ class _Sorter:
 
     def _sort_rows(self, to: _Sorted, block: int, keep: Size) -> None:
         """Sorts blocks of rows; x and `to` collapse together."""
-        x, lowering, traits = self.x, self.lowering, self.traits
-        sizes, strides = self._outer(x, *to)
-        blocks = _dims.ceil_div(self.length, block)
+        traits, blocks = self.traits, _dims.ceil_div(self.length, block)
         local, _ = self._shared_work(block)
-        params: dict[str, Size] = {
-            "rows": self.rows,
-            "row_length": self.length,
-            "step": x.strides[self.dim],
-            **by_dim("stride", strides[0], 4),
-            **by_dim("size", sizes, 3, fill=1),
-            "keep": keep,
-            "blocks": blocks,
-        }
-        params |= self._places(to, strides[1:])
-        lowering.dispatch(
+        whole = local % traits.subgroup_size == 0
+        self._dispatch_rows(
             "sort/sort_rows.comp",
-            {"x": x, "keys": to.values, "indices": to.indices},
-            params,
+            to,
+            {"rows": self.rows, "keep": keep, "blocks": blocks},
             {
-                **key_macros(x.dtype, to.indices.dtype),
+                **key_macros(self.x.dtype, to.indices.dtype),
                 "LEVELS": self._levels(block),
-                "LOCAL": local,
                 "BINS": block,
-                "DESCENDING": int(self.descending),
-                "SUBGROUP": int(
-                    traits.has("subgroup_arithmetic", "subgroup_basic")
-                    and local % traits.subgroup_size == 0
-                ),
+                "SUBGROUP": int(whole and traits.has("subgroup_arithmetic", "subgroup_basic")),
             },
-            local=local,
-            grid=lowering.linear_grid(self.rows * blocks, 1),
-            flops=self.rows * blocks * block,
+            local,
+            self.lowering.linear_grid(self.rows * blocks, 1),
+            blocks * block,
         )
 
     def _first(self, block: int) -> _Sorted:

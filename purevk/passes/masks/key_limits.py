@@ -129,13 +129,22 @@ class _Finder:
         if is_column(arg):
             condition = self.columns.operand(arg, user)
             return None if condition is None else self._where_column(condition, negated)
-        if arg in self.columns.graph.constants:
-            return self._of_table(arg, negated)
-        node = self.columns.made.get(arg)
+        return self._of_value(arg, negated, self._of_condition)
+
+    def _of_value(
+        self, value: Value, negated: bool, follow: Callable[[Node, str, bool], _Limits | None]
+    ) -> _Limits | None:
+        """The limits of a constant; or what `follow` finds from the node that makes a value and the
+        name of its operator."""
+        if value in self.columns.graph.constants:
+            return self._of_table(value, negated)
+        node = self.columns.made.get(value)
         if node is None:
             return None
         definition = registry.find(node.op)
-        name = node.op if definition is None else definition.name
+        return follow(node, node.op if definition is None else definition.name, negated)
+
+    def _of_condition(self, node: Node, name: str, negated: bool) -> _Limits | None:
         kind = name.split(".")[1]
         if kind in ("logical_not", "bitwise_not"):
             return self._seen(node.arg("x"), node, not negated)
@@ -283,13 +292,9 @@ class _Finder:
             return {0.0: _Limits(), -float("inf"): self._nothing()}.get(float(number))
         if not isinstance(arg, Value) or not arg.type.dtype.is_float or is_column(arg):
             return None
-        if arg in self.columns.graph.constants:
-            return self._of_table(arg, False)
-        node = self.columns.made.get(arg)
-        if node is None:
-            return None
-        definition = registry.find(node.op)
-        name = node.op if definition is None else definition.name
+        return self._of_value(arg, False, self._of_added)
+
+    def _of_added(self, node: Node, name: str, negated: bool) -> _Limits | None:
         if name == "aten.where.self":
             return self._chosen_scores(node, "x", "y")
         if name == "aten.masked_fill.Scalar":

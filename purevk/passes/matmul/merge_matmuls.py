@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from purevk.dtypes import DType
@@ -46,23 +48,40 @@ def merge_matmuls(graph: Graph, traits: DeviceTraits) -> Graph:
             a, b, bias = node.tensor("a"), node.tensor("b"), node.optional_tensor("bias")
             key = (a, b.type.dims[0], b.type.dtype, None if bias is None else bias.type.dtype)
             groups.setdefault(key, []).append(node)
-    leaders = {nodes[0]: nodes for nodes in groups.values() if len(nodes) > 1}
-    if not leaders:
+    several = [nodes for nodes in groups.values() if len(nodes) > 1]
+    return _merge_all(
+        graph, several, _late(graph, constant), functools.partial(_merge, graph.producers())
+    )
+
+
+def _merge_all(
+    graph: Graph,
+    groups: Sequence[list[Node]],
+    late: Collection[Node],
+    merge: Callable[[Rewriter, list[Node]], Value],
+) -> Graph:
+    """The graph with one matmul for each group of them: `merge` emits it, and they become slices of its
+    result. `late`: nodes that move to the front."""
+    if not groups:
         return graph
-    merged = {node for nodes in leaders.values() for node in nodes}
-    producers = graph.producers()
+    leaders = {nodes[0]: nodes for nodes in groups}
+    merged = {node for nodes in groups for node in nodes}
     rewriter = Rewriter(graph)
-    made_late = _late(graph, constant)
-    for node in made_late:
-        rewriter.keep(node)
     for node in graph.nodes:
-        if node in made_late:
-            continue
-        node_now = rewriter.current(node)
-        if node not in merged:
-            rewriter.keep(node_now)
-        elif node in leaders:
-            _merge(rewriter, producers, leaders[node])
+        if node in late:
+            rewriter.keep(node)
+    for node in graph.nodes:
+        if node in leaders:
+            rewriter.source = " | ".join(part.source for part in leaders[node])
+            matmul = merge(rewriter, leaders[node])
+            start: Size = 0
+            for part in leaders[node]:
+                end = start + part.result.type.dims[1]
+                columns = rewriter.aten.slice.Tensor(matmul, dim=1, start=start, end=end)
+                rewriter.replace(part, columns)
+                start = end
+        elif node not in merged and node not in late:
+            rewriter.keep(rewriter.current(node))
     return rewriter.finish()
 
 
@@ -80,11 +99,11 @@ def _constant_values(graph: Graph) -> set[Value]:
     return constants
 
 
-def _late(graph: Graph, constant: set[Value]) -> dict[Node, None]:
+def _late(graph: Graph, constant: set[Value]) -> set[Node]:
     """The nodes that make those values; they move to the front, so that weights are there for the
     first matmul."""
     return {
-        node: None
+        node
         for node in graph.nodes
         if node.results and all(value in constant for value in node.results)
     }
@@ -114,29 +133,19 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
         ):
             groups.setdefault(_quantized_key(node), []).append(node)
     limit = traits.max_storage_range
-    leaders = {
-        nodes[0]: nodes
+    several = [
+        nodes
         for nodes in groups.values()
         if len(nodes) > 1 and sum(node.tensor("weight").type.nbytes for node in nodes) <= limit
-    }
-    if not leaders:
-        return graph
-    merged = {node for nodes in leaders.values() for node in nodes}
-    late = dict.fromkeys(
+    ]
+    late = {
         producer
-        for node in merged
+        for nodes in several
+        for node in nodes
         for name in _QUANTIZED_CONSTANTS
         for producer in _chain(graph, producers, node.optional_tensor(name)) or ()
-    )
-    rewriter = Rewriter(graph)
-    for node in (late_node for late_node in graph.nodes if late_node in late):
-        rewriter.keep(node)
-    for node in graph.nodes:
-        if node in leaders:
-            _merge_quantized(rewriter, leaders[node])
-        elif node not in merged and node not in late:
-            rewriter.keep(rewriter.current(node))
-    return rewriter.finish()
+    }
+    return _merge_all(graph, several, late, _merge_quantized)
 
 
 def _chain(
@@ -178,37 +187,24 @@ def _quantized_key(node: Node) -> tuple[object, ...]:
     )
 
 
-def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> None:
-    rewriter.source = " | ".join(node.source for node in nodes)
+def _merge_quantized(rewriter: Rewriter, nodes: list[Node]) -> Value:
     joint = nodes[0]
     for name in _QUANTIZED_CONSTANTS:
         if joint.optional_tensor(name) is not None:
             parts = tuple(node.tensor(name) for node in nodes)
             joined = rewriter.aten.cat(parts)
             joint = joint.with_arguments(**{name: joined})
-    matmul = rewriter.emit(QUANTIZED, *(rewriter.resolve(arg) for arg in joint.args))
-    start: Size = 0
-    for node in nodes:
-        end = start + node.result.type.dims[1]
-        rewriter.replace(node, rewriter.aten.slice.Tensor(matmul, dim=1, start=start, end=end))
-        start = end
+    return rewriter.emit(QUANTIZED, *(rewriter.resolve(arg) for arg in joint.args))
 
 
-def _merge(rewriter: Rewriter, producers: dict[Value, Node], nodes: list[Node]) -> None:
-    rewriter.source = " | ".join(node.source for node in nodes)
+def _merge(producers: dict[Value, Node], rewriter: Rewriter, nodes: list[Node]) -> Value:
     first = nodes[0]
-    weights = [node.tensor("b") for node in nodes]
-    weight = _joined(rewriter, producers, weights)
+    weight = _joined(rewriter, producers, [node.tensor("b") for node in nodes])
     bias = None
     if first.optional_tensor("bias") is not None:
         biases = [node.tensor("bias") for node in nodes]
         bias = rewriter.aten.cat(tuple(map(rewriter.resolve, biases)))
-    matmul = rewriter.emit(NAME, rewriter.resolve(first.tensor("a")), weight, bias, None, ())
-    start: Size = 0
-    for node, matrix in zip(nodes, weights):
-        end = start + matrix.type.dims[1]
-        rewriter.replace(node, rewriter.aten.slice.Tensor(matmul, dim=1, start=start, end=end))
-        start = end
+    return rewriter.emit(NAME, rewriter.resolve(first.tensor("a")), weight, bias, None, ())
 
 
 def _joined(rewriter: Rewriter, producers: dict[Value, Node], weights: list[Value]) -> Value:
