@@ -449,6 +449,6 @@ def make_private(folder: str | os.PathLike[str]) -> None:
         OSError: it cannot be made.
     """
     path = Path(folder)
-    missing = [each for each in reversed(path.parents) if not os.path.exists(each)]
+    missing = [parent for parent in reversed(path.parents) if not os.path.exists(parent)]
     for each in (*missing, path):
         each.mkdir(0o700, exist_ok=True)

@@ -91,7 +91,7 @@ class DescriptorArena(DeviceObject):
         texels = sum(layout.n_texel for layout, _ in items)
         if texels:
             for layout, bindings in items:
-                if [type(one) is BufferView for one in bindings] != [
+                if [type(binding) is BufferView for binding in bindings] != [
                     kind == "texel" for kind in layout.kinds
                 ]:
                     raise InputError(

@@ -195,8 +195,8 @@ class _Memory:
                 return
             siblings = self.blocks[block.type_index]
             spare = any(
-                other is not block and not other.dedicated and not other.ranges.used
-                for other in siblings
+                sibling is not block and not sibling.dedicated and not sibling.ranges.used
+                for sibling in siblings
             )
             if block.dedicated or spare:
                 self.free_block(block)

@@ -293,7 +293,7 @@ class Queue:
         elif not isinstance(commands, Sequence):
             info = commands.submit_info
         else:
-            handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
+            handles = vk.ffi.new("VkCommandBuffer[]", [command.handle for command in commands])
             info = vk.struct(
                 "VkSubmitInfo", commandBufferCount=len(handles), pCommandBuffers=handles
             )
@@ -339,7 +339,7 @@ def _ordered(
 ) -> tuple[Any, Any]:
     """What `vkQueueSubmit` takes for command buffers between two values of semaphores, and what has
     to live as long as they run."""
-    handles = vk.ffi.new("VkCommandBuffer[]", [one.handle for one in commands])
+    handles = vk.ffi.new("VkCommandBuffer[]", [command.handle for command in commands])
     before, after = (vk.ffi.new("VkSemaphore[]", [each.handle]) for each, _ in (wait, signal))
     old, new = (vk.ffi.new("uint64_t[]", [value]) for _, value in (wait, signal))
     stages = vk.ffi.new("uint32_t[]", [_ALL_COMMANDS])

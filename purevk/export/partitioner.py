@@ -168,7 +168,7 @@ def _keep_shared_buffers(program: ExportedProgram, all_of_them: bool) -> None:
             if spec.kind is OutputKind.BUFFER_MUTATION and spec.target == buffer
         ]
         others = [*(user for user in node.users if user is not output), *makers]
-        tags = {each.meta.get("delegation_tag") for each in others}
+        tags = {other.meta.get("delegation_tag") for other in others}
         if all_of_them or (makers and len(tags) > 1):
             node.meta.pop("delegation_tag", None)
         if makers and "delegation_tag" not in node.meta:

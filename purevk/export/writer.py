@@ -66,7 +66,7 @@ def _pads_scales(match: Any, dequantize: torch.fx.Node) -> bool:
     overload = overload_of(dequantize.target)
     if overload is None or match.weight_node.meta["val"].shape[-2] % 4 == 0:
         return False
-    names = [each.name for each in overload._schema.arguments]
+    names = [argument.name for argument in overload._schema.arguments]
     arguments = dict(zip(names, arguments_of(dequantize, overload)))
     largest = arguments.get("quant_max")
     return match.is_weight_pergroup_quantized() and (largest is None or largest <= 7)

@@ -92,7 +92,9 @@ class _Writer:
                 graph = source(None)
             read = ReadGraph(graph, list(log.guards), name)
             with rounding(0):
-                examples = {each.name: each.upper for each in source(None).symbols if each.is_size}
+                examples = {
+                    symbol.name: symbol.upper for symbol in source(None).symbols if symbol.is_size
+                }
             written = GraphWriter(self._tensor).method(graph, read.guards, read.kept)
             graphs[method] = {**written, "examples": examples}
         content: dict[str, Any] = {

@@ -214,7 +214,9 @@ class CallMemory:
         self._noted = self._note_buffer.view(0, nbytes)
         self._noted[:] = self._nothing_noted
         self._note_buffer.flush()
-        if any(each.kind == "flag" for dispatch in self._dispatches for each in dispatch.bindings):
+        if any(
+            binding.kind == "flag" for dispatch in self._dispatches for binding in dispatch.bindings
+        ):
             self._flags = DeviceStore(self._device, "flags")
             self._flags.add([(_FLAGS, nbytes, None)])
         for number, value in enumerate(self._notes):
@@ -222,10 +224,10 @@ class CallMemory:
 
     def _place_counters(self) -> None:
         counters = dict.fromkeys(
-            each.storage
+            binding.storage
             for dispatch in self._dispatches
-            for each in dispatch.bindings
-            if each.kind == "counters"
+            for binding in dispatch.bindings
+            if binding.kind == "counters"
         )
         if counters:
             self._counters = DeviceStore(self._device, "counters")

@@ -111,7 +111,7 @@ class ControlStep:
         node = self.node
         count = _dims.evaluate(node.size("length"), env)
         current: list[Any] = [_given(arg, read, env) for arg in node.arg_list("carried")]
-        tensors = [read(each) for each in node.tensors("scanned")]
+        tensors = [read(tensor) for tensor in node.tensors("scanned")]
         fixed = _lazy(node.arg_list("operands"), read, env)
         stacked = [
             np.empty(

@@ -187,10 +187,10 @@ class _Collector:
             "why": str(node.args[1]) if host else None,
             "results": [{"name": value.name, "type": str(value.type)} for value in node.results],
             "constants": [value.name for value in constants],
-            "kernels": [each.kernel.template for each in dispatches],
+            "kernels": [dispatch.kernel.template for dispatch in dispatches],
             "dispatches": [position for position, _ in placed],
-            "flops": sum(_dims.hint(each.flops) for each in dispatches),
-            "bytes": sum(_dims.hint(each.nbytes) for each in dispatches),
+            "flops": sum(_dims.hint(dispatch.flops) for dispatch in dispatches),
+            "bytes": sum(_dims.hint(dispatch.nbytes) for dispatch in dispatches),
             "graphs": [
                 _Collector(inner, f"{name}_{number}_", self.whole).data()
                 for number, inner in enumerate(self.plan.inner.get(node, ()))

@@ -129,7 +129,7 @@ class ExternalCalls:
         imported.wait(self._count)
         try:
             on_submit()
-            return [None if each is None else imported.read(*each) for each in outputs]
+            return [None if output is None else imported.read(*output) for output in outputs]
         except BaseException:
             graph.settle()
             graph.memory.take_note()  # of a call whose results nobody gets
@@ -157,6 +157,6 @@ class ExternalCalls:
             self._imported.close()
             self._imported = None
         self._graph.close()
-        for each in self._semaphores:
-            each.destroy()
+        for semaphore in self._semaphores:
+            semaphore.destroy()
         self._semaphores = ()

@@ -130,11 +130,13 @@ class Contents:
                 found[storage] = self._number(("empty", sizes[storage]))
             return found[storage]
 
-        for each in dispatches:
-            bindings = tuple((content(b.storage), b.write, b.kind, b.offset) for b in each.bindings)
-            run = each.push, each.grid, each.params_buffer, each.repeat
-            step = self._number((each.kernel, *run, bindings))
-            for number, binding in enumerate(each.bindings):
+        for dispatch in dispatches:
+            bindings = tuple(
+                (content(b.storage), b.write, b.kind, b.offset) for b in dispatch.bindings
+            )
+            run = dispatch.push, dispatch.grid, dispatch.params_buffer, dispatch.repeat
+            step = self._number((dispatch.kernel, *run, bindings))
+            for number, binding in enumerate(dispatch.bindings):
                 if binding.write:
                     window = windows.get(binding.storage)
                     whole = binding.storage if window is None else window.storage
@@ -217,7 +219,7 @@ class DeviceStore:
         """What gets memory of the device, and what gets memory of the host."""
         if self.local_bytes is None:
             return items, []
-        own = (each for each in self._buffers if each.kind is api.MemoryKind.DEVICE)
+        own = (buffer for buffer in self._buffers if buffer.kind is api.MemoryKind.DEVICE)
         room = self.local_bytes - sum(buffer.nbytes for buffer in own)
         local: list[tuple[object, int]] = []
         spilled: list[tuple[object, int]] = []

@@ -323,7 +323,7 @@ class Graph:
     def lines_of(self, source: str) -> str:
         """The lines of a node, also of one that stands for several: "model.py:12, in forward"."""
         parts = re.split(r" [+|] ", source)
-        return "; ".join(dict.fromkeys(self.lines[each] for each in parts if each in self.lines))
+        return "; ".join(dict.fromkeys(self.lines[part] for part in parts if part in self.lines))
 
     @property
     def unbacked(self) -> dict[Symbol, SymbolSource]:

@@ -24,9 +24,9 @@ from purevk.ir.signature import KINDS, LEAF, LEAF_TREE, Parameter, Signature, Tr
 from purevk.ir.symbols import Symbol
 from purevk.ir.types import TensorType, Value
 
-_SYMBOL = [each.name for each in fields(Symbol)]
-_NODE = [each.name for each in fields(Node)]
-_SOURCE = [each.name for each in fields(SymbolSource)]
+_SYMBOL = [field.name for field in fields(Symbol)]
+_NODE = [field.name for field in fields(Node)]
+_SOURCE = [field.name for field in fields(SymbolSource)]
 
 
 def to_data(size: Size) -> Any:
@@ -155,15 +155,16 @@ class GraphWriter:
         texts nor integers."""
         return {
             "parameters": [
-                [each.name, self._tree(each.tree), each.positional] for each in signature.parameters
+                [parameter.name, self._tree(parameter.tree), parameter.positional]
+                for parameter in signature.parameters
             ],
             "order": list(signature.order),
             "defaults": {name: self._arg(value) for name, value in signature.defaults.items()},
             "outputs": self._tree(signature.outputs),
-            "numbers": [list(each) for each in signature.numbers],
+            "numbers": [list(number) for number in signature.numbers],
             "free": list(signature.free),
             "exact": signature.exact,
-            "layouts": [list(each) for each in signature.layouts],
+            "layouts": [list(layout) for layout in signature.layouts],
         }
 
     def _tree(self, tree: Tree) -> list[Any] | None:
@@ -378,10 +379,10 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def _checked(made: _Checked) -> _Checked:
     """An object, if its fields are of the types that its class states."""
-    for each in fields(made):
-        found = getattr(made, each.name)
-        if not _FIELDS[str(each.type)](found):
-            raise TypeError(f"{each.name} of a {type(made).__name__} is {found!r}")
+    for field in fields(made):
+        found = getattr(made, field.name)
+        if not _FIELDS[str(field.type)](found):
+            raise TypeError(f"{field.name} of a {type(made).__name__} is {found!r}")
     return made
 
 

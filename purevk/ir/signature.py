@@ -270,7 +270,9 @@ class Signature:
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """A name for each input of the graph."""
-        return tuple(name for each in self.parameters for name in each.tree.names(each.name))
+        return tuple(
+            name for parameter in self.parameters for name in parameter.tree.names(parameter.name)
+        )
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -282,7 +284,7 @@ class Signature:
     @property
     def taken(self) -> str:
         """The names of the arguments, as text."""
-        return ", ".join(each.name for each in self.parameters) or "none"
+        return ", ".join(parameter.name for parameter in self.parameters) or "none"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of the graph for the arguments of a call.
@@ -346,8 +348,8 @@ class Signature:
     @functools.cached_property
     def _flat(self) -> bool:
         """Whether each parameter is one input, in order."""
-        return tuple(each.name for each in self.parameters) == self.order and all(
-            each.tree.kind == LEAF for each in self.parameters
+        return tuple(parameter.name for parameter in self.parameters) == self.order and all(
+            parameter.tree.kind == LEAF for parameter in self.parameters
         )
 
     def arguments(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

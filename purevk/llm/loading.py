@@ -91,7 +91,7 @@ def load(
                 next="leave them out",
             )
         vocabulary = None if tokenizer is None else Path(path_text(tokenizer))
-        weights = [Path(path_text(each)) for each in data_files]
+        weights = [Path(path_text(file)) for file in data_files]
         return Model(*load_pte(place, chosen, context, vocabulary, weights))
     if tokenizer is not None or data_files:
         raise InputError(

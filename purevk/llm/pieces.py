@@ -215,7 +215,7 @@ class KindSplitter:
         """
         self._waiting += text
         while True:
-            ends = [self._open.end] if self._open else [each.start for each in MARKERS]
+            ends = [self._open.end] if self._open else [marker.start for marker in MARKERS]
             places = [(at, end) for end in ends if end and (at := self._waiting.find(end)) >= 0]
             if not places:
                 break
@@ -223,7 +223,9 @@ class KindSplitter:
             before, self._waiting = self._waiting[:at], self._waiting[at + len(end) :]
             if before:
                 yield self.kind, before
-            self._open = None if self._open else next(each for each in MARKERS if each.start == end)
+            self._open = (
+                None if self._open else next(marker for marker in MARKERS if marker.start == end)
+            )
         certain = len(self._waiting)
         if not last:
             whole = self.kind == TOOL_CALL

@@ -235,8 +235,10 @@ def _prompts(path: str, stated: Any, methods: Sequence[str]) -> dict[str, tuple[
     """The methods of prompts, with the tokens that each takes."""
     lengths = list(stated.values()) if isinstance(stated, dict) else []
     fits = bool(lengths) and {*stated} <= {*methods} - {"decode"}
-    fits = fits and all(isinstance(each, list) and len(each) == 2 for each in lengths)
-    ends = [_number(path, {"prompts": end}, "prompts") for each in lengths if fits for end in each]
+    fits = fits and all(isinstance(length, list) and len(length) == 2 for length in lengths)
+    ends = [
+        _number(path, {"prompts": end}, "prompts") for length in lengths if fits for end in length
+    ]
     if not fits or ends != sorted(ends) or 0 in ends:
         raise _damaged(path, "its prompts")
     return dict(zip(stated, zip(ends[::2], ends[1::2])))

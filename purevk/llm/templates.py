@@ -108,7 +108,7 @@ class Template:
             InputError: it refuses these messages.
         """
         given = {
-            "messages": [dict(each) for each in messages],
+            "messages": [dict(message) for message in messages],
             "add_generation_prompt": True,
             **self._tokens,
             **(arguments or {}),
@@ -281,7 +281,7 @@ def _check_text(name: str, text: Any, args: list[Any]) -> list[Any]:
     if name in _REFUSED_METHODS:
         raise _LimitError(f"it calls str.{name}")
     if name == "join":
-        args[:1] = [[*each] if isinstance(each, Iterator) else each for each in args[:1]]
+        args[:1] = [[*arg] if isinstance(arg, Iterator) else arg for arg in args[:1]]
         if args and hasattr(args[0], "__len__"):
             _check_growth(len(args[0]), text)
     elif name == "replace":
@@ -294,12 +294,12 @@ def _check_text(name: str, text: Any, args: list[Any]) -> list[Any]:
             width = " " * each if isinstance(each, int) else each
             _check_growth(len(str(text).splitlines()), width)
     elif name in _BY_EACH_CHARACTER:
-        if any(_text_size(each) > _MOST_SOUGHT for each in args if each is not None):
+        if any(_text_size(arg) > _MOST_SOUGHT for arg in args if arg is not None):
             raise _LimitError(f"it calls {name} with more than {_MOST_SOUGHT} characters")
     elif name in ("int", "float"):
         if _text_size(text) > _MOST_INDENT:
             raise _LimitError("it reads a number from a long text")
-    elif name == "sum" and not all(isinstance(each, (str, int, float)) for each in args):
+    elif name == "sum" and not all(isinstance(arg, (str, int, float)) for arg in args):
         raise _LimitError("it adds lists")
     return args
 

@@ -215,13 +215,13 @@ def choose_rows(traits: DeviceTraits, problem: Problem, single: bool) -> GpuKern
     sizes = [problem] if single else [replace(problem, m=m) for m in _around(problem.m)]
     found: list[GpuKernel] = [
         choice
-        for each in sizes
-        for choice in candidates(traits, each)
+        for size in sizes
+        for choice in candidates(traits, size)
         if choice.splits == 1
         and not isinstance(choice, Dot)
         and (not single or (isinstance(choice, Vector) and choice.rows == 1))
     ]
-    return min(found, key=lambda choice: sum(choice.cost(traits, each) for each in sizes))
+    return min(found, key=lambda choice: sum(choice.cost(traits, size) for size in sizes))
 
 
 def _around(rows: int) -> tuple[int, int]:

@@ -18,7 +18,9 @@ _LOOP = re.compile(r"(?<!UNROLL )(?<!\[\[unroll\]\] )\b(?:for|while) ?\(")
 
 def check_declared(template: str, macros: Collection[str]) -> None:
     """Raises `KernelInterfaceError` if the text of a macro has a loop, and none declares it."""
-    if any(_LOOP.search(each) for each in macros) and not any("LOOPS(" in each for each in macros):
+    if any(_LOOP.search(macro) for macro in macros) and not any(
+        "LOOPS(" in macro for macro in macros
+    ):
         raise KernelInterfaceError(
             "the text of a macro has a loop that it does not declare",
             where=template,

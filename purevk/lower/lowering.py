@@ -422,7 +422,7 @@ class Lowering:
             template,
             tuple(sorted(text.items())),
             tuple(sorted(fixed.items())),
-            tuple(each.kind if ":" in each.kind else "storage" for each in bindings)
+            tuple(binding.kind if ":" in binding.kind else "storage" for binding in bindings)
             + (("storage",) if by_value else ()),
             subgroup_size,
         )

@@ -286,7 +286,7 @@ class _Writer:
 
     def _stores_four(self) -> bool:
         inner = self.walked[-1]
-        return self._unrolls() and all(_is_in_fours(each, inner) for each in self.outputs)
+        return self._unrolls() and all(_is_in_fours(output, inner) for output in self.outputs)
 
     def _goes_on(self) -> bool:
         """Whether an invocation of a GPU makes 4 elements that follow one another in memory, in one

@@ -194,7 +194,7 @@ def collapse(
     for d, size in enumerate(sizes):
         if isinstance(size, int) and size == 1:
             continue
-        mine = [each[d] for each in strides]
+        mine = [stride[d] for stride in strides]
         if merged and all(step[-1] == size * inner for step, inner in zip(steps, mine)):
             merged[-1] = merged[-1] * size
             for step, inner in zip(steps, mine):

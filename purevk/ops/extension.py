@@ -134,7 +134,7 @@ def register_pointwise(
         GraphError: the name is taken.
     """
     parameters = _parameters(name, arguments)
-    tensors = [each.name for each in parameters if each.name in "xyz"]
+    tensors = [parameter.name for parameter in parameters if parameter.name in "xyz"]
     if not tensors:
         raise InputError(
             f"{name} has no tensor among its arguments {arguments!r}",

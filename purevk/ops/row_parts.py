@@ -68,7 +68,7 @@ def join_reduced(builder: Builder, node: Node, slices: Slices, dim: int) -> Sequ
     else:
         first = "sum" if kind == "mean" else node.str("kind")
         last = first
-    made = builder.aten.cat(tuple(whole(each, first, wide) for each in parts), dim)
+    made = builder.aten.cat(tuple(whole(part, first, wide) for part in parts), dim)
     made = whole(made, last, wide if kind == "mean" else dtype)
     if kind == "mean":
         made = builder.aten.div.Tensor(made, _count(node))

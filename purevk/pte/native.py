@@ -219,7 +219,7 @@ def _with_shared_buffers(
     source: Source, methods: Mapping[str, NativeMethod]
 ) -> dict[str, NativeMethod]:
     """A tensor that a method writes is one tensor in all methods that name its key."""
-    every = [each for method in methods.values() for each in method.bindings.values()]
+    every = [binding for method in methods.values() for binding in method.bindings.values()]
     written = {each.key: each for each in every if each.mutated}
     for each in every:
         first = written.get(each.key, each)

@@ -98,7 +98,7 @@ def contents(
         which their dispatches refer by number, and "files", the texts of templates by name.
     """
     shared = _Kernels(spirv)
-    made = [_method(each, device, shared) for each in methods]
+    made = [_method(method, device, shared) for method in methods]
     return {
         "purevk": __version__,
         "model": name,
@@ -124,12 +124,12 @@ def _method(parts: MethodParts, device: DeviceParts, kernels: _Kernels) -> dict[
     drawing = GraphDrawing(plan).data()
     _add_dispatches(drawing, plan, values, kernels)
     if parts.timings is not None:
-        timings = {id(each.dispatch): each for each in parts.timings}
+        timings = {id(timing.dispatch): timing for timing in parts.timings}
         _add_times(drawing, timings, plan, parts.host_seconds)
     return {
         "name": parts.name,
         "inputs": [_argument(each) for each in inputs],
-        "outputs": [_argument(each) for each in outputs],
+        "outputs": [_argument(output) for output in outputs],
         "symbols": {
             name: {**bounds, "origin": origins.get(name)}
             for name, bounds in size_symbols(parts.graph).items()

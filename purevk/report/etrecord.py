@@ -186,8 +186,8 @@ def _name_of(argument: Any) -> str:
 
 
 def _flat(args: Iterable[Any]) -> Iterator[Any]:
-    for each in args:
-        yield from _flat(each) if isinstance(each, list) else (each,)
+    for arg in args:
+        yield from _flat(arg) if isinstance(arg, list) else (arg,)
 
 
 def _tensors(data: bytes) -> dict[str, Any]:

@@ -52,15 +52,15 @@ def describe(specs: Sequence[ArgumentSpec]) -> list[dict[str, Any]]:
     (integers, or expressions over symbols as text), and the "value" of fixed ones."""
     return [
         {
-            "name": each.name,
-            "kind": each.kind,
-            "dtype": each.dtype,
-            "dims": [size if isinstance(size, int) else str(size) for size in each.sizes]
-            if each.kind == "tensor"
+            "name": spec.name,
+            "kind": spec.kind,
+            "dtype": spec.dtype,
+            "dims": [size if isinstance(size, int) else str(size) for size in spec.sizes]
+            if spec.kind == "tensor"
             else None,
-            "value": each.value,
+            "value": spec.value,
         }
-        for each in specs
+        for spec in specs
     ]
 
 

@@ -177,10 +177,10 @@ def limits_for(context: Context, timings: Sequence[Timing], again: bool = False)
     limits = device_limits(context, again)
     on_cpu = context.device.kind == "cpu"
     caches = _CPU_CACHES if on_cpu else _GPU_CACHES
-    large = [each for each in timings if each.nbytes >= caches and each.seconds]
+    large = [timing for timing in timings if timing.nbytes >= caches and timing.seconds]
     reached = DeviceLimits(
         max((each.nbytes / each.seconds for each in large), default=0.0),
-        max((each.flops / each.seconds for each in timings if each.seconds), default=0.0),
+        max((timing.flops / timing.seconds for timing in timings if timing.seconds), default=0.0),
     )
     above = reached.bytes_per_second > limits.bytes_per_second
     if on_cpu:

@@ -46,7 +46,7 @@ class StorageAssignment:
         call. A slice at a position of the call has an offset of its own."""
         layout = self.layouts.get(value)
         numbers = () if layout is None else (layout.offset, *layout.strides)
-        return value.type.is_static and not any(isinstance(each, Dim) for each in numbers)
+        return value.type.is_static and not any(isinstance(number, Dim) for number in numbers)
 
 
 @dataclass

@@ -222,9 +222,9 @@ class TemplateInterface:
         given = {macro_name(macro): text for macro, text in macros.items()}
         read = self.conditions & set(given)
         for text in given.values():
-            for each in declarations(text):
-                if isinstance(each, LoopDeclaration):
-                    read |= set(NAME.findall(each.iterations)) & set(given)
+            for declaration in declarations(text):
+                if isinstance(declaration, LoopDeclaration):
+                    read |= set(NAME.findall(declaration.iterations)) & set(given)
         waiting = list(read)
         while waiting:  # their texts may name others
             named = set(NAME.findall(given[waiting.pop()])) & set(given) - read
@@ -282,9 +282,9 @@ class _Evaluation:
     def _trees(self, unrolled: bool) -> tuple[Tree, ...]:
         """The declarations of loops, or of unrolled loops."""
         return tuple(
-            Expression(self.template.name, each.iterations, self.defined, free=True).tree()
-            for each in self.loops
-            if each.unrolled == unrolled
+            Expression(self.template.name, loop.iterations, self.defined, free=True).tree()
+            for loop in self.loops
+            if loop.unrolled == unrolled
         )
 
     def _include(self, file: str) -> None:

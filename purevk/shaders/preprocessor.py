@@ -346,5 +346,5 @@ class Expression:
 
 
 def _apply(function: Callable[..., int], *arguments: Tree) -> Tree:
-    numbers = [each for each in arguments if isinstance(each, int)]
+    numbers = [argument for argument in arguments if isinstance(argument, int)]
     return function(*numbers) if len(numbers) == len(arguments) else Call(function, arguments)

@@ -48,7 +48,7 @@ class Choices:
         answer = self.answers.get(question(kind, problem)) if self.answers else None
         if answer is None:
             return default
-        return next((each for each in others if str(each) == answer), default)
+        return next((other for other in others if str(other) == answer), default)
 
     @property
     def answers(self) -> Answers:

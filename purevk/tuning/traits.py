@@ -104,8 +104,8 @@ class DeviceTraits:
     def takes_matrices(self, m: int, n: int, k: int, invocations: int) -> bool:
         """Whether a workgroup of `invocations` multiplies matrices of these sizes."""
         return max(m, n, k) <= self.max_workgroup_matrix and any(
-            invocations == each[3] and m % each[0] == n % each[1] == k % each[2] == 0
-            for each in self.workgroup_matrices
+            invocations == matrix[3] and m % matrix[0] == n % matrix[1] == k % matrix[2] == 0
+            for matrix in self.workgroup_matrices
         )
 
     @property

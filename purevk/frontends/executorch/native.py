@@ -269,7 +269,7 @@ class _Method:
     # -- control flow -----------------------------------------------------------------------------
     def _cond(self, node: NativeNode, source: str) -> None:
         values = [argument.value for argument in node.arguments]
-        if len(values) < 3 or not all(isinstance(each, NativeGraph) for each in values[1:3]):
+        if len(values) < 3 or not all(isinstance(value, NativeGraph) for value in values[1:3]):
             self._fail(f"{node.name!r} is a choice without two graphs")
         operands = [each for value in values[3:] for each in _flat(self._arg(value))]
 

@@ -134,7 +134,7 @@ def emit_packed(
         if has_rows and first.type.dtype in _FLOATS:
             parts = (second.scales, second.group, third, second.bits, second.minimums)
             return emit("purevk.quantized_linear", first, second.values, *parts)
-    return emit(op, *[_dense(importer, each, dtype, source) for each in args])
+    return emit(op, *[_dense(importer, arg, dtype, source) for arg in args])
 
 
 def _is_matrix(weight: Any) -> bool:

@@ -260,7 +260,7 @@ def _byte_level(file: ModelFile, texts: list[str], ids: dict[str, int], types: l
     tokenizer: Any = Tokenizer(
         models.BPE(ids, merges, ignore_merges=pre in (*_WHOLE_WORDS, "tekken"))
     )
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[pre]]
+    splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS[pre]]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -371,7 +371,7 @@ def _growth(normalizer: Any) -> int:
 
 def _list(file: ModelFile, key: str) -> list[str]:
     texts: list[str] = file.value(key, list)
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise _damaged(file.name, f"{key} is no list of texts")
     return texts
 

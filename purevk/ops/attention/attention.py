@@ -273,7 +273,7 @@ def _refuse_sdpa(node: Node, traits: DeviceTraits) -> str | None:
 
 
 def _groups_divide(q: TensorType, *others: TensorType) -> bool:
-    return all(q.dims[-3] % each.dims[-3] == 0 for each in others)
+    return all(q.dims[-3] % other.dims[-3] == 0 for other in others)
 
 
 def default_scale(scale: float | None, width: Size) -> float:

@@ -81,7 +81,7 @@ def _default(traits: DeviceTraits, problem: Problem) -> Choice:
     if few:
         return _decode(traits, problem)
     most = 1 if problem.limited else 2  # two are slower then: measured on an NVIDIA GPU
-    kernels = (each for each in _coopmats(traits, problem) if each.fragments <= most)
+    kernels = (coopmat for coopmat in _coopmats(traits, problem) if coopmat.fragments <= most)
     if fitting := by_cost(traits, problem, kernels):
         return fitting[0]
     # More queries read keys fewer times, fewer make more workgroups.

@@ -71,9 +71,9 @@ def fits_kernel(node: Node, traits: DeviceTraits) -> bool:
     buffers = [value.type for value in node.tensors("buffers")]
     if any(each.dtype not in _FLOATS for each in (q, k, v)) or len(buffers) > _MOST_BUFFERS:
         return False
-    if any(isinstance(size, int) and size == 0 for each in buffers for size in each.dims):
+    if any(isinstance(size, int) and size == 0 for buffer in buffers for size in buffer.dims):
         return False
-    wide = any(each.dtype is DType.int64 for each in buffers) or any(
+    wide = any(buffer.dtype is DType.int64 for buffer in buffers) or any(
         step.dtype is DType.int64 for step in _narrowed(node).steps
     )
     if wide and not traits.has("int64"):
@@ -164,10 +164,10 @@ def _emit(
         made = builder.aten.index.Tensor(
             buffers[number],
             tuple(
-                each
-                if isinstance(each, Value)
-                else builder.aten.full((1, 1, 1, 1), each, DType.int32)
-                for each in indices
+                index
+                if isinstance(index, Value)
+                else builder.aten.full((1, 1, 1, 1), index, DType.int32)
+                for index in indices
             ),
         )
     if made.type.dtype is step.dtype:

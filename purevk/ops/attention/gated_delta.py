@@ -79,10 +79,10 @@ def choose_chunks(
     ):
         return None
     fits = (
-        each
-        for each in _CHUNKS
-        if each.shared_bytes(keys) <= traits.max_shared_memory
-        and each.local <= traits.max_invocations
+        chunk
+        for chunk in _CHUNKS
+        if chunk.shared_bytes(keys) <= traits.max_shared_memory
+        and chunk.local <= traits.max_invocations
     )
     return next(fits, None)
 

@@ -349,4 +349,4 @@ Choice = Simple | Tiled | Coopmat | Decode
 
 def _padded(*widths: int) -> int:
     """Columns of the fragments of keys, of values, or of both."""
-    return sum(-(-each // 16) * 16 for each in widths)
+    return sum(-(-width // 16) * 16 for width in widths)

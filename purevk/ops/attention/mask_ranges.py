@@ -106,7 +106,7 @@ class MaskRanges:
                 return self._uniform(number), self._uniform(number)
             operands = [arg.number for arg in step.args if isinstance(arg, Operand)]
             if name in ("bitwise_and", "logical_and", "bitwise_or", "logical_or") and all(
-                self.functions.dtype(each) is DType.bool for each in operands
+                self.functions.dtype(operand) is DType.bool for operand in operands
             ):
                 join = self._and if name.endswith("and") else self._or
                 if len(operands) == 2:
@@ -172,7 +172,7 @@ class MaskRanges:
         if step is None or "." not in step.op:
             return None
         name = step.op.split(".")[1]
-        ranges = [self._interval(each) for each in step.args[:2]]
+        ranges = [self._interval(arg) for arg in step.args[:2]]
         if not ranges or ranges[0] is None:
             return None
         if name == "_to_copy":

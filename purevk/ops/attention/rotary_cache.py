@@ -38,7 +38,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     )
     by_rows = node.int("dim") == 1
     caches = [lowering.operand(node.tensor(name)) for name in ("keys", "values")]
-    caches = [each if by_rows else heads_last(each) for each in caches]
+    caches = [cache if by_rows else heads_last(cache) for cache in caches]
     batch, rows, heads, width = q.dims
     spec = MapSpec(
         "",

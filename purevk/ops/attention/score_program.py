@@ -51,7 +51,7 @@ class ScoreProgram:
     def code_size(self) -> int:
         """How much code the larger expression becomes (`shaders/code_size.py`)."""
         parts = (self.expression, self.bounds)
-        return max(each.code_size for each in parts if each is not None)
+        return max(part.code_size for part in parts if part is not None)
 
 
 def score_program(functions: Functions) -> tuple[ScoreProgram, tuple[Size, ...]]:

@@ -254,8 +254,8 @@ def _cat(split: Split, node: Node) -> Made:
     dim = wrap(node.int("dim"), rank)
     if node.op == "aten.cat.default":
         # torch leaves out empty tensors of rank 1.
-        tensors = tuple(each for each in tensors if each.type.rank == rank) or tensors
-    pairs = tuple(split.pairs(each, dtype) for each in tensors)
+        tensors = tuple(tensor for tensor in tensors if tensor.type.rank == rank) or tensors
+    pairs = tuple(split.pairs(tensor, dtype) for tensor in tensors)
     return Pairs(split.emit(node.op, pairs, dim))
 
 

@@ -128,7 +128,7 @@ def choose_tiles(traits: DeviceTraits, problem: NchwProblem) -> NchwTiles | None
     if not default.fits(traits, problem):
         traits.choices.note("nchw", problem, None, lambda: reasons(traits, problem, (default,)))
         return None
-    fitting = (each for each in tiles if each.fits(traits, problem))
+    fitting = (tile for tile in tiles if tile.fits(traits, problem))
     return take(traits, "nchw", problem, fitting, lambda: tiles)
 
 

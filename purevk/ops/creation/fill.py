@@ -151,8 +151,8 @@ def _linspace(
 def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     first = tensors[0]
     if any(
-        each.rank != first.rank or any(a != b for a, b in zip(each.dims, first.dims))
-        for each in tensors[1:]
+        tensor.rank != first.rank or any(a != b for a, b in zip(tensor.dims, first.dims))
+        for tensor in tensors[1:]
     ):
         raise ShapeError(f"cannot stack {list(tensors)}")
     at = wrap(dim, first.rank + 1)
@@ -165,7 +165,7 @@ def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
 @rewrite("aten.stack.default", _stack_shape, moves=Moves.TENSORS)
 def _stack(builder: Builder, node: Node, tensors: Sequence[Value], dim: int) -> Value:
     return builder.aten.cat(
-        tuple(builder.aten.unsqueeze(each, dim) for each in tensors),
+        tuple(builder.aten.unsqueeze(tensor, dim) for tensor in tensors),
         dim,
     )
 

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 def pieces_of(node: Node) -> tuple[Piece, ...]:
     """The pieces of a node."""
     arguments: tuple[Any, ...] = node.arg_list("pieces")
-    return tuple(Piece(*each) for each in arguments)
+    return tuple(Piece(*argument) for argument in arguments)
 
 
 def _shape(pieces: Sequence[Any], sizes: Sequence[Size], dtype: DType) -> TensorType:

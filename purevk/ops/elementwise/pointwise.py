@@ -50,7 +50,7 @@ def _define(
     moves: Moves | None = None,
 ) -> None:
     keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(each, keyword) for each in tensors]
+    parameters = [inspect.Parameter(tensor, keyword) for tensor in tensors]
     parameters += [
         inspect.Parameter(each, keyword, default=default) for each, default in params.items()
     ]
@@ -73,8 +73,8 @@ def pointwise_operator(
     `out`: the result's dtype; None for the computing type, "dtype" for that of the parameter of
     this name, "real" for that of the parts of complex numbers. `arithmetic`: see `Pointwise`.
     """
-    tensors = [each.name for each in parameters if each.name in "xyz"]
-    params = [each.name for each in parameters if each.name not in "xyz"]
+    tensors = [parameter.name for parameter in parameters if parameter.name in "xyz"]
+    params = [parameter.name for parameter in parameters if parameter.name not in "xyz"]
 
     def shape(**arguments: Any) -> TensorType:
         operands = [arguments[name] for name in tensors]

@@ -71,7 +71,11 @@ def _expand_adamw(builder: Builder, node: Node) -> tuple[Value, ...]:
 
     def step(text: str, *operands: Term | float) -> Term:
         return program.step(
-            text, *(each if isinstance(each, Term) else program.real(each) for each in operands)
+            text,
+            *(
+                operand if isinstance(operand, Term) else program.real(operand)
+                for operand in operands
+            ),
         )
 
     m = step("$0 * $1 + $2 * $3", m, beta1, g, 1.0 - beta1)

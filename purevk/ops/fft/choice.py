@@ -152,10 +152,14 @@ def split(traits: DeviceTraits, length: int, itemsize: int) -> tuple[int, int] |
     def fits(part: int) -> bool:
         return choose(traits, part, itemsize, 1 << 16, True) is not None
 
-    factors = [each for each in _divisors(length) if each > 1 and each < length and fits(each)]
+    factors = [
+        divisor
+        for divisor in _divisors(length)
+        if divisor > 1 and divisor < length and fits(divisor)
+    ]
     if not factors:
         return None
-    both = [each for each in factors if fits(length // each)]
+    both = [factor for factor in factors if fits(length // factor)]
     if both:
         first = min(both, key=lambda each: (abs(each - length // each), each))
         return first, length // first

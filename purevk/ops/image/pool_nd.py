@@ -171,7 +171,7 @@ def _pool_images(builder: Builder, node: Node) -> tuple[Value, ...]:
     if pool.average:
         return (_average(builder, pool.x, windows, pool.count_include_pad, pool.divisor),)
     values, *indices = _maximum(builder, pool.x, windows, pool.indices is not None)
-    return values, *(builder.aten._to_copy(each, pool.indices) for each in indices)
+    return values, *(builder.aten._to_copy(index, pool.indices) for index in indices)
 
 
 def _has_long_windows(node: Node, traits: DeviceTraits) -> bool:

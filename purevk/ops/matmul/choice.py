@@ -271,7 +271,7 @@ def matrix_macros(
 def may_overlap(lowering: Lowering, out: Operand, extras: Iterable[Value]) -> bool:
     """Whether several tiles may make the same elements of a result: its epilogue reads nothing that
     they overwrite."""
-    return all(lowering.operand(each).storage is not out.storage for each in extras)
+    return all(lowering.operand(extra).storage is not out.storage for extra in extras)
 
 
 def reads_wide(choice: Choice) -> bool:

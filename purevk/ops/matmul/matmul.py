@@ -41,7 +41,7 @@ Choose = Callable[
 
 def check_kinds(*operands: TensorType | None) -> None:
     """Raises `ShapeError` if some operands are floating point numbers and others are not."""
-    given = [each for each in operands if each is not None]
+    given = [operand for operand in operands if operand is not None]
     if len({each.dtype.is_float for each in given}) > 1:
         names = ", ".join(str(each) for each in given)
         raise ShapeError(f"cannot multiply {names}", why="floats and other dtypes do not mix")

@@ -228,7 +228,7 @@ def _at_ends(builder: Builder, gates: Value, first: Value, lengths: Value) -> Va
 
 def _joint_bias(builder: Builder, weights: Sequence[_Weights], name: str) -> Value | None:
     """A bias of all directions, if they have one."""
-    values = [getattr(each, name) for each in weights]
+    values = [getattr(weight, name) for weight in weights]
     return None if values[0] is None else _joined(builder, values, 0)
 
 

@@ -56,7 +56,7 @@ def can_run(
     hidden = others[0].dims[-1]
     if not (
         gates.dtype in FLOATS
-        and all(each.dtype is gates.dtype for each in others)
+        and all(other.dtype is gates.dtype for other in others)
         and isinstance(hidden, int)
         and hidden > 0
     ):

@@ -104,13 +104,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "ZEROS": int(zeros is not None),
         "MINIMUM": int("minimum" in parameters),
         "VEC4": int(vector),
-        **byte_features(*(each.dtype for each in parameters.values())),
+        **byte_features(*(parameter.dtype for parameter in parameters.values())),
     }
     params: dict[str, Size] = {"count": count, "D": width, "rows": rows, "groups": groups}
     params |= {"group": group, "row_bytes": pitch, "index_step": 1}
     read = (
         weight.dims[1]
-        + groups * sum(each.dtype.itemsize for each in parameters.values())
+        + groups * sum(parameter.dtype.itemsize for parameter in parameters.values())
         + index.dtype.itemsize
     )
     lowering.dispatch(

@@ -95,9 +95,9 @@ def _shape(
     (m, k), n, groups = a.dims, weight.dims[0], scales.dims[1]
     check_groups(k, groups, group)
     for rows, parameters in ((n, (scales, sums, bias)), (m, (row_scales, row_zeros))):
-        for each in parameters:
-            if each is not None:
-                check_rows(rows, each.dims[0] if each.rank else 1)
+        for parameter in parameters:
+            if parameter is not None:
+                check_rows(rows, parameter.dims[0] if parameter.rank else 1)
     if sums is not None and (sums.rank != 2 or sums.dims[1] != groups):
         raise ShapeError(f"sums {sums} with scales {scales}")
     product = TensorType(DType.int8 if out is not None else dtype, (m, n))
@@ -120,11 +120,11 @@ def check_rows(rows: Size, values: Size) -> None:
 
 def check_parameters(rows: Size, *parameters: TensorType | None) -> None:
     """Raises ShapeError unless parameters are [rows or more], or [rows or more, groups]."""
-    for each in parameters:
-        if each is not None:
-            if each.rank not in (1, 2):
-                raise ShapeError(f"scales, sums or biases {each}")
-            check_rows(rows, each.dims[0])
+    for parameter in parameters:
+        if parameter is not None:
+            if parameter.rank not in (1, 2):
+                raise ShapeError(f"scales, sums or biases {parameter}")
+            check_rows(rows, parameter.dims[0])
 
 
 def matmul_of(node: Node) -> QuantizedMatmul:

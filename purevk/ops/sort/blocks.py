@@ -96,9 +96,9 @@ class _Sorter:
         """The sizes of the outer dims, and their strides in each operand, the innermost first."""
         sizes, strides = collapse(
             [operands[0].dims[d] for d in self.rest],
-            *([each.strides[d] for d in self.rest] for each in operands),
+            *([operand.strides[d] for d in self.rest] for operand in operands),
         )
-        return list(reversed(sizes)), [list(reversed(each)) for each in strides]
+        return list(reversed(sizes)), [list(reversed(stride)) for stride in strides]
 
     def _places(self, to: _Sorted, strides: list[list[Size]]) -> dict[str, Size]:
         """Parameters that say where results are stored; `strides` of their outer dims."""

@@ -113,7 +113,7 @@ def _binned(
 ) -> Value:
     """How many rows of x (or how much of their weight) are between the edges of each column. The last
     edge is included."""
-    bins = [each.type.dims[0] - 1 for each in edges]
+    bins = [edge.type.dims[0] - 1 for edge in edges]
     total = _dims.product(bins)
     dtype = x.type.dtype if weight is not None else DType.int32
     made = constant(builder, 0.0 if weight is not None else 0, (total + 1,), dtype)

@@ -253,7 +253,7 @@ def _sound(tensor: Any, dtypes: tuple[type, ...]) -> tuple[Any, ...]:
     if array.ndim != 3 or array.dtype not in dtypes:
         raise InputError(
             f"a sound is {array.dtype} {list(array.shape)}",
-            why=f"it must be 3-dimensional, of {' or '.join(each.__name__ for each in dtypes)}",
+            why=f"it must be 3-dimensional, of {' or '.join(dtype.__name__ for dtype in dtypes)}",
         )
     return (array, *array.shape)
 

@@ -84,7 +84,9 @@ class MultimodalRunner(Runner):
                 "prompt": StepSource(opened, DECODER, "prompt", vocab),
                 "decode": StepSource(opened, DECODER, "decode", vocab, context, EMBEDDING),
             }
-            names = [name for each in ENCODERS.values() for name in each if name in opened.methods]
+            names = [
+                name for encoder in ENCODERS.values() for name in encoder if name in opened.methods
+            ]
             sources = {name: FileSource(opened, name) for name in (EMBEDDING, *names)}
             program = Program(
                 opened.label, {**steps, **sources}, choose_context(None, None), closing=opened.close
