@@ -8,8 +8,8 @@
 // column of the product of all rotations, if there is one.
 //
 // Columns are in blocks of `block`. A workgroup has two blocks, and rotates all pairs of their
-// columns once. The dispatches of a sweep are the rounds of a tournament, in which each block
-// meets each other one. In a workgroup an invocation has the same rows of all columns, so that only
+// columns once. The dispatch is repeated: the iterations of a sweep are the rounds of a tournament, in
+// which each block meets each other one. In a workgroup an invocation has the same rows of all columns, so that only
 // sums go through shared memory.
 //
 // Buffers: x (START), out, rotating: int, [matrices, sweeps + 1]: whether the sweep
@@ -58,8 +58,7 @@ WRITEONLY_BUFFER(2, rotating, int)
 #else
 PARAM(6, blocks)  // an even number
 PARAM(7, block)
-PUSH_CONSTANT(9, sweep)
-PUSH_CONSTANT(10, meeting)
+PUSH_CONSTANT(8, iteration)
 BUFFER(0, out, T)
 BUFFER(1, rotating, int)
 #endif
@@ -103,6 +102,7 @@ int column_of(int player) {
 LOOPS(loop(2 * block, loop(ceil(block, PAIRS), loop(ceil(rows, LOCAL)) + PAIRS * loop(ceil(width, LOCAL)))))
 void main() {
     int id = int(gl_LocalInvocationIndex), pairs = blocks / 2, matrix = int(NUMBER) / pairs;
+    int sweep = iteration / (blocks - 1), meeting = iteration % (blocks - 1);
     if (matrix >= matrices) return;
     int flag = matrix * (sweeps + 1) + sweep;
     // The sweep before has rotated nothing. It is the same for all invocations.

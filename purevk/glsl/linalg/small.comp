@@ -16,6 +16,7 @@
 // COLUMN   the column of this invocation
 // Otherwise as elementwise/map.comp.
 #include "elementwise/map.glslh"
+#include "linalg/reflection.glslh"
 #ifndef FORM
 #define FORM 0
 #endif
@@ -49,10 +50,14 @@ SPEC_CONSTANT(1, columns)
 #define X_AT(i, j) X(i + j)
 #endif
 
+#if FORM == 1
+REFLECTION(Reflection, NUMBER)
+#endif
+
 #if FORM == 0
 LOOPS(loop(rows, loop(columns)) + loop(columns, loop(rows) + loop(columns) + loop(rows, loop(columns))))
 #elif FORM == 1
-LOOPS(loop(rows, loop(columns)) + loop(columns, 2 * loop(rows) + loop(columns, 2 * loop(rows))))
+LOOPS(loop(rows, loop(columns)) + loop(columns, 3 * loop(rows) + loop(columns, 2 * loop(rows))))
 #elif FORM == 2
 LOOPS(loop(rows) + loop(count, 2 * loop(rows)))
 #elif FORM == 3
@@ -92,22 +97,23 @@ void main() {
 #elif FORM == 1
         for (int i = 0; i < rows; i++) for (int j = 0; j < columns; j++) R_SET(i, j, A_AT(i, j));
         for (int k = 0; k < min(rows, columns); k++) {
-            NUMBER below = NUMBER(0.0), head = R_AT(k, k), tau = NUMBER(0.0);
-            for (int i = k + 1; i < rows; i++) below += R_AT(i, k) * R_AT(i, k);
-            if (below > NUMBER(0.0)) {
-                NUMBER b = head > NUMBER(0.0) ? -sqrt(head * head + below) : sqrt(head * head + below);
-                tau = (b - head) / b;
-                for (int i = k + 1; i < rows; i++) R_SET(i, k, R_AT(i, k) / (head - b));
-                R_SET(k, k, b);
+            NUMBER top = NUMBER(0.0), below = NUMBER(0.0);
+            for (int i = k; i < rows; i++) top = max(top, abs(R_AT(i, k)));
+            NUMBER down = power_of_2(top, -1);
+            for (int i = k + 1; i < rows; i++) below += (R_AT(i, k) * down) * (R_AT(i, k) * down);
+            Reflection r = reflection_of(R_AT(k, k) * down, below);
+            if (r.factor != NUMBER(0.0)) {
+                for (int i = k + 1; i < rows; i++) R_SET(i, k, R_AT(i, k) * down * r.scale);
+                R_SET(k, k, r.diagonal * power_of_2(top, 1));
                 for (int j = k + 1; j < columns; j++) {
                     NUMBER s = R_AT(k, j);
                     for (int i = k + 1; i < rows; i++) s += R_AT(i, k) * R_AT(i, j);
-                    s *= tau;
+                    s *= r.factor;
                     R_SET(k, j, R_AT(k, j) - s);
                     for (int i = k + 1; i < rows; i++) R_SET(i, j, R_AT(i, j) - s * R_AT(i, k));
                 }
             }
-            R1_SET(k, tau);
+            R1_SET(k, r.factor);
         }
 #elif FORM == 2
         for (int i = 0; i < rows; i++) R_SET(i, COLUMN, X_AT(i, COLUMN));

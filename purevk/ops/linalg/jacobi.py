@@ -1,7 +1,7 @@
-"""The method of Jacobi: orthogonal columns of matrices, and orthonormal bases made of them.
+"""The method of Jacobi: orthogonal columns of matrices.
 
-They take up to 512 columns on a GPU, and 32 on a software device. A sweep that rotates nothing ends all
-later ones, without the host. `basis.comp` completes the left vectors where singular values are 0.
+It takes up to 512 columns on a GPU, and 128 on a software device. A sweep that rotates nothing ends all
+later ones, without the host.
 Eigenvectors of symmetric matrices are the right vectors of a matrix that is moved to have no negative
 eigenvalue. Signs differ from LAPACK's, as do the vectors of equal values.
 """
@@ -17,10 +17,10 @@ from purevk.ops.builder import Builder
 from purevk.ops.registry import Kernel, ShapeError, define
 from purevk.tuning import DeviceTraits
 
-ORTHOGONAL, BASIS = "purevk.orthogonal_columns", "purevk.orthonormal_basis"
+ORTHOGONAL = "purevk.orthogonal_columns"
 EPSILON = {DType.float32: 2.0**-23, DType.float64: 2.0**-52}
 LARGEST = 512  # columns; the dispatches of a call grow with their number
-SMALL = 32  # the same on software devices, where LAPACK is faster for more
+LARGEST_ON_SOFTWARE = 128  # LAPACK is much faster there for more
 _BLOCK = 16  # columns of a block, if a matrix has more than two blocks
 _TOGETHER = 8  # vectors or pairs of them that a kernel works on at once
 
@@ -33,9 +33,10 @@ def _orthogonal_shape(x: TensorType, vectors: bool) -> TensorType:
     return x.with_dims((matrices, columns, rows + columns if vectors else rows))
 
 
-def _local(size: int) -> int:
-    """Invocations of a workgroup, for vectors of `size` elements."""
-    return 16 if size <= 32 else 64
+def _local(traits: DeviceTraits, size: int) -> int:
+    """Invocations of a workgroup, for vectors of `size` elements. Software devices run them one after
+    another, to each barrier."""
+    return 16 if size <= 32 or not traits.profile.has_fast_shared_memory else 64
 
 
 def _blocks(columns: int) -> tuple[int, int]:
@@ -49,14 +50,6 @@ def _sweeps(columns: int) -> int:
     """Sweeps in which every matrix is done, with some to spare. Convergence is quadratic; sweeps
     after the last rotation end at once."""
     return 8 + columns.bit_length() if columns > 1 else 0
-
-
-def steps(rows: int, columns: int, width: int) -> int:
-    """Iterations of loops that an invocation takes for a pair of blocks, at most."""
-    _, block = _blocks(columns)
-    local = _local(width)
-    pairs = (2 * block - 1) * (1 + block * (2 + -(-rows // local) + -(-width // local)))
-    return max(pairs, columns * (1 + -(-width // local)))
 
 
 def _macros(dtype: DType) -> dict[str, str | int]:
@@ -74,7 +67,7 @@ def _lower_orthogonal(lowering: Lowering, node: Node) -> None:
     rotating = lowering.temporary(TensorType(DType.int32, (matrices, sweeps + 1)))
     # Software devices take long to compile what is unrolled.
     together = _TOGETHER if lowering.traits.profile.has_fast_shared_memory else 2
-    macros = {**_macros(out.dtype), "LOCAL": _local(width)}
+    macros = {**_macros(out.dtype), "LOCAL": _local(lowering.traits, width)}
     params: dict[str, Size] = {
         "rows": rows,
         "columns": columns,
@@ -90,18 +83,23 @@ def _lower_orthogonal(lowering: Lowering, node: Node) -> None:
         grid=lowering.linear_grid(matrices, 1),
         specialize=(),
     )
-    pairs = blocks // 2
-    for sweep in range(sweeps):
-        for meeting in range(blocks - 1):
-            lowering.dispatch(
-                "linalg/jacobi.comp",
-                {"out": out, "rotating": rotating},
-                {**params, "blocks": blocks, "block": block, "sweep": sweep, "meeting": meeting},
-                {**macros, "PAIRS": together},
-                grid=lowering.linear_grid(matrices * pairs, 1),
-                flops=matrices * pairs * block * (2 * block - 1) * (6 * rows + 6 * width),
-                specialize=(),
-            )
+    pairs, meetings = blocks // 2, blocks - 1
+    lowering.dispatch(
+        "linalg/jacobi.comp",
+        {"out": out, "rotating": rotating},
+        {**params, "blocks": blocks, "block": block, "iteration": 0},
+        {**macros, "PAIRS": together},
+        grid=lowering.linear_grid(matrices * pairs, 1),
+        flops=matrices
+        * pairs
+        * block
+        * (2 * block - 1)
+        * (6 * rows + 6 * width)
+        * sweeps
+        * meetings,
+        specialize=(),
+        repeat=sweeps * meetings,
+    )
 
 
 def _supports(node: Node, traits: DeviceTraits) -> str | None:
@@ -112,41 +110,6 @@ def _supports(node: Node, traits: DeviceTraits) -> str | None:
 # x is [matrices, columns, rows]: columns of matrices, as rows. They are rotated until they are
 # orthogonal. With `vectors`, the same columns of the product of the rotations follow each.
 define(ORTHOGONAL, _orthogonal_shape, Kernel(_lower_orthogonal, supports=_supports, bfloat16=False))
-
-
-# -- bases --------------------------------------------------------------------------------------
-def _basis_shape(x: TensorType, lengths: TensorType, count: Size) -> TensorType:
-    if x.rank != 3 or lengths.dims != x.dims[:2]:
-        raise ShapeError(f"{lengths} are not the lengths of {x}")
-    return x.with_dims((x.dims[0], count, x.dims[2]))
-
-
-def basis_steps(size: int, count: int) -> int:
-    """Iterations of loops that an invocation takes to complete a basis."""
-    local = _local(size)
-    each = -(-size // local)
-    chunks = -(-count // _TOGETHER)
-    return count * (6 * each + each * count + 2 * chunks * (2 * each + local.bit_length()))
-
-
-def _lower_basis(lowering: Lowering, node: Node) -> None:
-    x, lengths = (dense_operand(lowering, node.tensor(name)) for name in ("x", "lengths"))
-    out = lowering.operand(node.result)
-    matrices, given, size = x.dims
-    lowering.dispatch(
-        "linalg/basis.comp",
-        {"x": x, "lengths": lengths, "out": out},
-        {"size": size, "given": given, "count": out.dims[1], "matrices": matrices},
-        {**_macros(out.dtype), "LOCAL": _local(_dims.upper(size))},
-        grid=lowering.linear_grid(matrices, 1),
-        flops=out.type.numel,
-        specialize=(),
-    )
-
-
-# The orthogonal rows of x [matrices, rows, size], the longest first, scaled to length 1; in place
-# of those that are short, and for more of them up to `count`, vectors that complete a basis.
-define(BASIS, _basis_shape, Kernel(_lower_basis, supports=_supports, bfloat16=False))
 
 
 def orthogonal_columns(builder: Builder, x: Value, vectors: bool) -> tuple[Value, Value | None]:
@@ -164,16 +127,3 @@ def orthogonal_columns(builder: Builder, x: Value, vectors: bool) -> tuple[Value
         builder.aten.view(left, (*batch, columns, rows)),
         builder.aten.view(right, (*batch, columns, columns)),
     )
-
-
-def orthonormal_basis(builder: Builder, x: Value, lengths: Value, count: Size) -> Value:
-    """`purevk.orthonormal_basis` of the rows of [..., n, m]."""
-    *batch, given, size = x.type.dims
-    number = _dims.product(batch)
-    made = builder.emit(
-        BASIS,
-        builder.aten.view(x, (number, given, size)),
-        builder.aten.view(lengths, (number, given)),
-        count,
-    )
-    return builder.aten.view(made, (*batch, count, size))

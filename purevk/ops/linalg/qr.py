@@ -1,38 +1,40 @@
-"""QR factors of small matrices, from Householder's reflections."""
+"""QR factors, from Householder's reflections."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from purevk.ir import Node, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.small import (
-    eye,
-    factorization,
-    matrix_kernel,
-    matrix_transpose,
-    triangle,
-)
+from purevk.ops.linalg.reflections import MOST, reflect, reflections, upper_factor
+from purevk.ops.linalg.small import eye, matrix_transpose, refuse_type
+from purevk.ops.registry import Made, Types, rewrite
+from purevk.tuning import DeviceTraits
 
 
-def _qr_types(a: TensorType) -> tuple[TensorType, TensorType]:
+def _refuse(node: Node, traits: DeviceTraits) -> str | None:
+    for value in node.inputs:
+        why = refuse_type(value.type)
+        if why:
+            return why
+    rows, columns = node.inputs[0].type.dims[-2:]
+    if _dims.upper(_dims.minimum(rows, columns)) > MOST:
+        return f"no kernel for more than {MOST} reflections"
+    return None
+
+
+def _operator(
+    name: str, shape: Callable[..., Types], expand: Callable[..., Made], *names: str
+) -> None:
+    rewrite(f"aten.{name}.default", shape, *names, supports=_refuse)(expand)
+
+
+def _packed_shape(a: TensorType) -> tuple[TensorType, TensorType]:
     return a, a.with_dims((*a.dims[:-2], _dims.minimum(a.dims[-2], a.dims[-1])))
 
 
-def _reflectors(builder: Builder, a: Value) -> tuple[Value, Value]:
-    """R with Householder's vectors below its diagonal, and their factors."""
-    numbers = {"rows": a.type.dims[-2], "columns": a.type.dims[-1]}
-    r, factors = matrix_kernel(builder, "reflectors", {"A": a}, numbers, *_qr_types(a.type))
-    return r, factors
-
-
-def _reflect(builder: Builder, vectors: Value, factors: Value, x: Value, transpose: bool) -> Value:
-    """The product of the reflections with x, or that of their transpose."""
-    numbers = {"rows": x.type.dims[-2], "count": factors.type.dims[-1]}
-    inputs = {"V": vectors, "TAU": factors, "X": x}
-    return matrix_kernel(builder, "reflect", inputs, numbers, x.type, FORWARD=int(transpose))[0]
-
-
-factorization("geqrf", _qr_types, lambda builder, node, a: _reflectors(builder, a))
+_operator("geqrf", _packed_shape, lambda builder, node, a: reflections(builder, a))
 
 
 def _qr_shape(a: TensorType, mode: str = "reduced") -> tuple[TensorType, TensorType]:
@@ -43,21 +45,19 @@ def _qr_shape(a: TensorType, mode: str = "reduced") -> tuple[TensorType, TensorT
 
 
 def _qr(builder: Builder, node: Node, a: Value, mode: str) -> tuple[Value, Value]:
-    packed, factors = _reflectors(builder, a)
+    packed, factors = reflections(builder, a)
     q, r = (value.type for value in node.results)
-    upper = triangle(
-        builder, builder.aten.slice.Tensor(packed, a.type.rank - 2, start=0, end=r.dims[-2]), True
-    )
+    upper = upper_factor(builder, packed, r.dims[-2])
     if mode == "r":
         return builder.aten.full((0,), fill_value=0.0, dtype=a.type.dtype), upper
-    return _reflect(builder, packed, factors, eye(builder, a.type, *q.dims[-2:]), False), upper
+    return reflect(builder, packed, factors, eye(builder, a.type, *q.dims[-2:]), False), upper
 
 
-factorization("linalg_qr", _qr_shape, _qr)
-factorization(
+_operator("linalg_qr", _qr_shape, _qr)
+_operator(
     "linalg_householder_product",
     lambda vectors, factors: vectors,
-    lambda builder, node, vectors, factors: _reflect(
+    lambda builder, node, vectors, factors: reflect(
         builder, vectors, factors, eye(builder, vectors.type, *vectors.type.dims[-2:]), False
     ),
     "aten.orgqr.default",
@@ -74,12 +74,10 @@ def _multiply_reflected(
     transpose: bool,
 ) -> Value:
     if left:
-        return _reflect(builder, vectors, factors, x, transpose)
+        return reflect(builder, vectors, factors, x, transpose)
     return matrix_transpose(
-        builder, _reflect(builder, vectors, factors, matrix_transpose(builder, x), not transpose)
+        builder, reflect(builder, vectors, factors, matrix_transpose(builder, x), not transpose)
     )
 
 
-factorization(
-    "ormqr", lambda vectors, factors, x, left=True, transpose=False: x, _multiply_reflected
-)
+_operator("ormqr", lambda vectors, factors, x, left=True, transpose=False: x, _multiply_reflected)

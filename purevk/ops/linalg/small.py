@@ -1,8 +1,8 @@
 """What the operators on small matrices share.
 
 One invocation takes a matrix, or a column of the right-hand side. That suits batches of small
-matrices (poses, cameras, covariances). Larger matrices stay on the CPU, where a core is faster than
-an invocation.
+matrices (poses, cameras, covariances). Larger matrices have QR factors by other kernels
+(`reflections.py`). Their other factors are made on the CPU, where a core is faster than an invocation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ INT = DType.int32
 _FORMS = ("lu", "reflectors", "reflect", "cholesky", "solve")  # FORM of linalg/small.comp
 
 
+def refuse_type(type: TensorType) -> str | None:
+    """Why no kernel takes a tensor of this dtype, or None."""
+    allowed = (DType.float32, DType.float64, DType.int32)
+    return None if type.dtype in allowed else f"no kernel for {type.dtype.name}"
+
+
 def _refuse(node: Node, traits: DeviceTraits) -> str | None:
     for value in node.inputs:
-        if value.type.dtype not in (DType.float32, DType.float64, DType.int32):
-            return f"no kernel for {value.type.dtype.name}"
+        why = refuse_type(value.type)
+        if why:
+            return why
         if any(_dims.upper(size) > LARGEST for size in value.type.dims[-2:]):
             return f"no kernel above {LARGEST} rows"
     parameters = definition_of(node).parameters

@@ -1,26 +1,21 @@
 """Singular values and vectors by Jacobi's method, and what follows from them: eigenvalues and
-eigenvectors of symmetric matrices, pseudo-inverses, ranks.
+eigenvectors of symmetric matrices, pseudo-inverses, ranks. Tall matrices become the R of their QR
+factors first.
 
 The signs of vectors, and the vectors of values that are equal, differ from those of LAPACK.
 """
 
 from __future__ import annotations
 
-from purevk.ir import Arg, Node, TensorType, Value
+from purevk.ir import Arg, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
-from purevk.ops.linalg.jacobi import (
-    EPSILON,
-    LARGEST,
-    SMALL,
-    basis_steps,
-    orthogonal_columns,
-    orthonormal_basis,
-    steps,
-)
+from purevk.ops.linalg.jacobi import EPSILON, LARGEST, LARGEST_ON_SOFTWARE, orthogonal_columns
+from purevk.ops.linalg.reflections import reflect, reflections, upper_factor
+from purevk.ops.linalg.small import LARGEST as LARGEST_SMALL
 from purevk.ops.linalg.small import eye, matrix_transpose, require_square
 from purevk.ops.promotion import real_dtype
-from purevk.ops.registry import definition_of, rewrite
+from purevk.ops.registry import rewrite
 from purevk.ops.signatures import signature
 from purevk.tuning import DeviceTraits
 
@@ -31,17 +26,60 @@ def _refuse(node: Node, traits: DeviceTraits) -> str | None:
         return f"no kernel for {a.dtype.name}"
     if not all(isinstance(size, int) and size > 0 for size in a.dims[-2:]):
         return "no kernel for matrices of no or unknown rows or columns"
-    columns, rows = sorted(_dims.specialize(size) for size in a.dims[-2:])
-    largest = LARGEST if traits.profile.has_fast_shared_memory else SMALL
+    columns = min(_dims.specialize(size) for size in a.dims[-2:])
+    largest = LARGEST if traits.profile.has_fast_shared_memory else LARGEST_ON_SOFTWARE
     if columns > largest:
         return f"no kernel for more than {largest} rows and columns"
-    parameters = definition_of(node).parameters
-    vectors = "compute_uv" not in parameters or node.bool("compute_uv")
-    longest = steps(rows, columns, rows + columns)
-    if vectors and "full_matrices" in parameters:
-        count = rows if node.bool("full_matrices") else columns
-        longest = max(longest, basis_steps(rows, count))
-    return traits.too_long(longest + longest // 4 + 64)
+    return None
+
+
+class _Reduced:
+    """Matrices with at least as many rows as columns, and the R of their QR factors if they have many
+    more: `small` in both cases, which has the same singular values and right vectors."""
+
+    def __init__(self, builder: Builder, a: Value) -> None:
+        self._builder, self._rows, self._columns = builder, *a.type.dims[-2:]
+        self._factors: tuple[Value, Value] | None = None
+        self.small = a
+        if self._rows > max(self._columns, LARGEST_SMALL):
+            self._factors = reflections(builder, a)
+            self.small = upper_factor(builder, self._factors[0], self._columns)
+
+    def widened(self, u: Value, full: bool = False) -> Value:
+        """What vectors of `small`, as columns, are of the matrices. full: a basis of all rows."""
+        if self._factors is None:
+            return u
+        builder, rows, columns = self._builder, self._rows, self._columns
+        u = builder.aten.constant_pad_nd(u, (0, 0, 0, rows - columns), 0.0)
+        if full:
+            rest = builder.aten.slice.Tensor(
+                eye(builder, u.type, rows, rows), u.type.rank - 1, start=columns
+            )
+            u = builder.aten.cat((u, rest), u.type.rank - 1)
+        return reflect(builder, *self._factors, u, False)
+
+
+def _basis(builder: Builder, rows: Value, lengths: Value, count: Size) -> Value:
+    """Orthogonal vectors, as rows [..., n, m] with the longest first, scaled to length 1, as columns
+    [..., m, count]; others that are orthogonal to them in place of those that are short, and after
+    them."""
+    longest = builder.aten.slice.Tensor(lengths, lengths.type.rank - 1, start=0, end=1)
+    least = builder.aten.mul.Tensor(longest, EPSILON[rows.type.dtype])
+    over = builder.aten.where.self(
+        builder.aten.gt.Tensor(lengths, least), builder.aten.reciprocal(lengths), y=0.0
+    )
+    columns = matrix_transpose(
+        builder, builder.aten.mul.Tensor(rows, builder.aten.unsqueeze(over, dim=-1))
+    )
+    packed, factors = reflections(builder, columns)
+    *_, size, given = columns.type.dims
+    basis = reflect(builder, packed, factors, eye(builder, columns.type, size, count), False)
+    # The diagonal of R is 1 or -1.
+    diagonal = builder.aten.diagonal(packed, dim1=-2, dim2=-1)
+    signs = builder.aten.where.self(builder.aten.lt.Tensor(diagonal, y=0.0), x=-1.0, y=1.0)
+    if count != given:
+        signs = builder.aten.constant_pad_nd(signs, (0, count - given), 1.0)
+    return builder.aten.mul.Tensor(basis, builder.aten.unsqueeze(signs, dim=-2))
 
 
 def _scaled(builder: Builder, a: Value) -> tuple[Value, Value]:
@@ -65,7 +103,8 @@ def _unscaled(builder: Builder, values: Value, top: Value) -> Value:
 def _values(builder: Builder, a: Value) -> Value:
     """Singular values, in no order."""
     rows, columns = a.type.dims[-2:]
-    a, top = _scaled(builder, a if rows >= columns else matrix_transpose(builder, a))
+    reduced = _Reduced(builder, a if rows >= columns else matrix_transpose(builder, a))
+    a, top = _scaled(builder, reduced.small)
     return _unscaled(builder, _lengths(builder, orthogonal_columns(builder, a, False)[0]), top)
 
 
@@ -101,16 +140,19 @@ def _svd(
         return _nothing(builder, a), values, _nothing(builder, a)
     rows, columns = a.type.dims[-2:]
     wide = bool(rows < columns)
-    a, top = _scaled(builder, matrix_transpose(builder, a) if wide else a)
-    rotated, v = orthogonal_columns(builder, a, True)
+    reduced = _Reduced(builder, matrix_transpose(builder, a) if wide else a)
+    small, top = _scaled(builder, reduced.small)
+    rotated, v = orthogonal_columns(builder, small, True)
     assert v is not None
     lengths, order = builder.aten.sort.all(_lengths(builder, rotated), dim=-1, descending=True)
-    count = a.type.dims[-2] if full else a.type.dims[-1]
-    u = orthonormal_basis(builder, _in_order(builder, rotated, order), lengths, count)
+    full = full and rows != columns
+    count = small.type.dims[-2] if full else small.type.dims[-1]
+    u = _basis(builder, _in_order(builder, rotated, order), lengths, count)
+    u = reduced.widened(u, full)
     v = _in_order(builder, v, order)
-    # The rows are the vectors. A wide matrix is the transpose of u s v.
-    left, right = (v, u) if wide else (u, v)
-    return matrix_transpose(builder, left), _unscaled(builder, lengths, top), right
+    # A wide matrix is the transpose of u s v, whose v has rows here.
+    left, right = (matrix_transpose(builder, v), matrix_transpose(builder, u)) if wide else (u, v)
+    return left, _unscaled(builder, lengths, top), right
 
 
 def _symmetric(builder: Builder, a: Value, upper: bool) -> Value:
@@ -172,10 +214,12 @@ def _inverse(
     Values up to the tolerance are left out."""
     rows, columns = a.type.dims[-2:]
     wide = rows < columns
-    whole, top = _scaled(
-        builder,
-        _symmetric(builder, a, False) if hermitian else matrix_transpose(builder, a) if wide else a,
-    )
+    if hermitian:
+        a = _symmetric(builder, a, False)
+    elif wide:
+        a = matrix_transpose(builder, a)
+    reduced = _Reduced(builder, a)
+    whole, top = _scaled(builder, reduced.small)
     rotated, v = (
         None if rows is None else matrix_transpose(builder, rows)
         for rows in orthogonal_columns(builder, whole, True)
@@ -208,5 +252,6 @@ def _inverse(
         builder.aten.mul.Tensor(rotated, over),
         builder.aten.div.Tensor(over, top),
     )
-    made = builder.aten.matmul(v, matrix_transpose(builder, left))
-    return matrix_transpose(builder, made) if wide and not hermitian else made
+    made = builder.aten.matmul(left, matrix_transpose(builder, v))
+    made = reduced.widened(made)
+    return made if wide and not hermitian else matrix_transpose(builder, made)

@@ -102,6 +102,59 @@ def test_rectangles(shape):
     check(cases)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_reflections_of_any_size(large, seed):
+    """Element for element as LAPACK's, with signs, also where an element on the diagonal is 0."""
+    draw = random.Random(seed)
+    shapes = ((33, 5), (4, 70), (2, 45, 40), (40, 50), (9000, 3), (1, 90))
+    shape = draw.choice(shapes if large else ((32, 32), (5, 4), (3, 7, 3), (2, 9), (1, 1)))
+    dtype = draw.choice((torch.float32, torch.float64))
+    a = tensor(*shape, dtype=dtype, seed=seed)
+    if shape[-2] > 1 and draw.random() < 0.7:
+        a[..., 0, 0] = draw.choice((0.0, -0.0))
+        a[..., 1:, min(2, shape[-1] - 1)] = 0.0
+    a *= draw.choice((1.0, 1e-25, 1e25))
+    size, rows, columns = float(a.abs().max()), *shape[-2:]
+    close = (
+        {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    )
+    # Columns of R grow with the number of rows.
+    scaled = {**close, "atol": close["atol"] * size * rows**0.5}
+    packed, factors = torch.geqrf(a)
+    mode = "complete" if rows < 100 and seed % 2 else "reduced"
+    cases = [
+        Case(lambda a: aten.geqrf.default(a)[0].triu(), (a,), **scaled),
+        Case(lambda a: aten.geqrf.default(a)[0].tril(-1), (a,), **close),
+        Case(lambda a: aten.geqrf.default(a)[1], (a,), **close),
+        Case(lambda a: aten.linalg_qr.default(a, mode)[0], (a,), **close),
+        Case(lambda a: aten.linalg_qr.default(a, mode)[1], (a,), **scaled),
+    ]
+    other = tensor(*shape[:-1], 3, dtype=dtype)
+    cases += [
+        Case(aten.ormqr.default, (packed, factors, other, True, flag), **close)
+        for flag in (False, True)
+        if rows >= columns
+    ]
+    check(cases)
+
+
+def test_sizes_of_qr_that_change():
+    """One program for all numbers of rows and columns."""
+    rows, columns = torch.export.Dim("rows", max=200), torch.export.Dim("columns", max=90)
+
+    class Factors(torch.nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            q, r = torch.linalg.qr(a)
+            return q, r
+
+    with purevk.compile(Factors(), (tensor(50, 40),), ({0: rows, 1: columns},)) as program:
+        assert program.report()["cpu_nodes"] == 0
+        for shape in ((50, 40), (200, 3), (7, 90), (90, 90)):
+            a = tensor(*shape)
+            torch.testing.assert_close(program.forward(a), torch.linalg.qr(a), **CLOSE)
+
+
 def test_singular_matrices_say_so():
     check(
         [
