@@ -276,9 +276,7 @@ class Variant:
     def _wider(self, call: MethodCall) -> bool:
         """A new one for some sizes, which serves others too; see `wider_sizes`."""
         wider = wider_sizes(self.specializations[0].graph, self._sizes_of(call.arrays))
-        if wider is None or any(
-            specialization.sizes == wider for specialization in self.specializations
-        ):
+        if wider is None or any(present.sizes == wider for present in self.specializations):
             return False
         return self._serve(call, self._tried(wider))
 
