@@ -45,7 +45,7 @@ vec4 load_b(int k, int n) {
 #define B_TRANSPOSED 0
 #include "matmul/matmul_tile.glslh"
 
-LOOPS(loop(16, loop(ceil(IC, 4))) + loop(4))
+LOOPS(loop(16, loop(ceil(IC, 4))) + loop(4, loop(TM / TURN)))
 
 void main() {
     tile_row = TILE_ROW;
@@ -81,21 +81,29 @@ void main() {
             }
         }
     }
-    // The code that stores is long, so that the pixels of a block take turns in sums[0].
+    // The code that stores is long, so that the pixels of a block take turns, and so do the rows.
     ROLL for (int q = 0; q < 4; q++) {
         UNROLL for (int j = 0; j < TN4; j++) {
-            int n = OUT_COL(j);
-            vec4 bias = bias4(n, OC);
+            vec4 bias = bias4(OUT_COL(j), OC);
             UNROLL for (int i = 0; i < TM; i++) {
-                int block = OUT_ROW(i), row = block / BLOCKS_X, image = row / BLOCKS_Y;
-                int y = (row - image * BLOCKS_Y) * 2 + (q >> 1), x = (block - row * BLOCKS_X) * 2 + (q & 1);
-                int m = (image * OH + y) * OW + x;
-                if (block < BLOCKS && n < OC && y < OH && x < OW) {
-                    store4(sums[0][i][j] + bias, offset_o + m * OC + n, 0, m, n, OC);
-                }
+                acc[i][j] = sums[0][i][j] + bias;
                 sums[0][i][j] = sums[1][i][j];
                 sums[1][i][j] = sums[2][i][j];
                 sums[2][i][j] = sums[3][i][j];
+            }
+        }
+        ROLL for (int turn = 0; turn < TM; turn += TURN) {
+            UNROLL for (int j = 0; j < TN4; j++) {
+                int n = OUT_COL(j);
+                UNROLL for (int i = 0; i < TURN; i++) {
+                    int block = OUT_ROW(turn + i), row = block / BLOCKS_X, image = row / BLOCKS_Y;
+                    int y = (row - image * BLOCKS_Y) * 2 + (q >> 1), x = (block - row * BLOCKS_X) * 2 + (q & 1);
+                    int m = (image * OH + y) * OW + x;
+                    if (block < BLOCKS && n < OC && y < OH && x < OW) {
+                        store4(acc[i][j], offset_o + m * OC + n, 0, m, n, OC);
+                    }
+                }
+                UNROLL for (int i = TURN; i < TM; i++) acc[i - TURN][j] = acc[i][j];
             }
         }
     }

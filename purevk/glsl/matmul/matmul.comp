@@ -102,9 +102,9 @@ void tile_sum(int start, int end) {
 
 #if LONG_SUMS
 #define FOLD 512  // terms of a sum that is added to others
-LOOPS(loop(ceil(K, FOLD), loop(FOLD / 4)) + FIND_ROWS_LOOPS)
+LOOPS(loop(ceil(K, FOLD), loop(FOLD / 4)) + loop(TM / TURN) + FIND_ROWS_LOOPS)
 #else
-LOOPS(loop(ceil(K, 4)) + FIND_ROWS_LOOPS)
+LOOPS(loop(ceil(K, 4)) + loop(TM / TURN) + FIND_ROWS_LOOPS)
 #endif
 
 void main() {
@@ -136,11 +136,18 @@ void main() {
 #endif
     int base_o = offset_o + inner * batch_o + outer * outer_o;
     UNROLL for (int j = 0; j < TN4; j++) {
-        int n = OUT_COL(j);
-        vec4 bias = bias4(n, N);
-        UNROLL for (int i = 0; i < TM; i++) {
-            int m = OUT_ROW(i);
-            if (m < m_end && n < N) store4(TILE_SUM(i, j) + bias, base_o + m * ldo + n, z, m, n, N);
+        vec4 bias = bias4(OUT_COL(j), N);
+        UNROLL for (int i = 0; i < TM; i++) acc[i][j] = TILE_SUM(i, j) + bias;
+    }
+    // The code that stores is long, so that the rows of the tile take turns.
+    ROLL for (int turn = 0; turn < TM; turn += TURN) {
+        UNROLL for (int j = 0; j < TN4; j++) {
+            int n = OUT_COL(j);
+            UNROLL for (int i = 0; i < TURN; i++) {
+                int m = OUT_ROW(turn + i);
+                if (m < m_end && n < N) store4(acc[i][j], base_o + m * ldo + n, z, m, n, N);
+            }
+            UNROLL for (int i = TURN; i < TM; i++) acc[i - TURN][j] = acc[i][j];
         }
     }
 }
