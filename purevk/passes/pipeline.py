@@ -31,6 +31,7 @@ from purevk.passes.fusion.pieces import join_pieces
 from purevk.passes.fusion.pointwise import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.matmul.batch_norm import fold_batch_norm
+from purevk.passes.matmul.column_blocks import order_column_blocks
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.hidden import pad_hidden
@@ -78,6 +79,7 @@ OPTIONAL = (
     "merge_matmuls",
     "merge_quantized",
     "move_views",
+    "order_column_blocks",
     "order_for_fragments",
     "pack_convolutions",
     "pad_hidden",
@@ -204,6 +206,7 @@ def phases(
                 order_for_fragments,
                 pack_convolutions,
                 use_winograd,
+                order_column_blocks,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused, check_first)),
