@@ -115,7 +115,10 @@ CIRCLES_OF_TYPES = [
     },
     {
         "purevk.frontends.torch.decompose",
+        "purevk.frontends.torch.elements.items",
         "purevk.frontends.torch.nodes",
+        "purevk.frontends.torch.positions",
+        "purevk.frontends.torch.strides",
         "purevk.frontends.torch.functionalized",
         "purevk.frontends.torch.higher_order",
         "purevk.frontends.torch.flex",

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from purevk.frontends.torch.decompose import (
     PYTHON,
     out_of_place,
 )
-from purevk.frontends.torch.sizes import Sizes, solved
-from purevk.frontends.torch.strides import BAGS, in_memory_order, with_kernel_of_bags
+from purevk.frontends.torch.elements.items import read_assert, read_item
+from purevk.frontends.torch.sizes import Sizes
+from purevk.frontends.torch.strides import BAGS, STRIDED, read_bags, read_stride, read_strided
 from purevk.frontends.torch.watch.samples import refuse_released
 from purevk.ir import (
     Arg,
@@ -39,9 +40,7 @@ from purevk.ir import (
     TensorType,
     Value,
 )
-from purevk.ir import dims as _dims
 from purevk.ir.relations import as_size
-from purevk.ops.index.check import ASSERT
 
 
 def is_dense(tensor: Any) -> bool:
@@ -49,6 +48,23 @@ def is_dense(tensor: Any) -> bool:
     import torch
 
     return tensor.layout is torch.strided and not tensor.is_nested
+
+
+class Call(NamedTuple):
+    """A node that calls an operator: with its name, the arguments in the graph, in the schema's order,
+    and as torch has them, and what torch traced as results."""
+
+    reader: NodeReader
+    node: Any
+    name: str
+    args: tuple[Any, ...]
+    operands: Sequence[Any]
+    examples: Any
+
+    def emit(self, args: Sequence[Any] | None = None, name: str = "") -> Any:
+        """Emits the operator, or another one, with these arguments."""
+        args = self.args if args is None else args
+        return self.reader.emit(self.node, name or self.name, args, self.examples)
 
 
 class NodeReader:
@@ -291,84 +307,10 @@ class NodeReader:
 
     # -- operators --------------------------------------------------------------------------------
     def _operator(self, node: Any, target: Any, operands: Sequence[Any], examples: Any) -> Any:
-        name = out_of_place(node, target)
-        args = self.schema_args(target, operands, node.kwargs)
-        if name == BATCH_NORM and not args[5]:
-            name, args = BATCH_NORM_INFERENCE, (*args[:5], *args[6:8])
-        if name == "aten.sym_numel.default":
-            return _tensor(args[0]).type.numel
-        if name == "aten.sym_size.int":
-            return _tensor(args[0]).type.dims[operator.index(args[1])]
-        if name in ("aten.sym_storage_offset.default", "aten.sym_stride.int"):
-            # torch 2.11 asserts that it is not negative, and no more.
-            asserted = all(user.target is operator.ge and user.args[1] == 0 for user in node.users)
-            return 0 if asserted else self.known(examples)
-        if name in ("aten.item.default", "aten._local_scalar_dense.default"):
-            expression = getattr(getattr(examples, "node", None), "expr", None)
-            bounded = expression is not None and expression.is_Symbol
-            lower, upper = self.sizes.range(expression) if bounded else (None, None)
-            lower = -_dims.UNBOUNDED if lower is None else lower
-            item = numbers.item(self.importer, _tensor(args[0]), node.name, lower, upper)
-            self.bind_symbol(examples, item)
-            return item
-        if name == "aten._assert_scalar.default":
-            return self._assert(node, operands[0], str(args[1]))
-        if name == "aten._to_copy.default" and isinstance(args[0], (bool, int, float)):
-            return self.emit(node, "aten.scalar_tensor.default", args[:2], examples)
-        if name == "aten.copy_.default":
-            return self._write(node, operands[0], _tensor(args[1]))
-        if name in positions.NAMES:
-            base = operands[0].meta["val"]
-            args = positions.from_start(self.importer, self.known, name, args, base, examples)
-        if name.startswith(("aten._assert_tensor", "aten.sym_constrain")):
-            return None
-        if target._opname.startswith("as_strided"):
-            first = in_memory_order(
-                self.importer, node, _tensor(args[0]), self._recorded, path_of(node)
-            )
-            args = (first, *args[1:])
-        if name in BAGS:
-            args = with_kernel_of_bags(node, args)
-        if name in positions.STEPS:
-            start, end, step = positions.STEPS[name](args)
-            kinds = (Value, float) if positions.counts_real_steps(examples.dtype) else Value
-            if any(isinstance(number, kinds) for number in (start, end, step)):
-                source, (count,) = path_of(node), examples.shape
-                steps = functools.partial(numbers.steps, self.importer, start, end, step, source)
-                if not isinstance(count, int):
-                    count = self.rounded("ceil", steps, count, source)
-                type = TensorType(self.dtype(examples.dtype), (count,))
-                return numbers.in_steps(self.importer, start, step, type, source)
-        if name in positions.SPLITS and isinstance(args[1], Dim):
-            name, args = positions.with_lengths(args, len(examples))
-        return self.emit(node, name, args, examples)
-
-    def _assert(self, node: Any, condition: Any, message: str) -> None:
-        """Has each call check a condition, also one that the stated bounds settle."""
-        # As it is: `arg` settles relations by their bounds.
-        condition = self.env.get(condition, condition)
-        if isinstance(condition, Dim):
-            condition = Relation(condition, "!=", 0)
-        if isinstance(condition, Value):
-            self.importer.emit(ASSERT, (condition, message), [], [], path_of(node))
-        elif isinstance(condition, Relation):
-            self.importer.check(*condition.sides, message)
-            if condition.op == "==":
-                self._use_equal(condition.left, condition.right)
-
-    def _use_equal(self, left: Size, right: Size) -> None:
-        """Writes a size that follows from data by others from here on, as the program asserts: the
-        parts of a split add up to the whole."""
-        solution = solved(left, right, tuple(self.importer.symbols))
-        if solution is None:
-            return
-        both: tuple[dict[Any, Any], ...] = (self.env, self.sizes.symbols)
-        for names in both:
-            for name, value in names.items():
-                if isinstance(value, Dim):
-                    names[name] = _dims.substitute(value, solution)
-                elif isinstance(value, Relation):
-                    names[name] = value.substituted(solution)
+        name, args = out_of_place(node, target), self.schema_args(target, operands, node.kwargs)
+        call = Call(self, node, name, args, operands, examples)
+        read = _OPERATORS.get(name)
+        return call.emit() if read is None else read(call)
 
     def known(self, number: Any, size: Size | None = None) -> Size:
         """An integer of torch in the graph. `size` is what a new symbol of torch stands for."""
@@ -379,8 +321,9 @@ class NodeReader:
             return self.sizes.symbols.setdefault(str(expression), size)
         return self.sizes.size(expression)
 
-    def _write(self, node: Any, target: Any, new: Value) -> Value:
+    def _write(self, call: Call) -> Value:
         """A sub-graph's write into one of its arguments."""
+        node, target, new = call.node, call.operands[0], _tensor(call.args[1])
         state: Value = self.env[target]
         if state not in self.importer.states:
             raise UnsupportedProgramError(
@@ -407,7 +350,7 @@ class NodeReader:
             if kind is not None:
                 types.append(numbers.NUMBERS[kind])
             else:
-                sizes = tuple(self._recorded(size) for size in example.shape)
+                sizes = tuple(self.recorded(size) for size in example.shape)
                 if name.split(".")[1:2] == ["lstm"] and len(sizes) == 4:
                     sizes = (sizes[0], *sizes[2:])  # torch 2.11 traces a dim too many
                 types.append(OpenType(self.dtype(example.dtype), sizes))
@@ -444,7 +387,7 @@ class NodeReader:
         if expression is not None and expression.is_Symbol and not isinstance(size, Value):
             self.sizes.symbols[str(expression)] = size
 
-    def _recorded(self, size: Any) -> Size | Bound:
+    def recorded(self, size: Any) -> Size | Bound:
         """A size that the program states, or a `Bound` if it is data-dependent."""
         if isinstance(size, int):
             return size
@@ -465,6 +408,43 @@ class NodeReader:
                 default = argument.default_value if argument.has_default_value() else None
                 full.append(self.arg(named.get(argument.name, default)))
         return tuple(full)
+
+
+# -- operators that are read otherwise than they are written -----------------------------------------
+def _batch_norm(call: Call) -> Any:
+    args = call.args
+    if args[5]:
+        return call.emit()
+    return call.emit((*args[:5], *args[6:8]), BATCH_NORM_INFERENCE)
+
+
+def _to_copy(call: Call) -> Any:
+    if not isinstance(call.args[0], (bool, int, float)):
+        return call.emit()
+    return call.emit(call.args[:2], "aten.scalar_tensor.default")
+
+
+_OPERATORS: dict[str, Callable[[Call], Any]] = {
+    BATCH_NORM: _batch_norm,
+    "aten.sym_numel.default": lambda call: _tensor(call.args[0]).type.numel,
+    "aten.sym_size.int": lambda call: _tensor(call.args[0]).type.dims[operator.index(call.args[1])],
+    "aten.sym_storage_offset.default": read_stride,
+    "aten.sym_stride.int": read_stride,
+    "aten.item.default": read_item,
+    "aten._local_scalar_dense.default": read_item,
+    "aten._to_copy.default": _to_copy,
+    "aten._assert_scalar.default": read_assert,
+    "aten.copy_.default": lambda call: call.reader._write(call),
+    **dict.fromkeys(positions.STEPS, positions.read_steps),
+    **dict.fromkeys(positions.NAMES, positions.read_positions),
+    **dict.fromkeys(positions.SPLITS, positions.read_split),
+    **dict.fromkeys(STRIDED, read_strided),
+    **dict.fromkeys(BAGS, read_bags),
+    # What they check holds in the graph.
+    "aten._assert_tensor_metadata.default": lambda call: None,
+    "aten.sym_constrain_range.default": lambda call: None,
+    "aten.sym_constrain_range_for_size.default": lambda call: None,
+}
 
 
 def _by(method: Callable[..., Any], op: str) -> Callable[[NodeReader, Any], Any]:

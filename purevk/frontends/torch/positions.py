@@ -9,12 +9,16 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from purevk.frontends.importer import Importer
-from purevk.ir import Size
+from purevk.frontends import numbers
+from purevk.frontends.source_lines import path_of
+from purevk.ir import Dim, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ir.relations import indicator
+
+if TYPE_CHECKING:
+    from purevk.frontends.torch.nodes import Call
 
 NAMES = ("aten.select.int", "aten.slice.Tensor")
 # Start, end and step of numbers in steps, from the arguments.
@@ -26,27 +30,17 @@ STEPS: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
 SPLITS = ("aten.split.Tensor", "aten.split_copy.Tensor", "aten.unsafe_split.Tensor")
 
 
-def from_start(
-    importer: Importer,
-    size_of: Callable[..., Size],
-    name: str,
-    args: Sequence[Any],
-    base: Any,
-    result: Any,
-) -> tuple[Any, ...]:
-    """The arguments of one of `NAMES`. Positions that follow from data count from the start, and
-    bounds of slices are within the tensor.
-
-    Args:
-        size_of: see `NodeReader.known`.
-        base, result: what torch traced for the tensor and for the result.
-    """
-    tensor, dim, *bounds = args
+def read_positions(call: Call) -> Any:
+    """One of `NAMES`. Positions that follow from data count from the start, and bounds of slices are
+    within the tensor."""
+    tensor, dim, *bounds = call.args
     if not any(_follows_from_data(bound) for bound in bounds[:2]):
-        return tuple(args)
+        return call.emit()
+    importer, size_of = call.reader.importer, call.reader.known
+    base, result = call.operands[0].meta["val"], call.examples
     at = dim % tensor.type.rank
     size = tensor.type.dims[at]
-    if name == "aten.select.int":
+    if call.name == "aten.select.int":
         first = _counted(bounds[0], size)
         bounds = [first]
         importer.check(first, ">=", 0, "an index is below the first element")
@@ -60,7 +54,7 @@ def from_start(
         bounds = [first, first + count * step, step]
     offset, stride = size_of(base.storage_offset()), size_of(base.stride(at))
     size_of(result.storage_offset(), offset + first * stride)
-    return (tensor, dim, *bounds)
+    return call.emit((tensor, dim, *bounds))
 
 
 def _follows_from_data(position: Any) -> bool:
@@ -76,13 +70,31 @@ def _within(position: Size, size: Size) -> Size:
     return _dims.minimum(_dims.maximum(_counted(position, size), 0), size)
 
 
-def with_lengths(args: Sequence[Any], count: int) -> tuple[str, tuple[Any, ...]]:
-    """One of `SPLITS` by a size of the call, as an operator that takes the lengths of its `count`
-    pieces. torch has traced how many there are."""
-    tensor, step, *others = args
-    dim = operator.index(others[0]) if others else 0
+def read_split(call: Call) -> Any:
+    """One of `SPLITS`. By a size of the call, it is an operator that takes the lengths of its pieces.
+    torch has traced how many there are."""
+    tensor, step, *others = call.args
+    if not isinstance(step, Dim):
+        return call.emit()
+    dim, count = operator.index(others[0]) if others else 0, len(call.examples)
     last = tensor.type.dims[dim] - step * (count - 1)
-    return "aten.split_with_sizes.default", (tensor, (*(step,) * (count - 1), last), dim)
+    lengths = (*(step,) * (count - 1), last)
+    return call.emit((tensor, lengths, dim), "aten.split_with_sizes.default")
+
+
+def read_steps(call: Call) -> Any:
+    """One of `STEPS`, also of numbers on the device."""
+    start, end, step = STEPS[call.name](call.args)
+    reader, example = call.reader, call.examples
+    kinds = (Value, float) if counts_real_steps(example.dtype) else Value
+    if not any(isinstance(number, kinds) for number in (start, end, step)):
+        return call.emit()
+    source, (count,) = path_of(call.node), example.shape
+    steps = functools.partial(numbers.steps, reader.importer, start, end, step, source)
+    if not isinstance(count, int):
+        count = reader.rounded("ceil", steps, count, source)
+    type = TensorType(reader.dtype(example.dtype), (count,))
+    return numbers.in_steps(reader.importer, start, step, type, source)
 
 
 @functools.cache
