@@ -151,7 +151,7 @@ class Executable:
 
     def _compute_graph(self, external: bool = False) -> ComputeGraph:
         plan, fixed = self.plan, [self.weights, self.states]
-        made = ComputeGraph(
+        compute_graph = ComputeGraph(
             self.context,
             plan.dispatches,
             self._cuts,
@@ -162,8 +162,8 @@ class Executable:
             tuple(plan.checks),
         )
         if plan.assignment.graph.states:  # else other threads may run it meanwhile
-            self.states.writers.add(made)
-        return made
+            self.states.writers.add(compute_graph)
+        return compute_graph
 
     def watch(self, guards: Iterable[Guard]) -> None:
         """Has the guards of unbacked symbols checked. `run` raises `Replan` if one breaks."""

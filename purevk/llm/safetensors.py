@@ -164,11 +164,11 @@ def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:
         OSError: it cannot be opened.
     """
     with files.close_on_error(Source(path, "safetensors")) as source:
-        found = safetensors.read_tensors(source.view, source.name, _ITEMSIZES)
-    about = {f"{name.removesuffix('.weight')}._weight_qdata": text for name, text in found.about}
+        tensors = safetensors.read_tensors(source.view, source.name, _ITEMSIZES)
+    about = {f"{name.removesuffix('.weight')}._weight_qdata": text for name, text in tensors.about}
     return source, {
         name: Stored(name, *stored, about=about.get(name, ""))
-        for name, stored in found.by_name.items()
+        for name, stored in tensors.by_name.items()
     }
 
 

@@ -64,7 +64,7 @@ def make_epilogue(
     """
     if expression is None:
         return Epilogue()
-    made = Epilogue(flops=len(expression.steps))
+    epilogue = Epilogue(flops=len(expression.steps))
     declared: list[str] = []
     names, loads, loads4 = ["v"], [], []
     fields: list[tuple[str, str, str]] = []  # type and value of what is loaded, what converts it
@@ -111,7 +111,7 @@ def make_epilogue(
         loads4.append(f"{_LANES[acc]} x{number} = {lanes}({read});")
         kinds.append(_LANES[acc])
         names.append(f"x{number}")
-        made.buffers[name] = operand
+        epilogue.buffers[name] = operand
     body, (result,) = expression.glsl(names, (), prefix="t")
     # What the kernel computes has the digits of float32; without the epilogue, memory rounds it.
     for name, dtype in zip(names[: 1 + bool(second)], expression.inputs):
@@ -132,10 +132,10 @@ def make_epilogue(
             " ".join(declared)
             + f" vec4 pv_epilogue4(vec4 v, {coordinates}) {{ {' '.join(loads4)} return vec4({lanes}); }}"
         )
-        made.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
+        epilogue.macros[f"EPILOGUE4(v, {arguments})"] = f"pv_epilogue4(v, {arguments})"
         if fields and ahead:
             text += _two_steps(fields, kinds, coordinates, lanes)
-            made.macros |= {
+            epilogue.macros |= {
                 "EXTRAS": "PvExtras",
                 "EXTRAS_WORDS": str(words),
                 f"READ_EXTRAS({arguments})": f"pv_read_extras({arguments})",
@@ -147,12 +147,12 @@ def make_epilogue(
             + f" float pv_epilogue(float v, {coordinates}) {{ {' '.join(loads)} return pv_program({plain}); }}"
         )
     if not vector:
-        made.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
-    made.macros["EXTRA_BUFFERS"] = text
-    dtypes = {operand.dtype for operand in made.buffers.values()} | set(expression.dtypes)
+        epilogue.macros[f"EPILOGUE(v, {arguments})"] = f"pv_epilogue(v, {arguments})"
+    epilogue.macros["EXTRA_BUFFERS"] = text
+    dtypes = {operand.dtype for operand in epilogue.buffers.values()} | set(expression.dtypes)
     needed = element_features(dtypes)
-    made.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
-    return made
+    epilogue.macros |= {name: needed[name] for name in ("HAS_8BIT", "HAS_INT64") if name in needed}
+    return epilogue
 
 
 def matrix_epilogue(

@@ -146,7 +146,8 @@ def _refused(others: Iterable[tuple[object, str | float]]) -> list[dict[str, Any
         {
             "kernel": kernel,
             "count": len(costs),
-            "why": text or (f"costs {min(costs):.3g} or more" if any(costs) else "is preferred less"),
+            "why": text
+            or (f"costs {min(costs):.3g} or more" if any(costs) else "is preferred less"),
         }
         for (kernel, text), costs in found.items()
     ]

@@ -73,10 +73,10 @@ def find_include_beside(folder: Path | None) -> IncludeFunction:
     own = find_include(None)
     if folder is None:
         return own
-    other = find_include(folder)
+    include = find_include(folder)
 
     def find(name: str) -> tuple[str, str]:
-        return (own if (GLSL_FOLDER / name).is_file() else other)(name)
+        return (own if (GLSL_FOLDER / name).is_file() else include)(name)
 
     return find
 

@@ -153,7 +153,7 @@ def lower_matmul(
     )
     vector_out = stored_vectors(choice, vector_out)
     element, channel = ("(b * M + m) * N + n", "m") if plain else _spread_nchw(x, out, conv.spread)
-    made = make_epilogue(
+    epilogue = make_epilogue(
         lowering,
         conv.epilogue,
         conv.extras,
@@ -165,9 +165,9 @@ def lower_matmul(
         (1, channel),
     )
     if not plain:
-        made.macros |= {"ELEMENT(b, m, n)": f"({element})", "ELEMENT_STEP": str(conv.spread[1])}
+        epilogue.macros |= {"ELEMENT(b, m, n)": f"({element})", "ELEMENT_STEP": str(conv.spread[1])}
     if bias is not None:
-        made.macros["BIAS_OF_ROWS"] = "1"
+        epilogue.macros["BIAS_OF_ROWS"] = "1"
     emit(
         choice,
         lowering,
@@ -175,7 +175,7 @@ def lower_matmul(
         b=b,
         bias=bias,
         out=out,
-        epilogue=made,
+        epilogue=epilogue,
         sizes=(rows, pixels, channels),
         strides=(pitch, channel_step, pixels),
         batches=Batches(batches, batches, batch_b=x.strides[0], batch_o=rows * pixels),
@@ -215,7 +215,7 @@ def lower_groups(
     along_x, outputs = _outputs(lowering.traits, window, out.dims, each)
     nhwc = not is_nchw_operand(out)
     vector = nhwc and gcd4(each, channels, out.offset)
-    made = make_epilogue(
+    epilogue = make_epilogue(
         lowering,
         conv.epilogue,
         conv.extras,
@@ -253,7 +253,7 @@ def lower_groups(
         {"a": x, "b": weight, "bias": bias, "out": out},
         params,
         macros,
-        epilogue=made,
+        epilogue=epilogue,
         specialize=True,
         constants=window.params,
         local=local,

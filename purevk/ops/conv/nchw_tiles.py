@@ -263,7 +263,7 @@ def lower_tiles(
         and _dims.gcd_of(out_x) % 8 == 0
         and _pairs(lowering.traits, tiles)
     )
-    made = make_epilogue(
+    epilogue = make_epilogue(
         lowering,
         conv.epilogue,
         conv.extras,
@@ -300,7 +300,7 @@ def lower_tiles(
         {"a": x, "b": weight, "bias": bias, "out": out},
         params,
         macros,
-        epilogue=made,
+        epilogue=epilogue,
         specialize=True,
         constants=conv.window.params,
         grid=(

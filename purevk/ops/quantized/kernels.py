@@ -379,11 +379,11 @@ def _variants(
         for words in (4, 2, 1):
             for columns in (4, 8):
                 for local, count in shapes:
-                    made = _Vectors(columns, words, local, count)
+                    vectors = _Vectors(columns, words, local, count)
                     shape = (local, count) != (default.local, default.teams)
                     changed = (words != default.words) + (columns != default.columns) + shape
                     if changed == changes and local * count <= max_invocations:
-                        yield made
+                        yield vectors
 
 
 class HalfTiles(_Template):

@@ -149,7 +149,7 @@ def lower_slices(
         grid=grid,
         flops=4 * x.type.numel,
     )
-    made = make_epilogue(
+    epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
@@ -160,7 +160,7 @@ def lower_slices(
         vector=form.vector,
         row=None if form.nhwc else (1, "row % (groups * inner)"),
     )
-    made.macros.pop("HAS_8BIT", None)
+    epilogue.macros.pop("HAS_8BIT", None)
     lowering.dispatch(
         "reduce/group_apply.comp",
         {"x": x, "moments": moments, "out": out, "weight": weight, "bias": bias},
@@ -171,7 +171,7 @@ def lower_slices(
             "HAS_WEIGHT": int(weight is not None),
             "HAS_BIAS": int(bias is not None),
         },
-        epilogue=made,
+        epilogue=epilogue,
         grid=grid,
         flops=4 * x.type.numel,
     )

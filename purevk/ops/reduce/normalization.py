@@ -215,7 +215,7 @@ def emit_norm(
         for name, operand in (("weight", weight), ("bias", bias))
         if operand is not None
     }
-    made = make_epilogue(
+    epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
@@ -226,7 +226,7 @@ def emit_norm(
         vector=vector,
         row=index.row,
     )
-    made.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
+    epilogue.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
     wide = vector and macros.get("GROUP") != 1
     forms = {name: lowering.texel(operand, wide) for name, operand in scales.items()}
     texels = bool(forms) and all(forms.values())
@@ -275,7 +275,7 @@ def emit_norm(
             **macros,
             **work.macros,
         },
-        epilogue=made,
+        epilogue=epilogue,
         local=work.local,
         always=group,
         grid=work.grid(items),
