@@ -323,9 +323,10 @@ _READER = {
     "aten._local_scalar_dense.default": "the same",
     "aten._assert_scalar.default": "checked at each call: of sizes by the host, of other numbers by"
     " `aten._assert_async`",
-    "aten._assert_tensor": "`aten._assert_tensor_metadata`: dropped, since types are known",
-    "aten.sym_constrain": "`aten.sym_constrain_range`, `aten.sym_constrain_range_for_size`: dropped,"
-    " since the exported program states the range of each symbol",
+    "aten._assert_tensor_metadata.default": "dropped, since types are known",
+    "aten.sym_constrain_range.default": "dropped, since the exported program states the range of each"
+    " symbol",
+    "aten.sym_constrain_range_for_size.default": "the same",
     "aten._to_copy.default": "of a Python number, as torch writes scalars: `aten.scalar_tensor`",
     "aten.scalar_tensor.default": "an operator as any other",
     "aten.copy_.default": "in a branch or a loop body: writes a buffer of the module",
@@ -355,10 +356,7 @@ def _without_kernel() -> tuple[str, ...]:
         " computed on the host |",
         "| `torch.ops.higher_order.flex_attention` |"
         " [attention with functions of the user](torch_compile.md#flex_attention) |",
-        *(
-            f"| `{name}{'*' * (name.count('.') == 1)}` | {_cell(text)} |"
-            for name, text in _READER.items()
-        ),
+        *(f"| `{name}` | {_cell(text)} |" for name, text in _READER.items()),
         f"| {control} (`torch.ops.higher_order`) | [control flow](control_flow.md) |",
         "| `auto_functionalized`, `auto_functionalized_v2`, `with_effects` | the operator inside"
         " runs as any other |",
