@@ -9,7 +9,6 @@
 //   S' = G[last] * S + d^T (D[last] * k)
 // Here: U and W with d = U - W S^T, by forward substitution, P, G and D[last].
 // gated_delta_scan.comp does the rest. D is a product, and no quotient or logarithm: decays may be 0.
-// NaN or infinity of a token may reach the results of others of its chunk that are before it.
 //
 // Buffers: q, k, v, decay, beta as in gated_delta.comp, q and k in whole vec4s; for each chunk and
 //   head: solved [CHUNK, V + K], U and W beside each other; weights [CHUNK, CHUNK], P; factors
@@ -124,7 +123,8 @@ void main() {
         int i = row + n;
         product = mix(product * decays[i], vec4(1.0), equal(columns, ivec4(i)));
         matrix[i * LANES + lane] = betas[i] * product * of_keys[n];
-        buf_weights[(chunk * CHUNK + i) * LANES + lane] = product * of_queries[n];
+        buf_weights[(chunk * CHUNK + i) * LANES + lane] =
+            mix(vec4(0.0), product * of_queries[n], lessThanEqual(columns, ivec4(i)));
         if (lane == 0) buf_factors[chunk * 2 * CHUNK + i] = products[i] = decays[0] * product.x;
     }
     UNROLL for (int m = 0; m < 4; m++) {

@@ -189,9 +189,13 @@ void main() {
             UNROLL for (int part = 0; part < 2; part++) {
                 vec4 d[4];
                 UNROLL for (int m = 0; m < 4; m++) d[m] = deltas[(first + part * 4 + m) * LANES + lane];
-                UNROLL for (int n = 0; n < ROWS; n++) {
-                    vec4 p = tile[SLOT2(group * ROWS + n, part)];
-                    UNROLL for (int m = 0; m < 4; m++) sum[n] += p[m] * d[m];
+                // What is right of the diagonal of P is not read: the deltas may be NaN there.
+                int at = first + part * 4 - group * ROWS;
+                if (at < ROWS) {
+                    UNROLL for (int n = 0; n < ROWS; n++) {
+                        vec4 p = tile[SLOT2(group * ROWS + n, part)];
+                        UNROLL for (int m = 0; m < 4; m++) sum[n] += at + m <= n ? p[m] * d[m] : vec4(0.0);
+                    }
                 }
                 UNROLL for (int r = 0; r < PARTS; r++) {
                     UNROLL for (int m = 0; m < 4; m++) {

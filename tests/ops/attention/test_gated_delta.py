@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,31 @@ def test_prompts_by_chunks(shared, sizes, is_tiled, tokens):
                 wanted = reference(*(each[-steps:] for each in inputs), state, is_tiled)
                 for got, want in zip(made, wanted):
                     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_before_one_that_is_not_finite():
+    """NaN or infinity of a token reaches its own results and later ones only."""
+    draw = random.Random(5)
+    whole, state = hard_inputs(2, 16, 6, 20), tensor(6, 20, 16)
+    with kernels_of("gpu"):
+        builder = GraphBuilder("forward")
+        values = [builder.input(DType.float32, tuple(each.shape)) for each in (*whole, state)]
+        graph = builder.finish(*builder.purevk.gated_delta.all(*values, False))
+        with Program("test", {"forward": lambda sizes: graph}, context()) as program:
+            kernels = program.method("forward").executable.plan.dispatches
+            assert any("gated_delta_chunks" in each.kernel.template for each in kernels)
+            for number in range(25):
+                inputs = [each.clone() for each in whole]
+                token = draw.choice((1, TOKENS - 1, draw.randrange(TOKENS)))
+                value = draw.choice((torch.nan, torch.inf, -torch.inf))
+                row = inputs[number % 5][token]
+                row.view(-1)[draw.randrange(row.numel())] = value
+                made = program.forward(*inputs, state)
+                wanted = reference(*inputs, state, False)
+                torch.testing.assert_close(made[0][:token], wanted[0][:token], rtol=1e-5, atol=1e-5)
+                if value != value:
+                    for got, want in zip(made, wanted):
+                        torch.testing.assert_close(got.isnan(), want.isnan())
 
 
 def test_which_prompts_are_cut():
