@@ -199,12 +199,18 @@ def _named_tuple(tree: Tree) -> type:
     return _NAMED[key]
 
 
+def children_of(spec: Any) -> list[Any]:
+    """The parts of a `torch.utils._pytree.TreeSpec`: before torch 2.10 an attribute has them."""
+    found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
+    return found
+
+
 def tree_of(spec: Any) -> Tree:
     """The tree of a `torch.utils._pytree.TreeSpec`."""
     if spec.is_leaf():
         return LEAF_TREE
     kind, context = spec.type, spec.context
-    items = tuple(tree_of(child) for child in spec.children())
+    items = tuple(tree_of(child) for child in children_of(spec))
     if kind in (tuple, list):
         return Tree(kind.__name__, items=items)
     if kind in (dict, collections.OrderedDict):

@@ -12,6 +12,7 @@ from purevk.frontends.torch.ratios import Ratios
 from purevk.ir import Guard, Size
 from purevk.ir import dims as _dims
 from purevk.ir.relations import indicator
+from purevk.ir.signature import children_of
 
 _RELATIONS = {
     "Equality": "==",
@@ -146,7 +147,7 @@ def _sources(program: Any, users: Sequence[Any]) -> dict[str, Any]:
         return {}
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None) or ()
     paths, _ = tree_flatten_with_path(tree_unflatten([0] * len(users), spec))
-    positional = spec.children()[0].num_children
+    positional = children_of(spec)[0].num_children
     found: dict[str, Any] = {}
     for number, (node, (path, _)) in enumerate(zip(users, paths)):
         at = path[1].idx if hasattr(path[1], "idx") and str(path[0]) == "[0]" else None

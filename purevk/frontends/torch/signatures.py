@@ -12,7 +12,7 @@ from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch.watch.effects import VIEW_OR_COPY, Effects
 from purevk.frontends.torch.written_views import takes_by_strides
 from purevk.ir import Parameter, Signature, StructureError
-from purevk.ir.signature import CONTIGUOUS, Tree, memory_layout, tree_of
+from purevk.ir.signature import CONTIGUOUS, Tree, children_of, memory_layout, tree_of
 
 _SIMPLE = (type(None), bool, int, float, str)
 
@@ -28,7 +28,7 @@ def signature_of(program: Any, module: Any = None) -> Signature | None:
     spec = program.call_spec.in_spec
     if spec is None:
         return None
-    args, kwargs = (tree_of(child) for child in spec.children())
+    args, kwargs = (tree_of(child) for child in children_of(spec))
     stated = getattr(program.module_call_graph[0].signature, "forward_arg_names", None) or ()
     count = len(args.items)
     names = [stated[at] if at < len(stated) else f"input_{at}" for at in range(count)]
