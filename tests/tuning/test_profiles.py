@@ -6,13 +6,21 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import purevk
 from purevk import knobs
+from purevk.api.physical import MatrixShape
 from purevk.errors import PurevkError
+from purevk.frontends.files import open_file
+from purevk.graph import context
 from purevk.graph.context import typical_traits
+from purevk.report.lowered import lower
 from purevk.tuning import (
     DEFAULT,
     SOFTWARE,
@@ -151,3 +159,82 @@ def test_the_profile_fills_in_what_a_device_does_not_report() -> None:
     assert dataclasses.replace(traits, cores=3).processors == 3
     assert DeviceTraits(frozenset(), profile=SOFTWARE).too_long(65535) is not None
     assert traits.too_long(65535) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds"),
+    [("Mali-G710", 0.5), ("Adreno (TM) 740", 0.5), ("Intel(R) Arc(tm) B580", 0.64)],
+)
+def test_loops_end_before_the_watchdog_of_linux(device: str, seconds: float) -> None:
+    (identity,) = (each for each, _ in DEVICES if each.name == device)
+    profile = choose_profile(identity)
+    most = DeviceTraits(frozenset(), profile=profile).max_iterations
+    assert most * profile.iteration_seconds <= seconds
+    assert DeviceTraits(frozenset(), profile=profile).too_long(most) is not None
+
+
+# What drivers report for float16 operands and float32 sums: RADV for RDNA 3 and 4 (Mesa 26), ANV
+# for Arc of the A series and integrated GPUs (Mesa's intel_device_info.c), NVIDIA's driver, and two
+# that no kernel takes.
+SHAPES = {
+    "RDNA 3": [(16, 16, 16)],
+    "Xe": [(8, 8, 16)],
+    "NVIDIA": [(16, 16, 16), (16, 8, 16), (16, 8, 8)],
+    "larger than tiles": [(32, 32, 16)],
+    "no divisor": [(12, 16, 16)],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_matrix_cores(name: str) -> None:
+    half = ("float16", "float16", "float32", "float32", False, "subgroup")
+    shapes = [MatrixShape(*shape, *half) for shape in SHAPES[name]]
+    other = MatrixShape(16, 16, 16, "float16", "float16", "float16", "float16", False, "subgroup")
+    device: Any = SimpleNamespace(physical=SimpleNamespace(matrix_shapes=(*shapes, other)))
+    usable = name in ("RDNA 3", "Xe", "NVIDIA")
+    assert context._fragments(device, "float16") == (SHAPES[name] if usable else [])
+
+
+@pytest.mark.device
+@pytest.mark.slow
+def test_half_precision_is_computed_in_float32(tmp_path: Path) -> None:
+    """Without matrix cores: on some GPUs float16 is the slower one."""
+    torch = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(36, 16)
+            self.norm, self.layer = torch.nn.LayerNorm(16), torch.nn.LSTM(16, 8, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            y = self.norm(self.linear(torch.relu(self.conv(x)).flatten(2)))
+            y = torch.nn.functional.scaled_dot_product_attention(y, y, y)
+            return self.layer(y.softmax(1))[0].cumsum(1)
+
+    path = tmp_path / "half.pvk"
+    with purevk.compile(Model().half().eval(), (torch.randn(1, 8, 8, 8).half(),)) as program:
+        program.save(path)
+    store = context.default_context().kernels
+    with open_file(path) as file:
+        traits = dataclasses.replace(store.traits, profile=mobile.MOBILE)
+        specs = lower(file, "forward", traits).plan.kernels
+    assert len(specs) > 5
+    for spec, code in store.spirv(specs).items():
+        assert not half_arithmetic(code), spec.template
+
+
+def half_arithmetic(code: bytes) -> list[int]:
+    """The instructions of a SPIR-V module that compute floats of 16 bits."""
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    halves, found, at = set(), [], 5
+    while at < len(words):
+        count, opcode = words[at] >> 16, words[at] & 0xFFFF
+        operands = words[at + 1 : at + count]
+        if (opcode == 22 and operands[1] == 16) or (opcode == 23 and operands[1] in halves):
+            halves.add(operands[0])  # OpTypeFloat, OpTypeVector
+        fma = opcode == 12 and operands[3] == 50
+        if (opcode in (129, 131, 133, 136, 142, 148) or fma) and operands[0] in halves:
+            found.append(opcode)  # OpFAdd, OpFSub, OpFMul, OpFDiv, OpVectorTimesScalar, OpDot
+        at += count
+    return found

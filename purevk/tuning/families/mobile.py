@@ -3,6 +3,9 @@ on one: where this file gives no number, it is the default's.
 
 They have few cores: 1 to 16 by Arm's data sheet of Mali, which also gives 1024 threads for most of
 its cores. Only Arm's driver reports how many cores there are.
+
+Half precision is stored and read as such, and computed in float32: kernels of these GPUs lose
+nothing where float16 is the slower one (llama.cpp's pull request 18493 turns it off on Mali).
 """
 
 from dataclasses import replace
@@ -22,6 +25,10 @@ MOBILE = replace(
     name="mobile",
     assumed_cores=4,
     max_invocations_per_core=1024,
+    # Linux ends what takes longer: JOB_TIMEOUT_MS in its panfrost_job.c (Mali up to G57 and G78; 5 s in
+    # panthor_sched.c for later ones), hang_limit_ms in v3d_sched.c, and for Adreno
+    # DRM_MSM_HANGCHECK_DEFAULT_PERIOD in msm_gpu.h.
+    dispatch_seconds=0.5,
     iteration_seconds=200e-9,  # clocks and memory are a quarter as fast
 )
 
