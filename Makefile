@@ -46,7 +46,8 @@ wheels:
 	@scripts/wheels.sh $(ARGS)
 devices:
 	@scripts/setup.sh --test
-	@.venv/bin/python -m bench.drivers $(ARGS)
+	@[ -e $(SHADERC) ] || TARGET=$(SHADERC) VALIDATOR=1 packaging/build_shaderc.sh
+	@PUREVK_SHADERC=$(SHADERC) .venv/bin/python -m bench.drivers $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

@@ -84,6 +84,7 @@ class Root:
                 command += ["--preload", str(libraries / preload)]
             return [*command, executable]
         variables["LD_LIBRARY_PATH"] = self.search_path(base)
+        variables["PUREVK_SHADERC"] = ""  # this system's is of another architecture
         if preload:
             variables["LD_PRELOAD"] = str(libraries / preload)
         named = [part for name, value in variables.items() for part in ("-E", f"{name}={value}")]
