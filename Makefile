@@ -47,7 +47,7 @@ wheels:
 devices:
 	@scripts/setup.sh --test
 	@[ -e $(SHADERC) ] || TARGET=$(SHADERC) VALIDATOR=1 packaging/build_shaderc.sh
-	@PUREVK_SHADERC=$(SHADERC) .venv/bin/python -m bench.drivers $(ARGS)
+	@PUREVK_SHADERC=$(SHADERC) PATH="$(dir $(SHADERC)):$$PATH" .venv/bin/python -m bench.drivers $(ARGS)
 bench:
 	@scripts/bench.sh $(ARGS)
 setup:

@@ -37,6 +37,8 @@ def findings(row: dict[str, Any]) -> str:
     made = row["pipelines"]
     refused = sum(map(len, made["refused"].values()))
     parts.append(f"{made['pipelines']} of {made['pipelines'] + refused} pipelines")
+    if shape := row["traits"]["coopmat_shape"]:
+        parts.append(f"matrix cores: {' x '.join(map(str, shape))}")
     if spills := spilled(made["templates"]):
         parts.append(f"spills: {', '.join(spills)}")
     if invalid := sum(map(len, row["invalid"].values())):

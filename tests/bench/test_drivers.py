@@ -19,7 +19,9 @@ LAVAPIPE = Row("lavapipe", "CPU", "lvp", runs=True)
 
 def _row(**more: Any) -> dict[str, Any]:
     made = {"pipelines": 3, "refused": {}, "templates": {}}
-    return {"opened": True, "pipelines": made, "invalid": {}, "not_lowered": {}, **more}
+    traits = {"coopmat_shape": None}
+    row = {"opened": True, "pipelines": made, "invalid": {}, "not_lowered": {}, "traits": traits}
+    return {**row, **more}
 
 
 def test_rows_have_names_of_their_own() -> None:
@@ -44,6 +46,7 @@ def test_findings_name_what_is_wrong() -> None:
     text = findings(
         _row(
             models={"errors": {"vit": 0.5, "gpt2": 1e-6}, "failed": wrong},
+            traits={"coopmat_shape": [16, 8, 16]},
             pipelines={
                 "pipelines": 3,
                 "refused": {"out of registers": ["conv/conv2d.comp"]},
@@ -52,7 +55,7 @@ def test_findings_name_what_is_wrong() -> None:
         )
     )
     assert "1 of 3 models right (bert, vit)" in text and "3 of 4 pipelines" in text
-    assert "spills: `conv/conv2d.comp`" in text
+    assert "matrix cores: 16 x 8 x 16; spills: `conv/conv2d.comp`" in text
     assert spilled({"a": {"Spills": 0, "Code size": 100}, "b": {"Scratch": 16}}) == ["`b`"]
 
 
