@@ -319,10 +319,15 @@ class Network(GraphBuilder):
             if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
                 raise FileFormatError("a rotation is no number", where=self.file.name)
             dtype = DType.float32 if self.dtype is DType.bfloat16 else self.dtype
-            angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
+
+            def read(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+                angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
+                return np.tile(function(angles) * factor, 2).astype(dtype.numpy)
+
             rows = []
-            for function in (np.cos, np.sin):
-                table = self.constant(np.tile(function(angles) * factor, 2), dtype)
+            for part, function in (("cos", np.cos), ("sin", np.sin)):
+                name, read_part = f"angles.{tables}", functools.partial(read, function)
+                table = self._borrowed(name, part, dtype, (self.rows, width), read_part)
                 rows.append(self.op("index.Tensor", self.narrow(table), (self.positions,)))
             self._angles[key] = rows[0], rows[1]
         return self._angles[key]
