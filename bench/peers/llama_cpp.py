@@ -39,7 +39,12 @@ class _ContextParams(ctypes.Structure):
         ("context", ctypes.c_uint32),
         ("batch", ctypes.c_uint32),
         ("micro_batch", ctypes.c_uint32),
-        ("rest", ctypes.c_char * 1012),
+        ("between", ctypes.c_int32 * 10),
+        ("flash_attention", ctypes.c_int32),
+        ("numbers", ctypes.c_int32 * 12),
+        ("key_type", ctypes.c_int32),
+        ("value_type", ctypes.c_int32),
+        ("rest", ctypes.c_char * 912),
     ]
 
 
@@ -71,6 +76,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_synchronize": (None, [_POINTER]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [_POINTER, ctypes.c_int32]),
     "llama_get_memory": (_POINTER, [_POINTER]),
+    "llama_memory_clear": (None, [_POINTER, ctypes.c_bool]),
     "llama_memory_seq_rm": (
         ctypes.c_bool,
         [_POINTER, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
@@ -142,6 +148,7 @@ class LlamaCpp:
         path: of the file.
         rows: of the cache.
         vulkan: whether it runs on the Vulkan device.
+        exact: the cache is of float32, and no products of float16 are computed.
 
     Attributes:
         device: its name.
@@ -150,7 +157,7 @@ class LlamaCpp:
         Unavailable: llama.cpp is not installed, finds no device, or does not load the file.
     """
 
-    def __init__(self, path: Path, rows: int, *, vulkan: bool = True) -> None:
+    def __init__(self, path: Path, rows: int, *, vulkan: bool = True, exact: bool = False) -> None:
         self._llama, self.device = _library(vulkan)
         self._model = self._context = None
         params = self._llama.llama_model_default_params()
@@ -161,6 +168,8 @@ class LlamaCpp:
         params = self._llama.llama_context_default_params()
         params.context = params.batch = rows
         params.micro_batch = min(512, rows)  # its default, and the best for prompts
+        if exact:
+            params.flash_attention = params.key_type = params.value_type = 0  # off, float32
         self._context = self._llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise Unavailable("llama.cpp makes no context")
@@ -168,7 +177,9 @@ class LlamaCpp:
 
     def run(self, tokens: Sequence[int], position: int) -> None:
         """Runs tokens from a position on, and waits. The cache up to the position is kept."""
-        if not self._llama.llama_memory_seq_rm(self._memory, -1, position, -1):
+        if not position:  # recurrent layers can be cleared, but not cut
+            self._llama.llama_memory_clear(self._memory, False)
+        elif not self._llama.llama_memory_seq_rm(self._memory, -1, position, -1):
             raise RuntimeError("llama.cpp keeps no part of its cache")
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = self._llama.llama_batch_get_one(ctypes.addressof(array), len(tokens))

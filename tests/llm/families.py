@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                                     "attn_implementation": "eager"}),
     "gemma4": ("Gemma4Text", "gemma4", {**GEMMA4, "num_hidden_layers": 6, "use_double_wide_mlp": True,
                                         "layer_types": ["sliding_attention", "full_attention"] * 3,
-                                        "num_kv_shared_layers": 3, "final_logit_softcapping": 3.0}),
+                                        "num_kv_shared_layers": 2, "final_logit_softcapping": 3.0}),
     "gemma4moe": ("Gemma4Text", "gemma4", {**GEMMA4, "num_hidden_layers": 2, "attention_k_eq_v": True,
                                            "num_global_key_value_heads": 1,
                                            "hidden_size_per_layer_input": 0,
                                            "enable_moe_block": True, "num_experts": 4,
                                            "top_k_experts": 2, "moe_intermediate_size": 32,
+                                           "final_logit_softcapping": 30.0,
                                            "layer_types": ["sliding_attention", "full_attention"]}),
     "phi3": ("Phi3", "phi3", {}),
     "longrope": ("Phi3", "phi3", {"rope_parameters": LONG, "max_position_embeddings": 64,
@@ -108,8 +110,12 @@ def tiny(family: str) -> Any:
     return model
 
 
-def write_gguf(model: Any, family: str, path: Path) -> None:
-    """Writes a file as llama.cpp's converter does, with tensors of F32."""
+def write_gguf(model: Any, family: str, path: Path, drafts: int = 1) -> None:
+    """Writes a file as llama.cpp's converter does, with tensors of F32 and without a vocabulary.
+
+    Args:
+        drafts: layers of Qwen3.5 that predict further tokens, and have no tensors here.
+    """
     _, name, _ = FAMILIES[family]
     config = model.config
     config.allow_global_per_layer_attribute_access = True
@@ -120,16 +126,25 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         width = config.per_layer_config["full_attention"].head_dim
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    drafts = int(name == "qwen35")  # a layer that predicts further tokens, which is not computed
+    drafts *= name == "qwen35"
     writer.add_block_count(config.num_hidden_layers + drafts)
     if drafts:
         writer.add_nextn_predict_layers(drafts)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner, attends = config.intermediate_size, kv_heads
+    if family == "lfm2":
+        attends = [kv_heads * (each != "conv") for each in config.layer_types]
+    if name == "gemma4":
+        inner = [layer.mlp.gate_proj.out_features for layer in model.model.layers]
+        widths = [layer.self_attn.head_dim for layer in model.model.layers]
+        rows = [model.model.layers[n].self_attn.num_key_value_groups for n in range(len(widths))]
+        attends = [heads // groups for groups in rows]
+        writer.add_key_length_swa(min(widths))
+        writer.add_value_length_swa(min(widths))
+        writer.add_rope_dimension_count_swa(min(widths))
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(heads)
-    attends = [each != "conv" for each in getattr(config, "layer_types", None) or [""]]
-    writer.add_head_count_kv(
-        [kv_heads * each for each in attends] if family == "lfm2" else kv_heads
-    )
+    writer.add_head_count_kv(attends)
     writer.add_layer_norm_rms_eps(
         getattr(config, "rms_norm_eps", getattr(config, "norm_eps", 1e-5))
     )
@@ -154,6 +169,8 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         factors = np.repeat(np.array([1, 1e30], np.float32), [width // 8, width // 2 - width // 8])
         writer.add_tensor("rope_freqs.weight", factors)
     if name.startswith("qwen35"):
+        writer.add_rope_dimension_sections([1, 1, 0, 0])
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)
         writer.add_ssm_group_count(config.linear_num_key_heads)
@@ -171,10 +188,17 @@ def write_gguf(model: Any, family: str, path: Path) -> None:
         writer.add_rope_scaling_factor(rotation["factor"])
         writer.add_rope_scaling_orig_ctx_len(rotation["original_max_position_embeddings"])
     if rotation.get("rope_type") == "longrope":
+        growth = config.max_position_embeddings / rotation["original_max_position_embeddings"]
+        base = math.log(rotation["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(growth) / base))
         writer.add_rope_scaling_orig_ctx_len(rotation["original_max_position_embeddings"])
         for which in ("long", "short"):
             factors = np.array(rotation[f"{which}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{which}.weight", factors)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
     names = gguf.get_tensor_name_map(_architecture(name), config.num_hidden_layers)
     for key, weight in _weights(model).items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
