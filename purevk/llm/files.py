@@ -4,6 +4,7 @@ names."""
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 from purevk.closing import Closing
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError, UnsupportedProgramError
-from purevk.pte.blocks import Form
+from purevk.pte import blocks
 from purevk.pte.source import Source
 
 
@@ -33,7 +34,7 @@ class Tensor(ABC):
         """The type as messages name it."""
 
     @property
-    def form(self) -> Form | None:
+    def form(self) -> blocks.Form | None:
         """How it is quantized; None: it is not."""
         return None
 
@@ -48,6 +49,25 @@ class Tensor(ABC):
     def values(self) -> np.ndarray:
         """The quantized values of a matrix as kernels read them: bytes [rows, bytes]."""
         raise NotImplementedError
+
+
+class BlockTensor(Tensor):
+    """A tensor whose blocks are those of a type of GGUF, its `kind`."""
+
+    @property
+    def form(self) -> blocks.Form | None:
+        return blocks.FORMS.get(self.kind)
+
+    @abstractmethod
+    def _blocks(self) -> np.ndarray:
+        """Bytes [blocks, bytes of a block]."""
+
+    def parts(self) -> Mapping[str, np.ndarray]:
+        rows, parts = math.prod(self.dims[:-1]), blocks.scales(self.kind, self._blocks())
+        return {name: part.reshape(rows, -1) for name, part in parts.items()}
+
+    def values(self) -> np.ndarray:
+        return blocks.weight(self.kind, self._blocks()).reshape(math.prod(self.dims[:-1]), -1)
 
 
 class ModelFile(Closing):
@@ -128,6 +148,8 @@ def unknown_architecture(where: str, name: object, known: Iterable[str]) -> Unsu
     )
 
 
+DTYPES = {each.name: each for each in (DType.float32, DType.float16, DType.bfloat16)}
+"""What models compute in, by the names of `purevk.llm.load`."""
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -143,9 +165,3 @@ def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
     """Bits of bfloat16, uint16, of float32."""
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def dtype_named(name: str) -> DType | None:
-    """The dtype that `purevk.llm.load` calls so; None if there is none."""
-    names = {each.name: each for each in (DType.float32, DType.float16, DType.bfloat16)}
-    return names.get(name)

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.llm import files
 from purevk.mapped import own
 from purevk.paths import path_text
-from purevk.pte import blocks
 from purevk.pte.blocks import BLOCK_TYPES, BlockType
 from purevk.pte.source import Source
 
@@ -40,7 +38,7 @@ ROTATED_NEIGHBOURS = ("llama", "mistral3", "smollm3")
 
 
 @dataclass(frozen=True)
-class Tensor(files.Tensor):
+class Tensor(files.BlockTensor):
     """A tensor of a file.
 
     Attributes:
@@ -56,22 +54,11 @@ class Tensor(files.Tensor):
     def kind(self) -> str:
         return self.type.name
 
-    @property
-    def form(self) -> blocks.Form | None:
-        return blocks.FORMS.get(self.kind)
-
     def floats(self) -> np.ndarray:
         return files.floats_of(own(self.data), self.kind).reshape(self.dims)
 
     def _blocks(self) -> np.ndarray:
         return np.frombuffer(own(self.data), np.uint8).reshape(-1, self.type.nbytes)
-
-    def parts(self) -> Mapping[str, np.ndarray]:
-        rows, parts = math.prod(self.dims[:-1]), blocks.scales(self.kind, self._blocks())
-        return {name: part.reshape(rows, -1) for name, part in parts.items()}
-
-    def values(self) -> np.ndarray:
-        return blocks.weight(self.kind, self._blocks()).reshape(math.prod(self.dims[:-1]), -1)
 
 
 class GgufFile(files.ModelFile):

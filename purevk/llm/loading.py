@@ -17,7 +17,7 @@ from purevk.ir import Graph, TensorType, Value
 from purevk.llm.architectures import ARCHITECTURES
 from purevk.llm.checkpoint import Folder
 from purevk.llm.decoding import Decoder, prompt_lengths
-from purevk.llm.files import ModelFile, close_on_error, unknown_architecture
+from purevk.llm.files import DTYPES, ModelFile, close_on_error, unknown_architecture
 from purevk.llm.gguf import GgufFile
 from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
@@ -29,11 +29,6 @@ from purevk.program.devices.memory import heaps_of
 from purevk.program.program import Program
 from purevk.tuning.traits import DeviceTraits
 
-DTYPES = {
-    "float32": DType.float32,
-    "float16": DType.float16,
-    "bfloat16": DType.bfloat16,
-}
 CACHES = {**{name: name for name in DTYPES}, "int8": "int8", "float8": "float8"}
 DEFAULT_CONTEXT = 4096
 MOST_ROWS, GPU_ROWS = 512, 2048  # tokens of a prompt in one submission; of GPUs

@@ -14,7 +14,7 @@ from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, TensorType, Value
 from purevk.ir.graph import BorrowedConstant
-from purevk.llm.files import ModelFile, Tensor, damaged, dtype_named, to_bfloat16
+from purevk.llm.files import DTYPES, ModelFile, Tensor, damaged, to_bfloat16
 from purevk.llm.graphs import GraphBuilder
 from purevk.pte import blocks
 
@@ -391,8 +391,8 @@ class Network(GraphBuilder):
             bits = self._cache(name, self.purevk.to_float8(self.wide(rows), _FLOAT8))
             return self.narrow(self.purevk.from_float8(bits, _FLOAT8))
         if self.cache != "int8":
-            dtype = dtype_named(self.cache)
-            return self.narrow(self._cache(name, self.op("_to_copy.default", rows, dtype)))
+            stored = self.op("_to_copy.default", rows, DTYPES[self.cache])
+            return self.narrow(self._cache(name, stored))
         wide = self.wide(rows)
         largest = self.op("amax.default", self.op("abs.default", wide), (-1,), True)
         scales = self.op("mul.Scalar", self.op("clamp.default", largest, 1e-6, None), 1 / 127)

@@ -12,7 +12,6 @@ from purevk.errors import UnsupportedProgramError
 from purevk.llm import files
 from purevk.llm.files import damaged
 from purevk.llm.safetensors import Quantized, Stored
-from purevk.pte import blocks
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -120,7 +119,7 @@ def of_torchao(base: str, stored: Mapping[str, Stored]) -> files.Tensor:
 
 
 @dataclass(frozen=True)
-class Mxfp4(files.Tensor):
+class Mxfp4(files.BlockTensor):
     """Matrices of MXFP4 as gpt-oss has them: every `step`-th row from `first` on.
 
     Attributes:
@@ -139,10 +138,6 @@ class Mxfp4(files.Tensor):
         return "MXFP4"
 
     @property
-    def form(self) -> blocks.Form:
-        return blocks.FORMS[self.kind]
-
-    @property
     def dims(self) -> tuple[int, ...]:  # type: ignore[override]
         *outer, rows, groups = self.exponents.dims
         if self.codes.dims != (*self.exponents.dims, 16) or rows % self.step:
@@ -157,10 +152,3 @@ class Mxfp4(files.Tensor):
         pairs = np.stack((codes & 15, codes >> 4), -1).reshape(-1, 32)
         packed = pairs[:, :16] | pairs[:, 16:] << 4
         return np.concatenate((exponents.reshape(-1, 1), packed), 1)
-
-    def parts(self) -> Mapping[str, np.ndarray]:
-        found = blocks.scales(self.kind, self._blocks())
-        return {name: part.reshape(-1, self.dims[-1] // 32) for name, part in found.items()}
-
-    def values(self) -> np.ndarray:
-        return blocks.weight(self.kind, self._blocks()).reshape(-1, self.dims[-1])

@@ -19,7 +19,7 @@ from purevk.graph.context import Context
 from purevk.ir import Constant, Graph, Size, Value
 from purevk.ir.dims import range_of
 from purevk.llm.decoding import Decoder
-from purevk.llm.files import ModelFile, close_on_error, damaged, dtype_named
+from purevk.llm.files import DTYPES, ModelFile, close_on_error, damaged
 from purevk.llm.graphs import types_of
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
@@ -64,7 +64,7 @@ class Description(NamedTuple):
         context, vocab, weights, cache = (
             _number(path, stated, key) for key in ("context", "vocab", "weights", "cache")
         )
-        dtype, metadata = dtype_named(str(stated.get("dtype"))), stated.get("metadata")
+        dtype, metadata = DTYPES.get(str(stated.get("dtype"))), stated.get("metadata")
         if dtype is None or not isinstance(metadata, dict):
             raise _damaged(path, str(stated)[:200])
         prompts = _prompts(path, stated.get("prompts"), methods)
@@ -121,16 +121,9 @@ def save(
         for key, value in about_file.items()
         if key.startswith("tokenizer.")
     }
-    description = Description(
-        decoder.context,
-        decoder.vocab,
-        dict(decoder.prompts),
-        decoder.dtype,
-        decoder.is_recurrent,
-        plan.weights,
-        plan.cache,
-        metadata,
-    )
+    sizes = (decoder.context, decoder.vocab, dict(decoder.prompts), decoder.dtype)
+    sums = (decoder.is_recurrent, plan.weights, plan.cache)
+    description = Description(*sizes, *sums, metadata)
     write(path, program.name, {**sources, "decode": program.methods["decode"].source}, description)
 
 

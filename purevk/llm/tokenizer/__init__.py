@@ -271,7 +271,7 @@ def _sentence_pieces(
     file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]
 ) -> Any:
     """Pairs are merged in the order of the scores of what they become, as llama.cpp does."""
-    from tokenizers import Tokenizer, models, normalizers
+    from tokenizers import normalizers
 
     scores = file.value("tokenizer.ggml.scores", np.ndarray, np.zeros(0))
     if len(scores) != len(texts):
@@ -291,11 +291,8 @@ def _sentence_pieces(
         if length > _MOST_OF_MERGES:
             why = f"its merges have more than {_MOST_OF_MERGES} characters"
             raise _damaged(file.name, why)
-    unknown = next((texts[number] for number, each in enumerate(types) if each == _UNKNOWN), None)
-    merges: list[Any] = [(texts[left], texts[right]) for _, left, right in sorted(ranked)]
-    tokenizer: Any = Tokenizer(
-        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
-    )
+    merges = [(texts[left], texts[right]) for _, left, right in sorted(ranked)]
+    tokenizer = _of_merges(texts, ids, types, merges)
     spaces = normalizers.Replace(" ", _SPACE)
     has_prefix = file.value("tokenizer.ggml.add_space_prefix", bool, True)
     prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
@@ -303,16 +300,22 @@ def _sentence_pieces(
     return tokenizer
 
 
-def _characters(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
-    """Pairs of characters are merged in the order that the file states, within lines and within runs
-    of newlines. A character that is no token becomes its bytes."""
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+def _of_merges(texts: list[str], ids: dict[str, int], types: list[int], merges: list[Any]) -> Any:
+    """Pairs are merged in this order. A character that is no token becomes its bytes."""
+    from tokenizers import Tokenizer, models
 
     unknown = next((texts[number] for number, each in enumerate(types) if each == _UNKNOWN), None)
-    model = models.BPE(
-        ids, _merges(file, ids), unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types
+    return Tokenizer(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
     )
-    tokenizer: Any = Tokenizer(model)
+
+
+def _characters(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
+    """Pairs of characters are merged in the order that the file states, within lines and within runs
+    of newlines."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    tokenizer = _of_merges(texts, ids, types, _merges(file, ids))
     tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|[^\n]+"), "isolated")
     return tokenizer
