@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from purevk.dtypes import DType
-from purevk.ir import Node, TensorType, Value
+from purevk.ir import Arg, Node, TensorType, Value
+from purevk.lower.expression import ROUND
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.pointwise import binary, unary
 from purevk.ops.promotion import float_type
@@ -31,7 +32,20 @@ unary(
     compute="float",
     out="real",
 )
-binary("aten.ldexp.Tensor", "(x * pv_exp2(y))", compute="float")
+
+
+def _ldexp(x: Arg, y: Arg, dtype: DType, **_: object) -> str:
+    base, kind = (each.type.dtype if isinstance(each, Value) else dtype for each in (x, y))
+    if kind.is_float or not base.is_float:
+        return f"(x * {ROUND.get(kind, '$0').replace('$0', 'pv_exp2(y)')})"
+    return (
+        "pv_ldexp(x, y, 1023.0lf, 969.0lf)"
+        if dtype is DType.float64
+        else "pv_ldexp(x, y, 127.0, 102.0)"
+    )
+
+
+binary("aten.ldexp.Tensor", _ldexp, compute="float")
 
 # Polynomials: the number of their kind in functions.glslh, and their argument.
 for _name, (_kind, _at) in {

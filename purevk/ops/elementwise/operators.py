@@ -239,8 +239,9 @@ binary(
     "aten.remainder.Scalar",
     "aten.remainder.Scalar_Tensor",
 )
-binary("aten.maximum.default", "pv_max(x, y)", arithmetic="xy")
-binary("aten.minimum.default", "pv_min(x, y)", arithmetic="xy")
+# Of two zeros, torch takes the second.
+binary("aten.maximum.default", "pv_max(y, x)", arithmetic="xy")
+binary("aten.minimum.default", "pv_min(y, x)", arithmetic="xy")
 binary("aten.atan2.default", "pv_atan2(x, y)", compute="float", arithmetic="xy")
 
 

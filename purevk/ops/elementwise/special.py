@@ -7,6 +7,7 @@ from collections.abc import Callable
 from purevk.dtypes import DType
 from purevk.ir import Arg, Node, Scalar, TensorType, Value
 from purevk.lower.expression import ROUND, literal
+from purevk.lower.numbers import rounded
 from purevk.ops.builder import Builder
 from purevk.ops.elementwise.operators import is_factor_zero, zero_times
 from purevk.ops.elementwise.pointwise import binary, unary
@@ -28,8 +29,14 @@ for _name, (_glsl, *_names) in {
     unary(f"aten.{_name}.default", _glsl, *_names, compute="float", arithmetic="x")
 
 
-def _logit(eps: float | None, **_: object) -> str:
-    return "pv_logit(x)" if eps is None else "pv_logit(pv_clamp(x, ACC(eps), ACC(1) - ACC(eps)))"
+def _logit(eps: float | None, dtype: DType, **_: object) -> str:
+    if eps is None:
+        return "pv_logit(x)"
+    low, high = "ACC(eps)", "ACC(1) - ACC(eps)"
+    if dtype in ROUND:
+        least = rounded(eps, dtype)
+        low, high = (literal(each, dtype) for each in (least, rounded(1 - least, dtype)))
+    return f"pv_logit(pv_clamp(x, {low}, {high}))"
 
 
 unary(
@@ -167,13 +174,38 @@ define(
 for _name, (_glsl, *_names) in {
     "copysign.Tensor": ("pv_copysign(x, y)", "aten.copysign.Scalar"), "logaddexp.default": ("pv_logaddexp(x, y)",), "logaddexp2.default": ("pv_logaddexp2(x, y)",),  # noqa: E501
     "hypot.default": ("pv_hypot(x, y)",),
-    "xlogy.Tensor": ("pv_xlogy(x, y)", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other", "aten.special_xlogy.default"),  # noqa: E501
-    "special_xlog1py.default": (
-        "pv_xlog1py(x, y)",
-        *(f"aten.special_xlog1py.{each}_scalar" for each in ("self", "other")),
-    ),
 }.items():  # fmt: skip
     binary(f"aten.{_name}", _glsl, *_names, compute="float", arithmetic="xy")
+
+
+def _times_log(function: str, root: int) -> Callable[..., str]:
+    """x times the logarithm of a number. Where that is known to be 0, compilers take the product for 0,
+    and it is NaN or -0.0."""
+
+    def text(y: Arg, dtype: DType, **_: object) -> str:
+        if isinstance(y, (int, float)) and y == root:
+            return f"(x == ACC(0) ? ACC(0) : {zero_times(dtype, 'x')})"
+        return f"{function}(x, y)"
+
+    return text
+
+
+binary(
+    "aten.xlogy.Tensor",
+    _times_log("pv_xlogy", 1),
+    "aten.xlogy.Scalar_Self",
+    "aten.xlogy.Scalar_Other",
+    "aten.special_xlogy.default",
+    compute="float",
+    arithmetic="xy",
+)
+binary(
+    "aten.special_xlog1py.default",
+    _times_log("pv_xlog1py", 0),
+    *(f"aten.special_xlog1py.{each}_scalar" for each in ("self", "other")),
+    compute="float",
+    arithmetic="xy",
+)
 
 
 def _nextafter(dtype: DType, **_: object) -> str:
@@ -204,12 +236,27 @@ binary(
     arithmetic="xy",
 )
 
-binary("aten.clamp_min.default", "pv_max(x, y)", "aten.clamp_min.Tensor", arithmetic="xy")
-binary("aten.clamp_max.default", "pv_min(x, y)", "aten.clamp_max.Tensor", arithmetic="xy")
-binary("aten.max.other", "pv_max(x, y)", arithmetic="xy")
-binary("aten.min.other", "pv_min(x, y)", arithmetic="xy")
+
+def _bound(function: str) -> Callable[..., str]:
+    """Of two zeros, the result is the second in torch if that is a tensor, and else the first."""
+    return lambda y, **_: (
+        f"{function}(x, y)" if isinstance(y, (int, float)) else f"{function}(y, x)"
+    )
+
+
+binary("aten.clamp_min.default", _bound("pv_max"), "aten.clamp_min.Tensor", arithmetic="xy")
+binary("aten.clamp_max.default", _bound("pv_min"), "aten.clamp_max.Tensor", arithmetic="xy")
+binary("aten.max.other", "pv_max(y, x)", arithmetic="xy")
+binary("aten.min.other", "pv_min(y, x)", arithmetic="xy")
 binary("aten.heaviside.default", "(x == ACC(0) ? y : x > ACC(0) ? ACC(1) : ACC(0))")
-binary("aten.gcd.default", "pv_gcd(x, y)")
+
+
+def _gcd(dtype: DType, **_: object) -> str:
+    lowest = 0 if dtype is DType.uint8 else -(2 ** (8 * dtype.itemsize - 1))
+    return f"pv_gcd(x, y, {literal(lowest, dtype)})"
+
+
+binary("aten.gcd.default", _gcd)
 binary("aten.lcm.default", "pv_lcm(x, y)")
 for _name, _way in {"left": "l", "right": "r"}.items():
     binary(

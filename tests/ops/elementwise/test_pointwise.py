@@ -234,6 +234,70 @@ def test_binary(row):
     check(cases)
 
 
+# Where torch ends the process for the lowest integer: its own division by -1.
+DIVIDES = ("remainder", "fmod", "floor_divide", "div", "lcm")
+# torch gives NaN where a quotient in between overflows.
+REMAINDERS = ("fmod", "remainder")
+
+
+@pytest.mark.parametrize("row", BINARY, ids=lambda row: row.name)
+def test_binary_at_special_values(row):
+    """All pairs of the numbers where functions go wrong, and numbers in Python beside them."""
+    cases = []
+    for overload, dtype in itertools.product(overloads(row), ALL):
+        kinds = [str(argument.type) for argument in overload._schema.arguments[:2]]
+        name = overload.overloadpacket.__name__
+        if specials(name) is None or name == "special_zeta":
+            continue  # torch's results are accidents
+        x = edges(dtype, name).flatten()
+        if name in DIVIDES and dtype in INTS:
+            x = x.where(x != torch.iinfo(dtype).min, 5)
+        if name in REMAINDERS and dtype in FLOATS:
+            x = x.where((x == 0) | x.isinf() | ~((x.abs() < 1e-30) | (x.abs() > 1e30)), 3)
+        if kinds == ["Tensor", "Tensor"]:
+            pairs = [(x[:, None], x)]
+        elif kinds[0] == "Tensor":
+            pairs = [(x, number) for number in (1, 0, -1, 2.5, True)]
+        else:
+            pairs = [(number, x) for number in (1, 0, -1, 2.5)]
+        cases += [
+            Case(overload, pair, zeros=True, name=f"{overload} {dtype} {pair}"[:70])
+            for pair in pairs
+            if works(overload, *pair) is not None
+        ]
+    if cases:
+        check(cases)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.bfloat16], ids=str)
+def test_ldexp_of_any_exponent(dtype):
+    """With an integer, no power of 2 overflows or vanishes, and the result is rounded once."""
+    numbers = [0.0, -0.0, 1.0, 1.5, -1.0000001, math.inf, math.nan, 3e38, 1e-30]
+    x = torch.cat([torch.tensor(numbers), tensor(7)]).to(dtype)
+    if keeps_subnormal_numbers():
+        x = torch.cat([x, torch.tensor([1e-45, -3e-42], dtype=dtype)])
+    sizes = (1, 24, 126, 127, 128, 129, 149, 150, 200, 277, 1023, 1074, 1500, 2098, 2**31 - 1)
+    exponents = torch.tensor([sign * size for size in sizes for sign in (1, -1)])
+    check(
+        [
+            Case(aten.ldexp.Tensor, (x[:, None], exponents.to(kind)), rtol=0, atol=0, zeros=True)
+            for kind in (torch.int32, torch.int64)
+        ]
+    )
+
+
+def test_logit_with_a_bound():
+    """1 - eps is rounded to the dtype."""
+    x = torch.tensor([0.0, 1.0, 0.5, 0.999, 0.9995, 1e-4, 5e-4, math.nan])
+    check(
+        [
+            Case(aten.logit.default, (x.to(dtype), eps))
+            for dtype in (*FLOATS, torch.bfloat16)
+            for eps in (1e-3, 1e-4, 1e-6, 0.1)
+        ]
+    )
+
+
 MIXED = {
     (torch.float32, torch.int32),
     (torch.int64, torch.float16),
