@@ -7,13 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.glsl.harness import GLSL, Out, Texel, ceil_div, close, run
+from tests.glsl.harness import GLSL, Out, Texel, ceil_div, close, compile_template, run
 from tests.glsl.matmul.harness import dense_matmul, register_grid, register_tile, tile_macros
 
 pytestmark = pytest.mark.device
 
 SIZES = [(1, 1, 1), (13, 29, 17), (37, 36, 20), (64, 64, 64), (67, 131, 23)]
 REGISTERS = [{}, {"LANES_M": 1, "TM": 3, "TN4": 3}, {"TM": 5, "TN4": 2, "WY": 1}, {"SG": 1}]
+SINE = 13  # in GLSL.std.450
 TILES = [(64, 64, 16, 4, 4), (32, 32, 32, 4, 4), (32, 64, 16, 4, 8), (128, 64, 8, 8, 8)]
 LARGEST = (128, 256, 16, 8, 16)
 SLICED = [(32, 32, 64, 4, 4, 2), (16, 32, 64, 4, 4, 4), (32, 16, 64, 4, 4, 8)]
@@ -61,6 +62,27 @@ def test_registers(size, transposed, tile):
     buffers = [a, b, bias, Out(want.shape, np.float32)]
     (got,) = run("matmul/matmul.comp", buffers, params, register_grid(macros, m, n, 2), macros)
     close(got, want + bias, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("template", "tile"),
+    [
+        ("matmul/matmul.comp", {"TM": 16, "TN4": 2}),
+        ("matmul/matmul.comp", {"TM": 8, "TN4": 2, "LANES_M": 1}),
+        ("matmul/matmul.comp", {"TM": 3, "TN4": 6, "LANES_M": 1}),
+        ("conv/conv2d_winograd.comp", {"TM": 16, "TN4": 1}),
+    ],
+    ids=str,
+)
+def test_an_epilogue_stands_few_times(template, tile):
+    """For each vector of a tile it stood once: a kernel with a long one took seconds to compile."""
+    macros = {f"VEC4_{name}": 1 for name in ("A", "B", "OUT")}
+    spirv = compile_template(template, {**macros, **tile, "EPILOGUE4(v, b, m, n)": "sin(v)"})
+    words, at, count = np.frombuffer(spirv, np.uint32), 5, 0
+    while at < len(words):
+        count += words[at] & 0xFFFF == 12 and words[at + 4] == SINE  # OpExtInst
+        at += words[at] >> 16
+    assert 0 < count <= 8
 
 
 @pytest.mark.parametrize("transposed", [False, True])
