@@ -4,8 +4,9 @@ each kernel.
     python -m bench.first_calls MODEL... [--way torch.compile] [--kernels 5]
 
 A model is a name of `tests/models/gallery`, or FILE.py:FUNCTION, where the function gives a module
-and a tuple of inputs. Torch's capture is `torch.export` with `run_decompositions`, or a first call
-of `torch.compile(backend="aot_eager")`. Each time is in wall seconds / CPU seconds of the process.
+and a tuple of inputs. Torch's capture is `torch.export`, and `run_decompositions` as a part of
+purevk.compile; or a first call of `torch.compile(backend="aot_eager")`. Each time is in wall seconds /
+CPU seconds of the process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 
 def load(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -77,9 +79,18 @@ def report(name: str, way: str, kernels: int) -> None:
     if way == "compile":
         exported, text, _ = timed(lambda: torch.export.export(module, inputs, strict=False))
         print(f"{name}: torch.export {text}", end="")
-        program, text, _ = timed(lambda: purevk.compile(exported))
+        decompose: Callable[..., Any] = torch.export.ExportedProgram.run_decompositions
+        texts: list[str] = []
+
+        def timed_decompose(*args: Any, **kwargs: Any) -> Any:
+            result, text, _ = timed(lambda: decompose(*args, **kwargs))
+            texts.append(text)
+            return result
+
+        with mock.patch.object(torch.export.ExportedProgram, "run_decompositions", timed_decompose):
+            program, text, _ = timed(lambda: purevk.compile(exported))
         programs = [program]
-        print(f", purevk.compile {text}", end="")
+        print(f", purevk.compile {text}, of which run_decompositions {', '.join(texts)}", end="")
         call: Callable[..., Any] = program.forward
     else:
         _, text, _ = timed(lambda: torch.compile(module, backend="aot_eager")(*inputs))
