@@ -31,11 +31,11 @@ from purevk.passes.fusion.pieces import join_pieces
 from purevk.passes.fusion.pointwise import fuse_epilogues, fuse_pointwise, to_programs
 from purevk.passes.masks.key_limits import find_key_limits
 from purevk.passes.matmul.batch_norm import fold_batch_norm
-from purevk.passes.matmul.column_blocks import order_column_blocks
 from purevk.passes.matmul.convolutions import pack_convolutions
 from purevk.passes.matmul.fragments import order_for_fragments
 from purevk.passes.matmul.hidden import pad_hidden
 from purevk.passes.matmul.merge_matmuls import merge_matmuls, merge_quantized
+from purevk.passes.matmul.panels import pack_panels
 from purevk.passes.matmul.selected_rows import compute_selected_rows
 from purevk.passes.matmul.winograd import use_winograd
 from purevk.passes.packed import join_attention
@@ -79,9 +79,9 @@ OPTIONAL = (
     "merge_matmuls",
     "merge_quantized",
     "move_views",
-    "order_column_blocks",
     "order_for_fragments",
     "pack_convolutions",
+    "pack_panels",
     "pad_hidden",
     "rotate_norms",
     "rotate_to_caches",
@@ -206,7 +206,7 @@ def phases(
                 order_for_fragments,
                 pack_convolutions,
                 use_winograd,
-                order_column_blocks,
+                pack_panels,
             ),
         ),
         Phase("clean up", (drop_empty, drop_unused, check_first)),

@@ -7,7 +7,7 @@
 // Strides and offsets are in elements; the last dim of each operand is contiguous.
 // Macros: those of matmul_tile.glslh and of matmul_io.glslh, and
 //   B_TRANSPOSED  1: B is [N, K] in memory
-//   B_BLOCKS  1: B is [N / 8, K, 8] in memory: a CPU reads several pages side by side, and each in
+//   B_PANELS  1: B is [N / 8, K, 8] in memory: a CPU reads several pages side by side, and each in
 //     order. ldb is 8; VEC4_A and VEC4_B are 1 and ROW_GROUPS 0.
 //   VEC4_A  K is a multiple of 4
 //   VEC4_B  N is a multiple of 4, or K if B_TRANSPOSED
@@ -42,8 +42,8 @@ PARAM(16, offset_bias)  // of the bias
 
 #include "matmul/matmul_io.glslh"
 #include "matmul/matmul_groups.glslh"
-#ifndef B_BLOCKS
-#define B_BLOCKS 0
+#ifndef B_PANELS
+#define B_PANELS 0
 #endif
 
 int base_a, base_b;
@@ -68,7 +68,7 @@ vec4 load_b(int k, int n) {
 #else
     int at = base_b + min(k, K - 1) * ldb;
 #endif
-#if B_BLOCKS
+#if B_PANELS
     n = min(n, N - 4);
     vec4 v = READ4_B(at + (n >> 3) * (K * 8) + (n & 4));
 #elif VEC4_B

@@ -202,7 +202,7 @@ def emit(
     transposed: bool,
     vectors: tuple[bool, bool, bool],
     flops: Size | None = None,
-    blocks: bool = False,
+    panels: bool = False,
 ) -> None:
     """Appends the dispatches of a matmul.
 
@@ -215,7 +215,7 @@ def emit(
             `stored_vectors` says.
         epilogue: of the dispatch that ends the work.
         flops: None: those of a matmul.
-        blocks: B is in blocks of columns; `Registers` alone.
+        panels: B is in panels of columns; `Registers` alone.
     """
     (m, n, k), (lda, ldb, ldo) = sizes, strides
     flops = 2 * m * n * k * batches.count if flops is None else flops
@@ -233,8 +233,8 @@ def emit(
         macros["B_TRANSPOSED"] = int(transposed)
     if splits:
         macros["SPLIT_K"] = 1
-    if blocks:
-        macros["B_BLOCKS"] = 1
+    if panels:
+        macros["B_PANELS"] = 1
     lowering.dispatch(
         choice.template,
         {"a": a, "b": b, "bias": None if splits else bias, "out": target},

@@ -47,14 +47,14 @@ def check_kinds(*operands: TensorType | None) -> None:
         raise ShapeError(f"cannot multiply {names}", why="floats and other dtypes do not mix")
 
 
-BLOCK = 8  # columns
+PANEL = 8  # columns
 
 
-def column_blocks(b: TensorType) -> TensorType:
-    """The type of a right operand [terms, columns] in blocks of columns. CPUs read it faster with few
+def panels_type(b: TensorType) -> TensorType:
+    """The type of a right operand [terms, columns] in panels of columns. CPUs read it faster with few
     rows: terms of neighbouring columns are in one page."""
     terms, columns = b.dims
-    return b.with_dims((columns // BLOCK, terms, BLOCK))
+    return b.with_dims((columns // PANEL, terms, PANEL))
 
 
 def matmul_type(a: TensorType, b: TensorType) -> TensorType:
@@ -80,12 +80,12 @@ def _matmul_shape(
     eps: float = 0.0,
     pair: int = 0,
     caches: tuple[TensorType, ...] = (),
-    blocks: bool = False,
+    panels: bool = False,
 ) -> TensorType:
-    """`a b + bias`; the other parameters are those of `fused.py`. `blocks`: b is in blocks of
+    """`a b + bias`; the other parameters are those of `fused.py`. `panels`: b is in panels of
     columns."""
-    if blocks:
-        b = b.with_dims((b.dims[1], b.dims[0] * BLOCK))
+    if panels:
+        b = b.with_dims((b.dims[1], b.dims[0] * PANEL))
     result = matmul_type(a, b)
     check_kinds(a, bias)
     if bias is not None and not is_of_columns(bias, result.dims[-1]):
@@ -165,7 +165,7 @@ def _matmul_lower(lowering: Lowering, node: Node) -> None:
         node.optional_tensor("bias"),
         node.optional_attribute("epilogue", Expression),
         node.tensors("extras"),
-        blocks=node.bool("blocks"),
+        panels=node.bool("panels"),
     )
 
 
@@ -179,15 +179,15 @@ def lower_matmul(
     extras: tuple[Value, ...],
     choose: Choose = choose,
     operations: int = 2,
-    blocks: bool = False,
+    panels: bool = False,
 ) -> None:
     """Appends the dispatches of a matmul, by the kernel that `choose` returns. Each pair of elements
-    takes `operations` operations. `blocks`: B is in blocks of columns."""
+    takes `operations` operations. `panels`: B is in panels of columns."""
     out = lowering.operand(node.result)
     a, b = lowering.operand(a_value), lowering.operand(b_value)
-    if blocks:  # strides are those of the first block
-        type = b.type.with_dims((b.dims[1], b.dims[0] * BLOCK))
-        b = Operand(b.storage, Layout(b.offset, (BLOCK, 1)), type)
+    if panels:  # strides are those of the first panel
+        type = b.type.with_dims((b.dims[1], b.dims[0] * PANEL))
+        b = Operand(b.storage, Layout(b.offset, (PANEL, 1)), type)
     batch_sizes: tuple[Size, ...] = out.dims[:-2]
     m, n, k = out.dims[-2], out.dims[-1], a.dims[-1]
     if any(isinstance(size, int) and size == 0 for size in out.dims):
@@ -284,7 +284,7 @@ def lower_matmul(
         transposed=transposed,
         vectors=(vector_a, vector_b, vector_out),
         flops=operations * m * n * k * batches,
-        blocks=blocks,
+        panels=panels,
     )
 
 

@@ -1,4 +1,4 @@
-"""Constant weights in blocks of columns, against torch, and which matmuls read them."""
+"""Constant weights in panels of columns, against torch, and which matmuls read them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TwoLayers(nn.Module):
         return result
 
 
-def blocks(program: purevk.Program) -> int:
-    """Dispatches that read a weight in blocks."""
+def panels(program: purevk.Program) -> int:
+    """Dispatches that read a weight in panels."""
     plan = program.method("forward").executable.plan
-    return sum(("B_BLOCKS", "1") in each.kernel.macros for each in plan.dispatches)
+    return sum(("B_PANELS", "1") in each.kernel.macros for each in plan.dispatches)
 
 
 @pytest.mark.parametrize("rows", [(1,), (3,), (2, 17)], ids=str)
@@ -45,11 +45,11 @@ def test_layers_have_the_results_of_torch(
     program = purevk.compile(module, (x,))
     torch.testing.assert_close(program.forward(x), module(x), rtol=1e-5, atol=1e-5)
     is_software = not default_context().traits.profile.has_fast_shared_memory
-    assert blocks(program) == (expected if is_software else 0)
+    assert panels(program) == (expected if is_software else 0)
 
 
 @torch.inference_mode()
-def test_matmuls_of_one_weight_share_its_blocks() -> None:
+def test_matmuls_of_one_weight_share_its_panels() -> None:
     weight = nn.Parameter(torch.randn(16, 24))
 
     class Twice(nn.Module):
@@ -65,7 +65,7 @@ def test_matmuls_of_one_weight_share_its_blocks() -> None:
     inputs = torch.randn(3, 16), torch.randn(2, 16)
     program = purevk.compile(Twice().eval(), inputs)
     torch.testing.assert_close(program.forward(*inputs), Twice()(*inputs), rtol=1e-5, atol=1e-5)
-    assert blocks(program) == 2
+    assert panels(program) == 2
     plan = program.method("forward").executable.plan
     read = {
         each.bindings[1].storage for each in plan.dispatches if each.kernel.template[:6] == "matmul"
