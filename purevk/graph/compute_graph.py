@@ -8,16 +8,15 @@ step in between.
 from __future__ import annotations
 
 import collections
-import contextlib
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from purevk import api
 from purevk.api import vk
-from purevk.errors import DeviceError, InputError
+from purevk.errors import InputError
 from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import BufferRange, DeviceStore
@@ -70,6 +69,7 @@ class ComputeGraph:
             self._pipelines = [
                 context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches
             ]
+            self._pipelines_of_parts: dict[int, api.ComputePipeline] = {}
             self._params = self._make_params()
             self._sets = self._make_sets()
             self._barriers = self._hazards()
@@ -180,6 +180,13 @@ class ComputeGraph:
                     written.setdefault(buffer, []).append(bytes_)
         return needed
 
+    def _pipeline_of_parts(self, number: int) -> api.ComputePipeline:
+        """The pipeline of a dispatch whose grid exceeds the limits of the device."""
+        if number not in self._pipelines_of_parts:
+            spec = dataclasses.replace(self.dispatches[number].kernel, dispatch_base=True)
+            (self._pipelines_of_parts[number],) = self.context.kernels.prepare([spec])
+        return self._pipelines_of_parts[number]
+
     # -- running ----------------------------------------------------------------------------------
     def settle(self) -> None:
         """Waits for a segment that still runs: a call that was interrupted did not wait for it."""
@@ -258,6 +265,7 @@ class ComputeGraph:
         barriers, pipelines, sets = self._barriers, self._pipelines, self._sets
         record, barrier = commands.record_dispatch, commands.barrier
         dispatches, external = self.dispatches, self._external
+        most_x, most_y, most_z = self.device.limits.max_workgroup_count
         for run in range(runs):
             query = run * (len(tables.spans) + 1) if single else run
             if queries is not None:
@@ -268,13 +276,16 @@ class ComputeGraph:
                 if barriers[dispatch] or (queries is not None and single and at):
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
+                pipeline = pipelines[dispatch]
+                if x > most_x or y > most_y or z > most_z:
+                    pipeline = self._pipeline_of_parts(dispatch)
                 if x and y and z and (external or not dispatches[dispatch].external):
                     for iteration in range(repeats[at]):
                         if repeats[at] > 1:
                             push[(start + count) // 4 - 1] = iteration
                         if iteration:
                             barrier()
-                        record(pipelines[dispatch], sets[dispatch], pointer + start, count, x, y, z)
+                        record(pipeline, sets[dispatch], pointer + start, count, x, y, z)
                 if queries is not None and single:
                     commands.write_timestamp(queries, query + at + 1)
         if queries is not None and not single:
@@ -353,87 +364,6 @@ class ComputeGraph:
         while self._owned:
             self._owned.pop().destroy()
         self.memory.close()
-
-
-class StartedCall:
-    """A call that was submitted to the device.
-
-    Args:
-        submission: of the call.
-        read: reads the outputs when the device has finished.
-    """
-
-    def __init__(self, submission: api.Submission, read: Callable[[], Sequence[Any]]) -> None:
-        self._submission, self._read = submission, read
-        self._lock = threading.Lock()
-        self._outputs: Sequence[Any] | None = None
-
-    def result(self) -> Sequence[Any]:
-        """Waits for the device, and gives copies of the outputs.
-
-        Raises:
-            DeviceLostError: the device is lost, or the time is over.
-        """
-        with self._lock:
-            if self._outputs is None:
-                self._submission.wait()
-                self._outputs = self._read()
-        return self._outputs
-
-
-class OverlappedCalls:
-    """Calls of an executable, each of which is one submission.
-
-    The device runs submissions in order, and each waits for what the one before wrote. Two memories
-    for inputs, outputs and temporaries alternate, so two calls may be unfinished. A third waits for
-    the first.
-
-    Args:
-        make: makes the dispatches with a memory of their own.
-    """
-
-    def __init__(self, make: Callable[[], ComputeGraph]) -> None:
-        self.graphs: list[ComputeGraph] = []
-        self._calls: list[StartedCall | None] = [None, None]
-        self._next = 0
-        try:
-            for _ in self._calls:
-                self.graphs.append(make())
-        except BaseException:
-            self.close()
-            raise
-
-    def start(
-        self,
-        env: Mapping[Symbol, int],
-        write: Callable[[CallMemory], None],
-        read: Callable[[], Sequence[Any]],
-    ) -> StartedCall:
-        """Submits a call.
-
-        Args:
-            env: the values of its symbols.
-            write: copies the inputs to the memory of a graph.
-            read: copies the outputs from there.
-        """
-        graph, earlier = self.graphs[self._next], self._calls[self._next]
-        if earlier is not None:
-            earlier.result()  # before its outputs are overwritten
-        write(graph.memory)
-        call = StartedCall(graph.submit(0, env), read)
-        self._calls[self._next] = call
-        self._next ^= 1
-        return call
-
-    def close(self) -> None:
-        """Waits for the calls, whose results can be had afterwards, and releases their memory."""
-        for call in filter(None, self._calls):
-            with contextlib.suppress(DeviceError):  # as `result` raises it again
-                call.result()
-        for graph in self.graphs:
-            graph.settle()  # a start that was interrupted
-            graph.close()
-        self.graphs, self._calls = [], [None, None]
 
 
 _LEAST = -(2**31)  # of the numbers of 32 bits

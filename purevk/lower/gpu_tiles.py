@@ -11,16 +11,15 @@ tile, runs by matrices of a whole workgroup (`matmul_coopmat2.comp`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from purevk.lower.gpu_kernels import (
     Distance,
     Dot,
     DotBlocks,
-    MatmulKernel,
     Problem,
     Tiled,
     Vector,
@@ -38,7 +37,6 @@ from purevk.tuning.candidates import by_cost, take
 MAX_SPLIT_OUTPUT = 1 << 22  # elements of a result that is made in parts
 
 GpuKernel: TypeAlias = Tiled | Coopmat | WorkgroupCoopmat | Vector | Dot
-_Kernel = TypeVar("_Kernel", bound=MatmulKernel)
 
 
 def candidates(traits: DeviceTraits, problem: Problem) -> Iterator[GpuKernel]:
@@ -106,21 +104,6 @@ def _split(
             yield part
 
 
-def _runs(traits: DeviceTraits, problem: Problem, choice: MatmulKernel) -> bool:
-    """Whether the grid is one that the device takes."""
-    grid = choice.grid(problem.m, problem.n, problem.batches)
-    return all(size <= limit for size, limit in zip(grid, traits.max_workgroups))
-
-
-def _by_cost(
-    traits: DeviceTraits, problem: Problem, kernels: Iterable[_Kernel], any_grid: bool = True
-) -> list[_Kernel]:
-    """The kernels that fit, the cheapest first. With `any_grid`, if the device takes the grid of none
-    of them, all."""
-    fitting = by_cost(traits, problem, kernels)
-    return [each for each in fitting if _runs(traits, problem, each)] or fitting * any_grid
-
-
 def choose_fragment_tile(
     traits: DeviceTraits,
     problem: Problem,
@@ -175,13 +158,13 @@ def _convolutions(traits: DeviceTraits) -> Iterator[FragmentConvolution]:
 @lru_cache(maxsize=4096)
 def _fragment_tiles(traits: DeviceTraits, problem: Problem) -> list[Fragments]:
     """The tiles of `matmul_fragments.comp` that fit, the cheapest first."""
-    return _by_cost(traits, problem, _fragments(traits), any_grid=False)
+    return by_cost(traits, problem, _fragments(traits))
 
 
 @lru_cache(maxsize=4096)
 def _convolution_tiles(traits: DeviceTraits, problem: Problem) -> list[FragmentConvolution]:
     """The tiles of `conv2d_fragments.comp` that fit, the cheapest first."""
-    return _by_cost(traits, problem, _convolutions(traits), any_grid=False)
+    return by_cost(traits, problem, _convolutions(traits))
 
 
 def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
@@ -193,7 +176,7 @@ def choose_gpu(traits: DeviceTraits, problem: Problem) -> GpuKernel:
 @lru_cache(maxsize=1024)
 def _matmuls(traits: DeviceTraits, problem: Problem) -> list[GpuKernel]:
     """The kernels for a matmul, the cheapest first."""
-    return _by_cost(traits, problem, _kernels(traits, problem))
+    return by_cost(traits, problem, _kernels(traits, problem))
 
 
 def _least_cost(traits: DeviceTraits, problem: Problem) -> float:
@@ -294,4 +277,4 @@ def prefers_columns(traits: DeviceTraits, m: int, k: int, half: bool) -> bool:
 def choose_distance(traits: DeviceTraits, metric: int, problem: Problem) -> Distance:
     """The tile for distances between m and n rows of k elements."""
     tiles = (Distance(*sizes, metric=metric) for sizes in traits.profile.tiles.distance)
-    return _by_cost(traits, problem, tiles)[0]
+    return by_cost(traits, problem, tiles)[0]

@@ -49,6 +49,7 @@ class KernelSpec:
         constants: specialization constants, by id, sorted.
         bindings: for each binding "storage", or "texel:" and a format.
         subgroup_size: the size that the kernel needs, or None.
+        dispatch_base: whether the pipeline takes grids above the limits of the device.
     """
 
     template: str
@@ -56,6 +57,7 @@ class KernelSpec:
     constants: tuple[tuple[int, int], ...]
     bindings: tuple[str, ...]
     subgroup_size: int | None = None
+    dispatch_base: bool = False
 
 
 @dataclass(frozen=True)
@@ -491,7 +493,7 @@ class Lowering:
         """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not
         suffice."""
         groups = _dims.ceil_div(count, per_group)
-        limit = self.traits.max_workgroups[0]
+        limit = self.traits.max_workgroups_x
         if _dims.upper(groups) <= limit:
             return (groups, 1, 1)
         rows = -(-_dims.upper(groups) // limit)

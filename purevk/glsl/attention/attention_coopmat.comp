@@ -293,7 +293,7 @@ void main() {
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
 #if REVERSED
-    int first = int(gl_NumWorkGroups.x - 1u - gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
+    int first = ((S - 1) / QUERIES - int(gl_WorkGroupID.x)) * QUERIES, row0 = first + SUB * SUB_QUERIES;
 #else
     int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
 #endif

@@ -15,7 +15,7 @@
 //   VEC4_*  as in conv2d.comp
 //   VEC8_A, VEC8_B  both or none, with COOPMAT: IC and, without B_TRANSPOSED, OC are multiples of 8
 //   B_TRANSPOSED  1: the weight is [OC of all groups, KH, KW, IC], and ldb is KH * KW * IC
-//   SPLIT_K  1: the sums of each split go to out, float [splits, groups, batches * OH * OW, OC],
+//   SPLIT_K  1: the sums of each split go to out, float [groups, splits, batches * OH * OW, OC],
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, VEC4_OUT follows from
 //     OC % 4, and there batch_o is OC.
 // The epilogue gets b = 0, m = output pixel (batch * OH + y) * OW + x, and n = output channel among
@@ -212,8 +212,7 @@ void main() {
     first_channel = group * OC;
     UNROLL for (int s = 0; s < A_SLOTS; s++) row_at[s] = offset_a + group * IC;
 #if SPLIT_K
-    int groups = int(gl_NumWorkGroups.z) / splits;
-    base_o = offset_o + (part * groups + group) * tile_rows() * OC;
+    base_o = offset_o + z * tile_rows() * OC;
     pitch = OC;
 #else
     base_o = offset_o + first_channel;

@@ -127,7 +127,6 @@ void main() {
     int batch = z / splits, part = z - batch * splits;
     k_first = part * split_size;
     k_last = min(K, k_first + split_size);
-    int batches = int(gl_NumWorkGroups.z) / splits;
 #else
     int batch = z;
 #endif
@@ -135,7 +134,7 @@ void main() {
     uint base_a = EIGHTS(offset_a + inner * batch_a + outer * outer_a);
     uint base_b = EIGHTS(offset_b + inner * batch_b + outer * outer_b);
 #if SPLIT_K
-    uint base_o = uint(offset_o + (part * batches + batch) * M * N), pitch = uint(N);
+    uint base_o = uint(offset_o + z * M * N), pitch = uint(N);
 #else
     uint base_o = uint(offset_o + inner * batch_o + outer * outer_o), pitch = uint(ldo);
 #endif

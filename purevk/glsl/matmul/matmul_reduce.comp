@@ -3,7 +3,7 @@
 // The second step of a matmul or convolution that was split along K: out = EPILOGUE(sum of the
 // parts + bias).
 //
-// Buffers: a (the parts, float [splits, batches, M, N]), bias (if BIAS), out, and what EXTRA_BUFFERS
+// Buffers: a (the parts, float [batches, splits, M, N]), bias (if BIAS), out, and what EXTRA_BUFFERS
 // declares.
 // Macros: of matmul_io.glslh; VEC4_A (for the parts) needs N and offset_a that are multiples of 4.
 //   LX: the local size (64).
@@ -46,9 +46,9 @@ void main() {
     int vectors = (N + 3) / 4, i = int(gl_GlobalInvocationID.x);
     int m = i / vectors, n = (i - m * vectors) * 4;
     if (m >= M) return;
-    int batch = int(gl_WorkGroupID.z), batches = int(gl_NumWorkGroups.z);
+    int batch = int(gl_WorkGroupID.z);
     int outer = batch / inner_batches, inner = batch - outer * inner_batches;
     vec4 sum = vec4(0.0);
-    for (int s = 0; s < splits; s++) sum += load_part(offset_a + ((s * batches + batch) * M + m) * N, n);
+    for (int s = 0; s < splits; s++) sum += load_part(offset_a + ((batch * splits + s) * M + m) * N, n);
     store4(sum + bias4(n, N), offset_o + inner * batch_o + outer * outer_o + m * ldo + n, batch, m, n, N);
 }

@@ -14,7 +14,7 @@
 // Macros: those of matmul_sizes.glslh and matmul_io.glslh, and
 //   B_TRANSPOSED, VEC4_*  as in matmul.comp
 //   VEC8_A, VEC8_B  both or none, with COOPMAT: K and, without B_TRANSPOSED, N are multiples of 8
-//   SPLIT_K  1: the sums of each split go to out, float [splits, batches, M, N] from offset_o on,
+//   SPLIT_K  1: the sums of each split go to out, float [batches, splits, M, N] from offset_o on,
 //     without bias or epilogue, for matmul_reduce.comp. T_OUT is float then, and VEC4_OUT follows
 //     from N % 4.
 // Local size: LOCAL of matmul_sizes.glslh.
@@ -185,8 +185,7 @@ void main() {
     base_b = offset_b + inner * batch_b + outer * outer_b;
 #endif
 #if SPLIT_K
-    int batches = int(gl_NumWorkGroups.z) / splits;
-    base_o = offset_o + (part * batches + batch) * M * N;
+    base_o = offset_o + z * M * N;
     pitch = N;
 #else
     base_o = offset_o + inner * batch_o + outer * outer_o;

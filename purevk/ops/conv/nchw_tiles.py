@@ -113,8 +113,6 @@ class NchwTiles(Candidate[NchwProblem]):
             -(-problem.columns // self.columns) * problem.groups,
             problem.batches,
         )
-        small = all(count <= most for count, most in zip(grid, traits.max_workgroups))
-        yield small, "a grid within the limits of the device"
         enough = _ENOUGH * traits.processors
         yield grid[0] * grid[1] * grid[2] >= enough, "a workgroup for each multiprocessor"
 

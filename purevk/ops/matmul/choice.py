@@ -300,7 +300,7 @@ def split_size(k: Size, choice: Tiled | Coopmat | WorkgroupCoopmat) -> Size:
 
 def parts_of(lowering: Lowering, splits: int, batches: Size, m: Size, n: Size) -> Operand:
     """Temporary memory for the sums of the parts of K."""
-    return lowering.temporary(TensorType(DType.float32, (splits, batches, m, n)))
+    return lowering.temporary(TensorType(DType.float32, (batches, splits, m, n)))
 
 
 def add_parts(

@@ -54,7 +54,6 @@ def form_of(
         and x.dtype in _FLOATS
         and isinstance(channels, int)
         and isinstance(groups, int)
-        and _dims.upper(batch) <= traits.max_workgroups[2]
     ):
         return None
     made = _divided(traits, _dims.upper(batch), channels, groups, area, nhwc, aligned)

@@ -154,9 +154,9 @@ def test_split_along_k(size, splits):
     params |= {"splits": splits, "split_size": part}
     macros["SPLIT_K"] = 1
     grid = (ceil_div(n, 64), ceil_div(m, 64), 2 * splits)
-    buffers = [a, b, Out((splits, 2, m, n), np.float32)]
+    buffers = [a, b, Out((2, splits, m, n), np.float32)]
     (parts,) = run("matmul/matmul_tiled.comp", buffers, params, grid, macros)
-    close(parts.sum(0), want, np.float32)
+    close(parts.sum(1), want, np.float32)
     vectors = {"VEC4_A": int(n % 4 == 0), "VEC4_OUT": int(n % 4 == 0), "BIAS": 1}
     sums = {
         "M": m,
