@@ -98,9 +98,9 @@ def _simplify(rewriter: Rewriter, node: Node, producers: dict[Value, Node]) -> V
         if source is not node.args[0] or node.op != "aten.view.default":
             return rewriter.aten.view(source, result.type.dims)
         return None
-    if node.op in ("aten.transpose.int", "aten.t.default"):
+    if node.op in ("aten.transpose.int", "aten.t.default", "aten.numpy_T.default"):
         order = list(range(source.type.rank))
-        if node.op == "aten.t.default":
+        if node.op != "aten.transpose.int":
             order.reverse()
         elif order:
             a, b = (wrap(node.int(name), source.type.rank) for name in ("dim0", "dim1"))

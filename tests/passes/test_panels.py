@@ -25,6 +25,10 @@ class TwoLayers(nn.Module):
         return result
 
 
+def is_software() -> bool:
+    return not default_context().traits.profile.has_fast_shared_memory
+
+
 def panels(program: purevk.Program) -> int:
     """Dispatches that read a weight in panels."""
     plan = program.method("forward").executable.plan
@@ -44,8 +48,7 @@ def test_layers_have_the_results_of_torch(
     module, x = TwoLayers(terms, columns, bias).eval(), torch.randn(*rows, terms)
     program = purevk.compile(module, (x,))
     torch.testing.assert_close(program.forward(x), module(x), rtol=1e-5, atol=1e-5)
-    is_software = not default_context().traits.profile.has_fast_shared_memory
-    assert panels(program) == (expected if is_software else 0)
+    assert panels(program) == (expected if is_software() else 0)
 
 
 @torch.inference_mode()
@@ -60,7 +63,7 @@ def test_matmuls_of_one_weight_share_its_panels() -> None:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return torch.sin(x @ self.weight).sum() + (y @ self.weight).exp()
 
-    if default_context().traits.profile.has_fast_shared_memory:
+    if not is_software():
         pytest.skip("devices with shared memory have other kernels")
     inputs = torch.randn(3, 16), torch.randn(2, 16)
     program = purevk.compile(Twice().eval(), inputs)
@@ -71,3 +74,35 @@ def test_matmuls_of_one_weight_share_its_panels() -> None:
         each.bindings[1].storage for each in plan.dispatches if each.kernel.template[:6] == "matmul"
     }
     assert len(read) == 1
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the weight of the last layer too."""
+
+    def __init__(self, rows: int, width: int, index: bool) -> None:
+        super().__init__()
+        self.table, self.index = nn.Parameter(torch.randn(rows, width)), index
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embed = nn.functional.embedding
+        rows = self.table[tokens] if self.index else embed(tokens, self.table)
+        return torch.tanh(rows) @ self.table.T
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("index", [False, True])
+@torch.inference_mode()
+def test_a_tied_table_is_in_memory_once(dtype: torch.dtype, index: bool) -> None:
+    torch.manual_seed(0)
+    module = Tied(56, 20, index)
+    tokens = torch.tensor([[0, 7, 8, 55, 13]], dtype=dtype)
+    program = purevk.compile(module, (tokens,))
+    torch.testing.assert_close(program.forward(tokens), module(tokens), rtol=1e-5, atol=1e-5)
+    assert program.memory.weights < 2 * module.table.nbytes or not is_software()
+    if index:  # numbers below 0 count from the end
+        tokens -= 56
+        torch.testing.assert_close(program.forward(tokens), module(tokens), rtol=1e-5, atol=1e-5)
+    for wrong in (56, -1 - 56 * index):
+        tokens[0, 1] = wrong
+        with pytest.raises(purevk.PurevkError):
+            program.forward(tokens)
