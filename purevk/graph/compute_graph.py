@@ -8,19 +8,21 @@ step in between.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from purevk import api
 from purevk.api import vk
-from purevk.errors import InputError
+from purevk.errors import DeviceError
 from purevk.graph.call_memory import CallMemory, Cut
 from purevk.graph.context import Context
 from purevk.graph.memory import BufferRange, DeviceStore
-from purevk.graph.size_table import SizeTable
+from purevk.graph.size_table import MIN_INT32, SegmentTables, int32_words
 from purevk.ir import Symbol, Value
 from purevk.ir import dims as _dims
 from purevk.lower.lowering import MAX_PUSH, BufferWindow, Dispatch
@@ -77,7 +79,10 @@ class ComputeGraph:
         except BaseException:
             self.close()
             raise
-        self._tables = [_Tables(self, cut) for cut in self.cuts]
+        self._tables = [
+            SegmentTables(self.dispatches, self._params, self.memory.copies, cut)
+            for cut in self.cuts
+        ]
         self._recordings: list[
             collections.OrderedDict[tuple[int | None, ...], api.CommandBuffer]
         ] = [collections.OrderedDict() for _ in self.cuts]
@@ -228,13 +233,15 @@ class ComputeGraph:
         if words is None or not buffer.alive:
             words = self._words = buffer.view().cast("i")
         if not tables.filled:  # those that are the same at each call
-            for offset, word in zip(tables.offsets, _words(tables.buffered.evaluate(env)).tolist()):
+            for offset, word in zip(
+                tables.offsets, int32_words(tables.buffered.evaluate(env)).tolist()
+            ):
                 words[offset] = word
             tables.filled = True
         else:
             values, offsets = tables.buffered.values(env), tables.offsets
-            if not _LEAST <= min(values, default=0) <= max(values, default=0) <= -_LEAST - 1:
-                _words(np.array(values, np.int64))  # raises
+            if not MIN_INT32 <= min(values, default=0) <= max(values, default=0) <= ~MIN_INT32:
+                int32_words(np.array(values, np.int64))  # raises
             for index, which in tables.buffered.varying:
                 words[offsets[index]] = values[which]
         buffer.flush()
@@ -252,7 +259,7 @@ class ComputeGraph:
         self.recorded += 1
         commands = self._pool.buffer()
         cut, tables = self.cuts[number], self._tables[number]
-        push = _words(tables.pushed.evaluate(env))
+        push = int32_words(tables.pushed.evaluate(env))
         pointer = vk.ffi.cast("char *", push.ctypes.data)
         grids = tables.grids.evaluate(env).tolist()
         repeats = tables.repeats.evaluate(env).tolist()
@@ -366,62 +373,82 @@ class ComputeGraph:
         self.memory.close()
 
 
-_LEAST = -(2**31)  # of the numbers of 32 bits
+class StartedCall:
+    """A call that was submitted to the device.
 
-
-class _Tables:
-    """The expressions that are evaluated to record a segment, or to run it again.
-
-    Attributes:
-        pushed, grids, repeats, buffered: words of push constants, grids (three per dispatch),
-            repetitions, words of parameters in buffers.
-        spans: for each dispatch, the first byte of its push constants and their count of bytes.
-        params: numbers of the dispatches whose parameters are in a buffer.
-        offsets: of its words in the buffer, in words.
-        filled: whether all of them have been written once.
-        symbols: what a recording depends on, sorted by name.
+    Args:
+        submission: of the call.
+        read: reads the outputs when the device has finished.
     """
 
-    def __init__(self, graph: ComputeGraph, cut: Cut) -> None:
-        dispatches = graph.dispatches[cut.first : cut.last]
-        self.spans: list[tuple[int, int]] = []
-        words: list[Any] = []
-        for dispatch in dispatches:
-            count = 0 if dispatch.params_buffer else len(dispatch.push)
-            self.spans.append((4 * len(words), 4 * count))
-            words.extend(dispatch.push[:count])
-        self.pushed = SizeTable(words or [0])
-        self.grids = SizeTable(size for dispatch in dispatches for size in dispatch.grid)
-        self.repeats = SizeTable(dispatch.repeat for dispatch in dispatches)
-        self.params = [number for number in graph._params if cut.first <= number < cut.last]
-        self.buffered = SizeTable(
-            size for number in self.params for size in graph.dispatches[number].push
-        )
-        self.offsets = [
-            graph._params[number].offset // 4 + at
-            for number in self.params
-            for at in range(len(graph.dispatches[number].push))
-        ]
-        self.filled = False
-        found = {*self.pushed.symbols, *self.grids.symbols, *self.repeats.symbols}
-        for value in cut.downloads:
-            if value in graph.memory.copies:
-                found |= _dims.symbols(value.type.numel)
-        self.symbols = tuple(sorted(found, key=lambda symbol: symbol.name))
+    def __init__(self, submission: api.Submission, read: Callable[[], Sequence[Any]]) -> None:
+        self._submission, self._read = submission, read
+        self._lock = threading.Lock()
+        self._outputs: Sequence[Any] | None = None
+
+    def result(self) -> Sequence[Any]:
+        """Waits for the device, and gives copies of the outputs.
+
+        Raises:
+            DeviceLostError: the device is lost, or the time is over.
+        """
+        with self._lock:
+            if self._outputs is None:
+                self._submission.wait()
+                self._outputs = self._read()
+        return self._outputs
 
 
-def _words(numbers: np.ndarray) -> np.ndarray:
-    """Numbers as the 32-bit words that shaders take.
+class OverlappedCalls:
+    """Calls of an executable, each of which is one submission.
 
-    Raises:
-        InputError: one has more than 32 bits.
+    The device runs submissions in order, and each waits for what the one before wrote. Two memories
+    for inputs, outputs and temporaries alternate, so two calls may be unfinished. A third waits for
+    the first.
+
+    Args:
+        make: makes the dispatches with a memory of their own.
     """
-    words = numbers.astype(np.int32)
-    if not np.array_equal(words, numbers):
-        (largest,) = numbers[np.argmax(np.abs(numbers))][None]
-        raise InputError(
-            f"the sizes or integers of this call make the number {largest}",
-            why="kernels take whole numbers of up to 32 bits",
-            next="pass the number as a tensor",
-        )
-    return words
+
+    def __init__(self, make: Callable[[], ComputeGraph]) -> None:
+        self.graphs: list[ComputeGraph] = []
+        self._calls: list[StartedCall | None] = [None, None]
+        self._next = 0
+        try:
+            for _ in self._calls:
+                self.graphs.append(make())
+        except BaseException:
+            self.close()
+            raise
+
+    def start(
+        self,
+        env: Mapping[Symbol, int],
+        write: Callable[[CallMemory], None],
+        read: Callable[[], Sequence[Any]],
+    ) -> StartedCall:
+        """Submits a call.
+
+        Args:
+            env: the values of its symbols.
+            write: copies the inputs to the memory of a graph.
+            read: copies the outputs from there.
+        """
+        graph, earlier = self.graphs[self._next], self._calls[self._next]
+        if earlier is not None:
+            earlier.result()  # before its outputs are overwritten
+        write(graph.memory)
+        call = StartedCall(graph.submit(0, env), read)
+        self._calls[self._next] = call
+        self._next ^= 1
+        return call
+
+    def close(self) -> None:
+        """Waits for the calls, whose results can be had afterwards, and releases their memory."""
+        for call in filter(None, self._calls):
+            with contextlib.suppress(DeviceError):  # as `result` raises it again
+                call.result()
+        for graph in self.graphs:
+            graph.settle()  # a start that was interrupted
+            graph.close()
+        self.graphs, self._calls = [], [None, None]

@@ -14,13 +14,12 @@ from purevk import generators
 from purevk.errors import InputError
 from purevk.graph.call import Call, HostForm, evaluated
 from purevk.graph.call_memory import CallMemory, Cut
-from purevk.graph.compute_graph import ComputeGraph
+from purevk.graph.compute_graph import ComputeGraph, OverlappedCalls, StartedCall
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
 from purevk.graph.load_time import run_load_time
 from purevk.graph.memory import DeviceStore
-from purevk.graph.overlapped_calls import OverlappedCalls, StartedCall
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Guard, Node, Symbol, Value
 from purevk.ir.host import SEED
