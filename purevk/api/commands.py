@@ -1,17 +1,14 @@
 """Command buffers with cheap recording.
 
-Each method makes one or a few raw calls with structs that were made once. Little is checked while
-recording: what does not fit, such as a set of another layout, is for the caller to prevent, and for
-the validation layer to find.
+Each method makes one or a few raw calls with structs that were made once. Nothing is checked while
+recording: what does not fit (a grid above `Limits.max_workgroup_count`, a set of another layout) is
+for the caller to prevent, and for the validation layer to find.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-import itertools
-import operator
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from purevk.api import vk
@@ -58,14 +55,6 @@ def _barrier(source: int, destination: int) -> tuple[int, int, Any]:
             to_access |= used
     barrier = vk.struct("VkMemoryBarrier", srcAccessMask=from_access, dstAccessMask=to_access)
     return from_stage or _STAGE_TOP, to_stage or _STAGE_BOTTOM, barrier
-
-
-def parts_of_grid(
-    grid: tuple[int, int, int], most: tuple[int, int, int]
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The first workgroup and the size of each part of a grid, at most `most` along each axis."""
-    for base in itertools.product(*map(range, (0, 0, 0), grid, most)):
-        yield base, tuple(map(min, most, map(operator.sub, grid, base)))
 
 
 class CommandPool(DeviceObject):
@@ -126,7 +115,6 @@ class CommandBuffer(DeviceObject):
             functions.vkCmdBindDescriptorSets,
         )
         self._push, self._dispatch = functions.vkCmdPushConstants, functions.vkCmdDispatch
-        self._most_x, self._most_y, self._most_z = device.limits.max_workgroup_count
         self._pipeline_barrier = functions.vkCmdPipelineBarrier
         self._bound: Any = None
         self._layout: Any = None
@@ -161,15 +149,7 @@ class CommandBuffer(DeviceObject):
         z: int = 1,
     ) -> None:
         """A dispatch with its pipeline, buffers and push constants: `push` is bytes or a cffi pointer
-        of `push_bytes` bytes (0: none).
-
-        A grid above `Limits.max_workgroup_count` is recorded as several parts, which need a pipeline
-        with `dispatch_base`. In a part `gl_NumWorkGroups` is the size of the part; all other
-        built-in variables are those of the whole grid.
-
-        Raises:
-            DeviceError: such a grid, and a pipeline without `dispatch_base`.
-        """
+        of `push_bytes` bytes (0: none)."""
         handle = self.handle
         if pipeline is not self._bound:
             self._bound = pipeline
@@ -179,23 +159,7 @@ class CommandBuffer(DeviceObject):
         self._bind_sets(handle, _COMPUTE, layout, 0, 1, descriptor_set, 0, vk.NULL)
         if push_bytes:
             self._push(handle, layout, _COMPUTE_STAGE, 0, push_bytes, push)
-        if x <= self._most_x and y <= self._most_y and z <= self._most_z:
-            self._dispatch(handle, x, y, z)
-        else:
-            self._dispatch_parts(pipeline, (x, y, z))
-
-    def _dispatch_parts(self, pipeline: ComputePipeline, grid: tuple[int, int, int]) -> None:
-        most = self._most_x, self._most_y, self._most_z
-        if not pipeline.dispatch_base:
-            raise DeviceError(
-                f"{self.device.name} does not run {grid} workgroups in one dispatch",
-                where=pipeline.label,
-                why=f"its limits are {most} (maxComputeWorkGroupCount)",
-                next="make the pipeline with dispatch_base=True",
-            )
-        dispatch, handle = self._functions.vkCmdDispatchBase, self.handle
-        for base, counts in parts_of_grid(grid, most):
-            dispatch(handle, *base, *counts)
+        self._dispatch(handle, x, y, z)
 
     def barrier(self, source: int = Access.COMPUTE, destination: int = Access.COMPUTE) -> None:
         """A global memory barrier: what `source` wrote before is seen by `destination` after. Flags

@@ -57,7 +57,7 @@ STRUCTS = """
 
 FUNCTIONS = """
     AllocateCommandBuffers AllocateDescriptorSets AllocateMemory BeginCommandBuffer
-    BindBufferMemory CmdBindDescriptorSets CmdBindPipeline CmdCopyBuffer CmdDispatch CmdDispatchBase
+    BindBufferMemory CmdBindDescriptorSets CmdBindPipeline CmdCopyBuffer CmdDispatch
     CmdFillBuffer CmdPipelineBarrier CmdPushConstants CmdResetQueryPool
     CmdWriteTimestamp CreateBuffer CreateBufferView CreateCommandPool
     CreateComputePipelines CreateDebugUtilsMessengerEXT CreateDescriptorPool

@@ -26,7 +26,6 @@ DESCRIPTOR_TYPES = {
     "texel": vk.const("VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER"),
 }
 _CAPTURE_STATISTICS = vk.const("VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR")
-_DISPATCH_BASE = vk.const("VK_PIPELINE_CREATE_DISPATCH_BASE_BIT")
 _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
 
 
@@ -217,7 +216,6 @@ class PipelineSpec:
     push_bytes: int = PUSH_BYTES
     specialization: Mapping[int, int | float | bool] = field(default_factory=dict)
     required_subgroup_size: int | None = None
-    dispatch_base: bool = False
     label: str = ""
     entry: str = "main"
 
@@ -235,8 +233,6 @@ class ComputePipeline(DeviceObject):
         specialization: constant id -> value: bool or int as 32 bits (signed or unsigned), float as
             float32.
         required_subgroup_size: needs a device that `chooses_subgroup_size`.
-        dispatch_base: whether grids may exceed `Limits.max_workgroup_count`: see
-            `CommandBuffer.record_dispatch`.
         cache: a `PipelineCache`, or None.
         label: name in errors and validation messages.
         entry: the shader's entry point.
@@ -258,12 +254,11 @@ class ComputePipeline(DeviceObject):
         push_bytes: int = PUSH_BYTES,
         specialization: Mapping[int, int | float | bool] | None = None,
         required_subgroup_size: int | None = None,
-        dispatch_base: bool = False,
         cache: PipelineCache | None = None,
         label: str = "",
         entry: str = "main",
     ) -> None:
-        self.label, self.dispatch_base = label, dispatch_base
+        self.label = label
         layout = self.layout = PipelineLayout.shared(device, bindings, push_bytes)
         kept: list[Any] = []
         module = spirv if isinstance(spirv, ShaderModule) else ShaderModule(device, spirv)
@@ -272,8 +267,7 @@ class ComputePipeline(DeviceObject):
             name = vk.ffi.new("char[]", entry.encode())
             info = vk.struct(
                 "VkComputePipelineCreateInfo",
-                flags=_CAPTURE_STATISTICS * device.features.pipeline_statistics
-                | _DISPATCH_BASE * dispatch_base,
+                flags=_CAPTURE_STATISTICS if device.features.pipeline_statistics else 0,
                 layout=layout.handle,
                 basePipelineIndex=-1,
             )
@@ -334,7 +328,6 @@ def create_pipelines(
             push_bytes=spec.push_bytes,
             specialization=spec.specialization,
             required_subgroup_size=spec.required_subgroup_size,
-            dispatch_base=spec.dispatch_base,
             cache=cache,
             label=spec.label,
             entry=spec.entry,

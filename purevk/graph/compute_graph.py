@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
+import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,8 +32,18 @@ from purevk.memory_planner import ALIGNMENT
 
 RECORDINGS = 16  # recorded command buffers per segment; each input signature needs one
 
+FIRST_WORKGROUP = (1000, 1001, 1002)  # constants of core/common.glslh
 _RUNS, _QUERIES = 16, 4096  # runs, and timestamps, of one recording that is timed
 _Owned = TypeVar("_Owned", bound=api.DeviceObject)
+
+
+def parts_of_grid(
+    grid: tuple[int, int, int], most: tuple[int, int, int]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, int, int]]]:
+    """The first workgroup and the size of each part of a grid, at most `most` along each axis."""
+    for first in itertools.product(*map(range, (0, 0, 0), grid, most)):
+        x, y, z = map(min, most, map(operator.sub, grid, first))
+        yield first, (x, y, z)
 
 
 class ComputeGraph:
@@ -71,7 +83,7 @@ class ComputeGraph:
             self._pipelines = [
                 context.kernels.pipeline(dispatch.kernel) for dispatch in self.dispatches
             ]
-            self._pipelines_of_parts: dict[int, api.ComputePipeline] = {}
+            self._part_pipelines: dict[tuple[int, ...], api.ComputePipeline] = {}
             self._params = self._make_params()
             self._sets = self._make_sets()
             self._barriers = self._hazards()
@@ -185,12 +197,20 @@ class ComputeGraph:
                     written.setdefault(buffer, []).append(bytes_)
         return needed
 
-    def _pipeline_of_parts(self, number: int) -> api.ComputePipeline:
-        """The pipeline of a dispatch whose grid exceeds the limits of the device."""
-        if number not in self._pipelines_of_parts:
-            spec = dataclasses.replace(self.dispatches[number].kernel, dispatch_base=True)
-            (self._pipelines_of_parts[number],) = self.context.kernels.prepare([spec])
-        return self._pipelines_of_parts[number]
+    def _parts(
+        self, number: int, grid: tuple[int, int, int]
+    ) -> list[tuple[api.ComputePipeline, tuple[int, int, int]]]:
+        """The pipeline and the grid of each part of a dispatch whose grid exceeds the limits of the
+        device. The first workgroups of a part are constants of its pipeline."""
+        parts, kernel = [], self.dispatches[number].kernel
+        for first, size in parts_of_grid(grid, self.device.limits.max_workgroup_count):
+            key = (number, *first)
+            if key not in self._part_pipelines:
+                constants = (*kernel.constants, *zip(FIRST_WORKGROUP, first))
+                spec = dataclasses.replace(kernel, constants=constants)
+                (self._part_pipelines[key],) = self.context.kernels.prepare([spec])
+            parts.append((self._part_pipelines[key], size))
+        return parts
 
     # -- running ----------------------------------------------------------------------------------
     def settle(self) -> None:
@@ -283,16 +303,17 @@ class ComputeGraph:
                 if barriers[dispatch] or (queries is not None and single and at):
                     barrier()
                 x, y, z = grids[3 * at : 3 * at + 3]
-                pipeline = pipelines[dispatch]
+                parts = [(pipelines[dispatch], (x, y, z))]
                 if x > most_x or y > most_y or z > most_z:
-                    pipeline = self._pipeline_of_parts(dispatch)
+                    parts = self._parts(dispatch, (x, y, z))
                 if x and y and z and (external or not dispatches[dispatch].external):
                     for iteration in range(repeats[at]):
                         if repeats[at] > 1:
                             push[(start + count) // 4 - 1] = iteration
                         if iteration:
                             barrier()
-                        record(pipeline, sets[dispatch], pointer + start, count, x, y, z)
+                        for pipeline, grid in parts:
+                            record(pipeline, sets[dispatch], pointer + start, count, *grid)
                 if queries is not None and single:
                     commands.write_timestamp(queries, query + at + 1)
         if queries is not None and not single:

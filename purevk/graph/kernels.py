@@ -286,7 +286,6 @@ class KernelStore:
             kinds,
             specialization=dict(spec.constants),
             required_subgroup_size=size,
-            dispatch_base=spec.dispatch_base,
             label=spec.template,
         )
 

@@ -49,7 +49,6 @@ class KernelSpec:
         constants: specialization constants, by id, sorted.
         bindings: for each binding "storage", or "texel:" and a format.
         subgroup_size: the size that the kernel needs, or None.
-        dispatch_base: whether the pipeline takes grids above the limits of the device.
     """
 
     template: str
@@ -57,7 +56,6 @@ class KernelSpec:
     constants: tuple[tuple[int, int], ...]
     bindings: tuple[str, ...]
     subgroup_size: int | None = None
-    dispatch_base: bool = False
 
 
 @dataclass(frozen=True)
@@ -409,6 +407,8 @@ class Lowering:
             len(words) > MAX_PUSH
             or any(not symbol.is_size for word in words for symbol in _dims.symbols(word))
         )
+        if any(_dims.upper(size) > most for size, most in zip(grid, self.traits.max_workgroups)):
+            text["LARGE_GRID"] = "1"
         if by_value:
             text["PARAMS_BUFFER"] = str(len(bindings))
         if nbytes is None:
@@ -493,7 +493,7 @@ class Lowering:
         """A grid of at least ceil(count / per_group) workgroups, spread over y where x does not
         suffice."""
         groups = _dims.ceil_div(count, per_group)
-        limit = self.traits.max_workgroups_x
+        limit = self.traits.max_workgroups[0]
         if _dims.upper(groups) <= limit:
             return (groups, 1, 1)
         rows = -(-_dims.upper(groups) // limit)

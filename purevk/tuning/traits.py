@@ -29,7 +29,7 @@ class DeviceTraits:
         profile: what its family of devices does well.
         max_storage_range: bytes that one binding can span.
         max_shared_memory: bytes of shared memory of a workgroup.
-        max_workgroups_x: workgroups along x of a grid.
+        max_workgroups: workgroups along each dim of a grid.
         max_invocations: invocations of a workgroup.
         max_texels: elements of a texel buffer of any of `TEXEL_FORMATS` (0: not usable).
         coopmat_shape: the largest cooperative matrix of a subgroup, as rows, columns and depth,
@@ -57,7 +57,7 @@ class DeviceTraits:
     profile: DeviceProfile = DEFAULT
     max_storage_range: int = 2**27
     max_shared_memory: int = 16384
-    max_workgroups_x: int = 65535
+    max_workgroups: tuple[int, int, int] = (65535, 65535, 65535)
     max_invocations: int = 128
     max_texels: int = 0
     coopmat_shape: tuple[int, int, int] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import threading
 import time
@@ -367,26 +366,3 @@ def test_polling_before_sleeping(
     submission = device.queue.submit(commands)
     submission.wait()
     assert submission.done() and not device.queue.state.pending
-
-
-def test_a_grid_above_the_limits(
-    device: api.Device, increment_spirv: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It needs a pipeline with `dispatch_base`, and each workgroup runs once."""
-    counter = Counter(device, increment_spirv, 64 * 11)
-    limits = dataclasses.replace(device.limits, max_workgroup_count=(4, 1, 1))
-    monkeypatch.setattr(device, "limits", limits)
-    commands = counter.pool.buffer()
-    commands.begin()
-    with pytest.raises(DeviceError, match="11, 1, 1"):
-        commands.record_dispatch(counter.pipeline, counter.set, None, 0, 11)
-    commands.end()
-    pipeline = api.ComputePipeline(device, increment_spirv, 1, push_bytes=0, dispatch_base=True)
-    commands.begin()
-    commands.fill_buffer(counter.buffer, 0, 64 * 11 * 4, 5)
-    commands.barrier(Access.TRANSFER, Access.COMPUTE)
-    commands.record_dispatch(pipeline, counter.set, None, 0, 11)
-    commands.barrier(Access.COMPUTE, Access.HOST)
-    commands.end()
-    device.queue.run(commands)
-    assert (counter.values() == 6).all()

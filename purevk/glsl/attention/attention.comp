@@ -117,13 +117,13 @@ LOOPS(loop(LX * RQ))
 
 void main() {
     begin_functions();
-    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+    int head = int(WORKGROUP_ID.y), batch = int(WORKGROUP_ID.z), key_head = head / group;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
-    int first = int(gl_WorkGroupID.x * WY + gl_LocalInvocationID.y) * (LX * RQ);
+    int first = int(WORKGROUP_ID.x * WY + gl_LocalInvocationID.y) * (LX * RQ);
     int row0 = first + int(gl_LocalInvocationID.x);
 
     vec4 q[RQ][D4];
@@ -191,7 +191,7 @@ void main() {
     }
     UNROLL for (int r = 0; r < RQ; r++) {
         int row = row0 + r * LX;
-        float over = over_total(total[r], highest[r], int(gl_WorkGroupID.z), int(gl_WorkGroupID.y), row);
+        float over = over_total(total[r], highest[r], int(WORKGROUP_ID.z), int(WORKGROUP_ID.y), row);
         if (row < S) {
             UNROLL for (int d = 0; d < DV4; d++) {
                 buf_out[(base_o + row * o_row) / 4 + d] = QUAD_FROM(T_OUT, acc[r][d] * over);

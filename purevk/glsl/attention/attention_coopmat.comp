@@ -286,16 +286,16 @@ LOOPS(loop(ceil(T, KEYS), NEXT_STEP_LOOPS_EACH + 16))
 
 void main() {
     begin_functions();
-    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group, lane = LANE;
+    int head = int(WORKGROUP_ID.y), batch = int(WORKGROUP_ID.z), key_head = head / group, lane = LANE;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
 #if REVERSED
-    int first = ((S - 1) / QUERIES - int(gl_WorkGroupID.x)) * QUERIES, row0 = first + SUB * SUB_QUERIES;
+    int first = ((S - 1) / QUERIES - int(WORKGROUP_ID.x)) * QUERIES, row0 = first + SUB * SUB_QUERIES;
 #else
-    int first = int(gl_WorkGroupID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
+    int first = int(WORKGROUP_ID.x) * QUERIES, row0 = first + SUB * SUB_QUERIES;
 #endif
 
     ivec2 ends = step_keys(first), shown = ivec2(common_first[SUB], common_last[SUB]);

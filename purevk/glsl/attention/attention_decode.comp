@@ -113,14 +113,14 @@ LOOPS(loop(ceil(COLUMNS, LOCAL), loop(splits)) + loop(LOCAL))
 
 // The first part of a row of this workgroup.
 int parts_of(int row, int first_head, int first_query) {
-    int head = int(gl_WorkGroupID.z) * int(gl_NumWorkGroups.y) * HEADS + first_head + row % HEADS;
+    int head = int(WORKGROUP_ID.z) * int(gl_NumWorkGroups.y) * HEADS + first_head + row % HEADS;
     return (head * S + first_query + row / HEADS) * splits * (DV4 + 1);
 }
 #endif
 
 // Stores a quad of a row of this workgroup.
 void store(vec4 sum, float all_weights, float top, int row, int quad, int first_head, int first_query) {
-    int batch = int(gl_WorkGroupID.z), head = first_head + row % HEADS, query = first_query + row / HEADS;
+    int batch = int(WORKGROUP_ID.z), head = first_head + row % HEADS, query = first_query + row / HEADS;
     int at = (offset_o + batch * o_batch + head * o_head + query * o_row) / 4 + quad;
     buf_out[at] = QUAD_FROM(T_OUT, (sum * over_total(all_weights, top, batch, head, query)));
 }
@@ -132,7 +132,7 @@ void join(int used, int first_head, int first_query) {
     memoryBarrierBuffer();
     barrier();
     if (local == 0) {
-        int group = int(gl_WorkGroupID.z) * int(gl_NumWorkGroups.y) + int(gl_WorkGroupID.y);
+        int group = int(WORKGROUP_ID.z) * int(gl_NumWorkGroups.y) + int(WORKGROUP_ID.y);
         int counter = group * (S / QUERIES) + first_query / QUERIES;
         is_last = atomicAdd(buf_counters[counter], 1) == used - 1;
         if (is_last) buf_counters[counter] = 0;
@@ -191,11 +191,11 @@ void join(int used, int first_head, int first_query) {
 
 void main() {
     int set = int(gl_LocalInvocationIndex) / OWN, id = int(gl_LocalInvocationIndex) - set * OWN;
-    int first_head = int(gl_WorkGroupID.y) * HEADS, batch = int(gl_WorkGroupID.z);
+    int first_head = int(WORKGROUP_ID.y) * HEADS, batch = int(WORKGROUP_ID.z);
 #if SPLIT
-    int first_query = int(gl_WorkGroupID.x) / splits, part = int(gl_WorkGroupID.x) - first_query * splits;
+    int first_query = int(WORKGROUP_ID.x) / splits, part = int(WORKGROUP_ID.x) - first_query * splits;
 #else
-    int first_query = int(gl_WorkGroupID.x);
+    int first_query = int(WORKGROUP_ID.x);
 #endif
     first_query *= QUERIES;
     int head[ROWS], s[ROWS];

@@ -142,14 +142,14 @@ LOOPS(loop(ceil(T, KEYS), NEXT_STEP_LOOPS_EACH + loop(K_PARTS, loop(K_PART4)) + 
 
 void main() {
     begin_functions();
-    int head = int(gl_WorkGroupID.y), batch = int(gl_WorkGroupID.z), key_head = head / group;
+    int head = int(WORKGROUP_ID.y), batch = int(WORKGROUP_ID.z), key_head = head / group;
     int base_q = offset_q + batch * q_batch + head * q_head;
     int base_k = offset_k + batch * k_batch + key_head * k_head;
     int base_v = offset_v + batch * v_batch + key_head * v_head;
     int base_o = offset_o + batch * o_batch + head * o_head;
     int base_mask = offset_mask + batch * mask_batch + head * mask_head;
     int id = int(gl_LocalInvocationIndex), lane = id % LANES;
-    int row0 = int(gl_WorkGroupID.x) * QUERIES, mine = id / LANES * MY_QUERIES;
+    int row0 = int(WORKGROUP_ID.x) * QUERIES, mine = id / LANES * MY_QUERIES;
     int column = lane % COLUMNS, share = lane / COLUMNS;
 
     for (int i = id; i < QUERIES * D4; i += LOCAL) {
@@ -281,7 +281,7 @@ void main() {
 #endif
     UNROLL for (int r = 0; r < MY_QUERIES; r++) {
         int row = row0 + mine + r;
-        float over = over_total(total[r], highest[r], int(gl_WorkGroupID.z), int(gl_WorkGroupID.y), row);
+        float over = over_total(total[r], highest[r], int(WORKGROUP_ID.z), int(WORKGROUP_ID.y), row);
         UNROLL for (int d = 0; d < V_PARTS * MY_VALUES; d++) {
             int c = d / MY_VALUES * V_PART4 + column + d % MY_VALUES * COLUMNS;
             if (share == 0 && row < S && c < DV4) {

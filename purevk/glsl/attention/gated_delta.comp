@@ -59,8 +59,8 @@ WRITEONLY_BUFFER(7, after, float)
 LOOPS(loop(steps))
 
 void main() {
-    int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
-    int lane = id % LANES, row = min(id / LANES, values - 1), head = int(gl_WorkGroupID.y);
+    int id = int(WORKGROUP_ID.x) * LOCAL + int(gl_LocalInvocationIndex);
+    int lane = id % LANES, row = min(id / LANES, values - 1), head = int(WORKGROUP_ID.y);
     int key_head = head / divisor % key_heads, first = (head * values + row) * K + lane;
     float s[ELEMENTS];
     UNROLL for (int i = 0; i < ELEMENTS; i++) s[i] = buf_state[state_offset + first + i * LANES];

@@ -73,8 +73,8 @@ shared vec4 matrix[CHUNK * LANES];            // A; what is right of its diagona
 shared float decays[CHUNK], betas[CHUNK], products[CHUNK];
 
 void main() {
-    int id = int(gl_LocalInvocationIndex), head = int(gl_WorkGroupID.y);
-    int first = int(gl_WorkGroupID.x) * CHUNK, chunk = int(gl_WorkGroupID.x) * heads + head;
+    int id = int(gl_LocalInvocationIndex), head = int(WORKGROUP_ID.y);
+    int first = int(WORKGROUP_ID.x) * CHUNK, chunk = int(WORKGROUP_ID.x) * heads + head;
     int key_head = head / divisor % key_heads, last = steps - 1;
     for (int i = id; i < CHUNK; i += LOCAL) {
         bool is_token = first + i < steps;

@@ -126,12 +126,12 @@ void share_state() {
 
 void main() {
     id = int(gl_LocalInvocationIndex);
-    head = int(gl_WorkGroupID.y);
+    head = int(WORKGROUP_ID.y);
     key_head = head / divisor % key_heads;
     lane = id % LANES;
     group = id / LANES;
     int chunks = (steps + CHUNK - 1) / CHUNK;
-    int column = int(gl_WorkGroupID.x) * SLICE + lane * 4, near = min(column, values - 4);
+    int column = int(WORKGROUP_ID.x) * SLICE + lane * 4, near = min(column, values - 4);
     UNROLL for (int r = 0; r < PARTS; r++) {
         UNROLL for (int m = 0; m < 4; m++) {
             vec4 row = buf_state[state_offset / 4 + (head * values + near + m) * QUADS + QUAD(r)];

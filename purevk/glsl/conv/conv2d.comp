@@ -85,7 +85,7 @@ vec4 load_a(int at, int c, bool inside) {
 LOOPS(loop(KH, loop(KW, loop(ceil(IC, 4)))))
 
 void main() {
-    int group = int(gl_WorkGroupID.z);
+    int group = int(WORKGROUP_ID.z);
     first_channel = group * OC;
     tile_row = TILE_ROW;
     tile_col = TILE_COL;

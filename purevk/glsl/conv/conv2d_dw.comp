@@ -97,11 +97,11 @@ const int COLUMNS = (PX - 1) * stride_x + KW;
 
 void main() {
     int vectors = (C + 3) / 4, blocks = (OW + PX - 1) / PX;
-    int i = int(gl_GlobalInvocationID.x);
+    int i = int(INVOCATION_ID.x);
     int block = i / vectors;
     if (block >= blocks) return;
     int c = (i - block * vectors) * 4;
-    int oy = int(gl_WorkGroupID.y), image = int(gl_WorkGroupID.z);
+    int oy = int(WORKGROUP_ID.y), image = int(WORKGROUP_ID.z);
     int ox = block * PX;
     int y0 = oy * stride_y - pad_y, x0 = ox * stride_x - pad_x;
     int at0 = ((image * H + y0) * W + x0) * pixel_a + c + offset_a;

@@ -258,8 +258,8 @@ LOOPS(loop(FRAGMENTS_M, loop(FRAGMENTS_N, loop(8, loop(KH * KW * ceil(IC, 32) + 
 
 void main() {
     int lane = LANE, slice = SUB / RESULTS, sub = SUB % RESULTS;
-    int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
-    int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * FRAGMENTS_N;
+    int block_m = (int(WORKGROUP_ID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
+    int block_n = (int(WORKGROUP_ID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * FRAGMENTS_N;
     int share = (UNITS + SLICES - 1) / SLICES, first = slice * share, last = min(first + share, UNITS);
     SUMS(sums[FRAGMENTS_M][FRAGMENTS_N]);
 #if EXTRAS_AT_ONCE

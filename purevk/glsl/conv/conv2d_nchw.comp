@@ -133,7 +133,7 @@ LOOPS(loop(IC))
 
 void main() {
     int group_size = int(gl_WorkGroupSize.x);
-    int id = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * group_size + int(gl_LocalInvocationIndex);
+    int id = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x) * group_size + int(gl_LocalInvocationIndex);
     int high = ALONG((OH + OUTPUTS - 1) / OUTPUTS, OH), wide = ALONG(OW, (OW + OUTPUTS - 1) / OUTPUTS);
     int parts = channels / EACH, q = id / wide, s = q / high, image = s / parts;
     if (image >= batches) return;

@@ -328,10 +328,10 @@ void main() {
     int id = int(gl_LocalInvocationIndex);
 #endif
     int quad = id % QUADS_OF_TILE, tx = quad % GROUPS_X, ty = quad / GROUPS_X, to = id / QUADS_OF_TILE;
-    int tile = int(gl_WorkGroupID.x), tile_y = tile / tiles_x, image = int(gl_WorkGroupID.z);
+    int tile = int(WORKGROUP_ID.x), tile_y = tile / tiles_x, image = int(WORKGROUP_ID.z);
     int x0 = (tile - tile_y * tiles_x) * (4 * GROUPS_X * BLOCKS_X), y0 = tile_y * (GROUPS_Y * BLOCKS_Y);
-    int tiles_o = (columns + TILE_O - 1) / TILE_O, group = int(gl_WorkGroupID.y) / tiles_o;
-    int first = (int(gl_WorkGroupID.y) - group * tiles_o) * TILE_O;
+    int tiles_o = (columns + TILE_O - 1) / TILE_O, group = int(WORKGROUP_ID.y) / tiles_o;
+    int first = (int(WORKGROUP_ID.y) - group * tiles_o) * TILE_O;
     int base = offset_a + image * image_a + group * IC * channel_a;
     int from = ty * BLOCKS_Y * stride_y * TILE_W4 + tx * stride_x;
     UNROLL for (int k = 0; k < BLOCKS; k++) {

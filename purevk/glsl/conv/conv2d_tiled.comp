@@ -200,7 +200,7 @@ LOOPS(loop(ceil(KH * KW * (IC + 4), TILE_K)))
 #endif
 
 void main() {
-    int z = int(gl_WorkGroupID.z), k_first = 0;
+    int z = int(WORKGROUP_ID.z), k_first = 0;
     k_last = KH * KW * padded_channels();
 #if SPLIT_K
     int group = z / splits, part = z - group * splits;
@@ -218,5 +218,5 @@ void main() {
     base_o = offset_o + first_channel;
     pitch = pixel_o;
 #endif
-    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
+    tile_multiply(int(WORKGROUP_ID.y) * TILE_M, int(WORKGROUP_ID.x) * TILE_N, k_first, k_last);
 }

@@ -43,7 +43,7 @@ WRITEONLY_BUFFER(1, out, vec4)
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 
 void main() {
-    int id = int(gl_GlobalInvocationID.x), vectors = C >> 2, block = id / vectors;
+    int id = int(INVOCATION_ID.x), vectors = C >> 2, block = id / vectors;
     if (block >= BLOCKS) return;
     int c = (id - block * vectors) * 4;
     int row = block / BLOCKS_X, image = row / BLOCKS_Y;

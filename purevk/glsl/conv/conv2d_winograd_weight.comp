@@ -37,7 +37,7 @@ WRITEONLY_BUFFER(1, out, vec4)
 layout(local_size_x = LX, local_size_y = 1, local_size_z = 1) in;
 
 void main() {
-    int id = int(gl_GlobalInvocationID.x), count = (OC + 31) / 32 * IC * 8;
+    int id = int(INVOCATION_ID.x), count = (OC + 31) / 32 * IC * 8;
     if (id >= count) return;
     int row = id >> 3, panel = row / IC;
     int n = panel * 32 + (id & 7) * 4, at = offset_b + (row - panel * IC) * OC + n;

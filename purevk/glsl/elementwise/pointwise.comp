@@ -42,7 +42,7 @@ BUFFERS
 DECLARE
 
 void main() {
-    uint id = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint id = INVOCATION_ID.x + INVOCATION_ID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
     if (id < uint(push.p[0])) {
         BODY
     }

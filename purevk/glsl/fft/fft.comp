@@ -277,7 +277,7 @@ void store(int k, COMPLEX value) {
     }
 
 void main() {
-    int group = int(gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x);
+    int group = int(WORKGROUP_ID.y * gl_NumWorkGroups.x + WORKGROUP_ID.x);
     matrix = group / row_groups;
     first_row = group % row_groups * ROWS;
     place(COLUMNS_IN != 0);

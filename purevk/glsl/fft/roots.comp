@@ -36,7 +36,7 @@ uint square_modulo(uint i, uint n) {
 LOOPS(loop(28))
 
 void main() {
-    uint group = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint group = WORKGROUP_ID.y * gl_NumWorkGroups.x + WORKGROUP_ID.x;
     int i = int(group * 64u + gl_LocalInvocationIndex);
     if (i >= count) return;
 #if KIND == 0

@@ -86,7 +86,7 @@ int position_of(int number) {
 }
 
 void main() {
-    int group = int(gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x), width = int(gl_WorkGroupSize.x);
+    int group = int(WORKGROUP_ID.y * gl_NumWorkGroups.x + WORKGROUP_ID.x), width = int(gl_WorkGroupSize.x);
     int first = group * ITEMS * width + int(gl_LocalInvocationIndex);
     UNROLL for (int p = 0; p < ITEMS; p++) {
         int number = first + p * width;

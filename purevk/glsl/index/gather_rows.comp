@@ -64,7 +64,7 @@ int wrap(T_INDEX i) {
 LOOPS(loop(ceil(columns / EACH, 4 * local_size_x)) + loop(ceil(outputs, ITEMS * local_size_x)))
 
 void main() {
-    int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
+    int row = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
     int width = int(gl_WorkGroupSize.x), count = columns / EACH;
     if (row >= rows) return;
     int from = (x_offset + row * x_stride) / EACH;

@@ -112,7 +112,7 @@ LOOPS(loop(ceil(workgroups, LOCAL)))
 #endif
 
 void main() {
-    int block = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), start = block * 16 * LOCAL;
+    int block = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x), start = block * 16 * LOCAL;
     if (start >= elements) return;
     uint bits = bits_at(start + 16 * MINE);
 #if COUNT

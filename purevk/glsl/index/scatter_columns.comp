@@ -108,7 +108,7 @@ void join(int at, ACC v) {
 LOOPS(loop(ceil(m, REACH), 2 * EACH * loop(subgroup_size)))
 
 void main() {
-    int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
+    int group = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x);
     int lane = int(gl_LocalInvocationIndex), side = lane % SIDE, row = lane / SIDE;
     int part = group % parts, block = group / parts % blocks, o = group / parts / blocks;
     if (o >= outer) return;

@@ -63,7 +63,7 @@ BUFFER(0, out, T)
 BUFFER(1, rotating, int)
 #endif
 
-#define NUMBER (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x)
+#define NUMBER (WORKGROUP_ID.y * gl_NumWorkGroups.x + WORKGROUP_ID.x)
 layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 
 #if START

@@ -75,7 +75,7 @@ void add_parts(int at) {
 
 LOOPS(3 * loop(parts) + loop(ceil(part, LOCAL)) + loop(LOCAL))
 void main() {
-    int number = int(gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x), id = int(gl_LocalInvocationIndex);
+    int number = int(WORKGROUP_ID.y * gl_NumWorkGroups.x + WORKGROUP_ID.x), id = int(gl_LocalInvocationIndex);
     int p = number % parts, j = number / parts % columns, matrix = number / parts / columns, k = iteration;
     if (matrix >= matrices || j < k - 2 || (k > count && j > k - 2)) return;
     int own = (matrix * columns + j) * rows, first = p * part, end = min(first + part, rows);

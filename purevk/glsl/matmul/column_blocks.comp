@@ -26,7 +26,7 @@ READONLY_BUFFER(0, in, uvec2)
 WRITEONLY_BUFFER(1, out, uvec4)
 
 void main() {
-    int i = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * int(gl_WorkGroupSize.x) + int(gl_LocalInvocationIndex);
+    int i = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x) * int(gl_WorkGroupSize.x) + int(gl_LocalInvocationIndex);
     if (i >= N / 4 * (K / 4)) return;
     // Of 32 invocations that follow each other, 4 have neighbouring terms and 8 neighbouring columns,
     // so that they read and write whole sectors of 32 bytes.

@@ -116,14 +116,14 @@ LOOPS(loop(ceil(K, 4)) + loop(TM / TURN) + FIND_ROWS_LOOPS)
 #endif
 
 void main() {
-    int z = int(gl_WorkGroupID.z);
+    int z = int(WORKGROUP_ID.z);
     int outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;
     int m_end = M, depth = K;
     tile_row = TILE_ROW;
 #if ROW_GROUPS
     // A workgroup has WY tiles, one below the other.
-    int rows = TILE_ROWS * WY, tile = int(gl_WorkGroupID.y);
+    int rows = TILE_ROWS * WY, tile = int(WORKGROUP_ID.y);
     if (!find_rows(tile, rows, LX * WY)) return;
     tile_row += group_row - tile * rows;
     m_end = group_end;

@@ -116,11 +116,11 @@ LOOPS(loop(ceil(TILE_M * TILE_N, LOCAL), loop(DEPTH)))
 #endif
 
 void main() {
-    int z = int(gl_WorkGroupID.z), k_first = 0, k_last = K;
+    int z = int(WORKGROUP_ID.z), k_first = 0, k_last = K;
     // Tiles at the lower and right end overlap their neighbours, with the same results. The compiler
     // reads and writes single elements of rows whose start it does not know to be aligned: it is not
     // to see the minimum where there is none.
-    int row0 = int(gl_WorkGroupID.y) * TILE_M, column0 = int(gl_WorkGroupID.x) * TILE_N;
+    int row0 = int(WORKGROUP_ID.y) * TILE_M, column0 = int(WORKGROUP_ID.x) * TILE_N;
     if (M % TILE_M != 0) row0 = min(row0, M - TILE_M);
     if (N % TILE_N != 0) column0 = int(EIGHTS(min(column0, N - TILE_N)));
 #if SPLIT_K

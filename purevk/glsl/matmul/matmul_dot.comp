@@ -92,9 +92,9 @@ float squares[ROWS];  // sums over what an invocation reads of a row
 LOOPS(loop(ceil(ceil(K, 4), STEPS * LANES)))
 
 void main() {
-    int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
-    int lane = int(gl_LocalInvocationID.x), loads = K / PER, m0 = int(gl_WorkGroupID.y) * ROWS;
-    int n = int(gl_WorkGroupID.x) * 4;
+    int z = int(WORKGROUP_ID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
+    int lane = int(gl_LocalInvocationID.x), loads = K / PER, m0 = int(WORKGROUP_ID.y) * ROWS;
+    int n = int(WORKGROUP_ID.x) * 4;
 #if PAIRED
     int column = n;  // of the output
     n = PAIRED_COLUMN(column);

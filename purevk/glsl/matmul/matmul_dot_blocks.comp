@@ -97,8 +97,8 @@ LOOPS(loop(ceil(ceil(K, 16), SLICES * STEPS)) + 2 * ROWS * loop(SLICES))
 
 void main() {
     int index = int(gl_LocalInvocationIndex), lane = index % GROUP, slice = index / GROUP;
-    int m0 = int(gl_WorkGroupID.y) * ROWS, steps = K / 16;
-    int n = int(gl_WorkGroupID.x) * COLUMNS;
+    int m0 = int(WORKGROUP_ID.y) * ROWS, steps = K / 16;
+    int n = int(WORKGROUP_ID.x) * COLUMNS;
 #if PAIRED
     int column = n;  // of the output
     n = PAIRED_COLUMN(column);

@@ -193,8 +193,8 @@ LOOPS(loop(FRAGMENTS_M, loop(FRAGMENTS_N, loop(8, loop(K + 16)))))
 
 void main() {
     int lane = LANE, steps = K / 16, slice = SUB / RESULTS, sub = SUB % RESULTS;
-    int block_m = (int(gl_WorkGroupID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
-    int block_n = (int(gl_WorkGroupID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * COLUMNS;
+    int block_m = (int(WORKGROUP_ID.y) * SUBGROUPS_M + sub / SUBGROUPS_N) * FRAGMENTS_M;
+    int block_n = (int(WORKGROUP_ID.x) * SUBGROUPS_N + sub % SUBGROUPS_N) * COLUMNS;
     // Whole turns are shared by the slices. What is behind them is of the last slice.
     int turns = steps / TURN, share = (turns + SLICES - 1) / SLICES * TURN;
     int first = min(slice * share, turns * TURN), last = min(first + share, turns * TURN);

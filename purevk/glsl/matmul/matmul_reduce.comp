@@ -43,10 +43,10 @@ vec4 load_part(int at, int n) {
 LOOPS(loop(splits))
 
 void main() {
-    int vectors = (N + 3) / 4, i = int(gl_GlobalInvocationID.x);
+    int vectors = (N + 3) / 4, i = int(INVOCATION_ID.x);
     int m = i / vectors, n = (i - m * vectors) * 4;
     if (m >= M) return;
-    int batch = int(gl_WorkGroupID.z);
+    int batch = int(WORKGROUP_ID.z);
     int outer = batch / inner_batches, inner = batch - outer * inner_batches;
     vec4 sum = vec4(0.0);
     for (int s = 0; s < splits; s++) sum += load_part(offset_a + ((batch * splits + s) * M + m) * N, n);

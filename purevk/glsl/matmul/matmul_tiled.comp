@@ -163,9 +163,9 @@ LOOPS(loop(ceil(K, TILE_K)))
 LOOPS(FIND_ROWS_LOOPS)
 
 void main() {
-    int z = int(gl_WorkGroupID.z), k_first = 0, row0 = int(gl_WorkGroupID.y) * TILE_M;
+    int z = int(WORKGROUP_ID.z), k_first = 0, row0 = int(WORKGROUP_ID.y) * TILE_M;
 #if ROW_GROUPS
-    if (!find_rows(int(gl_WorkGroupID.y), TILE_M, LOCAL)) return;
+    if (!find_rows(int(WORKGROUP_ID.y), TILE_M, LOCAL)) return;
     row0 = group_row;
 #endif
     k_last = GROUP_DEPTH;
@@ -191,5 +191,5 @@ void main() {
     base_o = offset_o + inner * batch_o + outer * outer_o;
     pitch = ldo;
 #endif
-    tile_multiply(row0, int(gl_WorkGroupID.x) * TILE_N, k_first, k_last);
+    tile_multiply(row0, int(WORKGROUP_ID.x) * TILE_N, k_first, k_last);
 }

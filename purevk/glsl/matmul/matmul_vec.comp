@@ -224,16 +224,16 @@ void multiply_step(int d, int m0, int k0, int n) {
 LOOPS(loop(ceil(K, 4 * SLICES)) + loop(ceil(ROWS, CHUNK)) + FIND_ROWS_LOOPS)
 
 void main() {
-    int z = int(gl_WorkGroupID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
+    int z = int(WORKGROUP_ID.z), outer = z / inner_batches, inner = z - outer * inner_batches;
     base_a = offset_a + inner * batch_a + outer * outer_a;
     int slice = int(gl_LocalInvocationID.y), lane = int(gl_LocalInvocationID.x);
-    int n = int(gl_GlobalInvocationID.x) * 4, m0 = int(gl_WorkGroupID.y) * ROWS, m_end = M;
+    int n = int(INVOCATION_ID.x) * 4, m0 = int(WORKGROUP_ID.y) * ROWS, m_end = M;
 #if PAIRED
     int column = n;  // of the output
     n = PAIRED_COLUMN(column);
 #endif
 #if ROW_GROUPS
-    if (!find_rows(int(gl_WorkGroupID.y), ROWS, LOCAL)) return;
+    if (!find_rows(int(WORKGROUP_ID.y), ROWS, LOCAL)) return;
     m0 = group_row;
     m_end = group_end;
     base_b = offset_b + GROUP_OFFSET;

@@ -121,8 +121,8 @@ LOOPS(loop(ceil(2 * ROWS * COLUMNS * LANES, LOCAL)) + loop(most))
 
 void main() {
     int id = int(gl_LocalInvocationIndex), unit = min(id / LANES, H - 1), lane = id % LANES;
-    int row = int(gl_WorkGroupID.x) * ROWS + lane;
-    int direction = int(gl_WorkGroupID.y), first = direction * GATES * H;  // row of the weight
+    int row = int(WORKGROUP_ID.x) * ROWS + lane;
+    int direction = int(WORKGROUP_ID.y), first = direction * GATES * H;  // row of the weight
     bool finishes = id / LANES < H && lane < ROWS && row < batches;
 
     QUAD_OF(T) weight[GATES][COLUMNS];

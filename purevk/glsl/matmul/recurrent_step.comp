@@ -140,9 +140,9 @@ layout(local_size_x = LOCAL, local_size_y = 1, local_size_z = 1) in;
 LOOPS(loop(ceil(H, LANES)))
 
 void main() {
-    int id = int(gl_WorkGroupID.x) * LOCAL + int(gl_LocalInvocationIndex);
-    int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(gl_WorkGroupID.y) * ROWS;
-    int direction = int(gl_WorkGroupID.z), first = direction * GATES * H;  // row of the weight
+    int id = int(WORKGROUP_ID.x) * LOCAL + int(gl_LocalInvocationIndex);
+    int unit = min(id / LANES, H - 1), lane = id % LANES, row0 = int(WORKGROUP_ID.y) * ROWS;
+    int direction = int(WORKGROUP_ID.z), first = direction * GATES * H;  // row of the weight
     ACC sum[GATES][ROWS];
     UNROLL for (int g = 0; g < GATES; g++) UNROLL for (int r = 0; r < ROWS; r++) sum[g][r] = 0.0;
     int from[ROWS];

@@ -21,7 +21,7 @@ READONLY_BUFFER(0, in, uvec2)
 WRITEONLY_BUFFER(1, out, uvec4)
 
 void main() {
-    int i = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * int(gl_WorkGroupSize.x) + int(gl_LocalInvocationIndex);
+    int i = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x) * int(gl_WorkGroupSize.x) + int(gl_LocalInvocationIndex);
     if (i >= (M + 15) / 16 * K * 2) return;
     int block = i / 32, lane = i % 32, row = block / (K / 16) * 16 + lane / 4;
     int at = offset_in / 4 + block % (K / 16) * 4 + lane % 4, pitch = ld / 4;

@@ -24,7 +24,7 @@ int requantized(int value) {
 }
 
 void main() {
-    uint id = gl_GlobalInvocationID.x + gl_GlobalInvocationID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+    uint id = INVOCATION_ID.x + INVOCATION_ID.y * gl_NumWorkGroups.x * gl_WorkGroupSize.x;
     if (id < uint(push.p[0])) {
         int row = int(id) / eights, h = row / 2 % height, channel = row / 2 / height * 4 + row % 2 * 2;
         int at = (channel * height + h) * eights + int(id) % eights;

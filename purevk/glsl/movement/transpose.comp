@@ -130,7 +130,7 @@ uvec4 words(uvec4 v) { return v; }
 LOOPS(loop(LOADS / CHUNK))
 
 void main() {
-    int group = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x);
+    int group = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x);
     if (group >= push.p[0]) return;
     FIND_TILE
     STAGE

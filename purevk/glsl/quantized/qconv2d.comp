@@ -108,10 +108,10 @@ void put_result(ivec4 v, int m, int n) {
 LOOPS(loop(ceil(KH * KW * IC, 16), 2))
 
 void main() {
-    int channel_group = int(gl_WorkGroupID.z);
+    int channel_group = int(WORKGROUP_ID.z);
     first_in = channel_group * IC;
     first_out = channel_group * OC;
     column_end = first_out + OC;
     depth = KH * KW * IC;
-    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, depth);
+    tile_multiply(int(WORKGROUP_ID.y) * TILE_M, int(WORKGROUP_ID.x) * TILE_N, depth);
 }

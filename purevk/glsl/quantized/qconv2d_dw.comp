@@ -51,8 +51,8 @@ LOOPS(loop(KH, loop(KW)))
 
 void main() {
     column_end = channels_out;
-    int quads = (channels_out + 3) / 4, id = int(gl_GlobalInvocationID.x);
-    int c = (id % quads) * 4, x0 = id / quads * PX, oy = int(gl_WorkGroupID.y), image = int(gl_WorkGroupID.z);
+    int quads = (channels_out + 3) / 4, id = int(INVOCATION_ID.x);
+    int c = (id % quads) * 4, x0 = id / quads * PX, oy = int(WORKGROUP_ID.y), image = int(WORKGROUP_ID.z);
     if (x0 >= OW) return;
     ivec4 acc[PX];
     UNROLL for (int p = 0; p < PX; p++) acc[p] = ivec4(0);

@@ -117,7 +117,7 @@ uvec4 words_of(vec4 a, vec4 b) {
 
 void main() {
     int local = int(gl_WorkGroupSize.x), eights = K / 8;
-    int i = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local + int(gl_LocalInvocationIndex);
+    int i = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x) * local + int(gl_LocalInvocationIndex);
 #if BLOCKS
     // Two neighbouring words of a block: 8 terms of two columns.
     if (i >= N * eights / 2) return;

@@ -61,8 +61,8 @@ float squares[ROWS];
 LOOPS(loop(ceil(ceil(K, CHUNK), STEPS * LX)))
 
 void main() {
-    int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS, chunks = (K + CHUNK - 1) / CHUNK;
-    int n0 = int(gl_WorkGroupID.x) * 4, distance = 0;
+    int lane = int(gl_LocalInvocationID.x), m0 = int(WORKGROUP_ID.y) * ROWS, chunks = (K + CHUNK - 1) / CHUNK;
+    int n0 = int(WORKGROUP_ID.x) * 4, distance = 0;
 #if PAIRED
     int column = n0;  // of the output
     n0 = PAIRED_COLUMN(column);

@@ -117,7 +117,7 @@ void find_factors(int m0) {
 
 // The column of W that is column c of the tile t of a workgroup.
 int column_of(int c, int t) {
-    int column = int(gl_WorkGroupID.x) * 16 + c;
+    int column = int(WORKGROUP_ID.x) * 16 + c;
 #if PAIRED
     column = min(column, N / 2 - 1);
     return PAIRED_COLUMN(column) + t * pair;
@@ -252,7 +252,7 @@ LOOPS(2 * loop(ceil(K, 16), loop(TILES, loop(4 * STEPS) + loop(4 * STEPS * 16)))
 #endif
 
 void main() {
-    int m0 = int(gl_WorkGroupID.y) * ROWS, sub = SUB, lane = LANE, segments = (K + SEGMENT - 1) / SEGMENT;
+    int m0 = int(WORKGROUP_ID.y) * ROWS, sub = SUB, lane = LANE, segments = (K + SEGMENT - 1) / SEGMENT;
     fetch(sub * SEGMENTS, lane);
 #if NORM
     find_factors(m0);
@@ -292,7 +292,7 @@ void main() {
         }
     }
     barrier();
-    int item = int(gl_LocalInvocationIndex), r = item / 4, column = int(gl_WorkGroupID.x) * 16 + item % 4 * 4, m = m0 + r;
+    int item = int(gl_LocalInvocationIndex), r = item / 4, column = int(WORKGROUP_ID.x) * 16 + item % 4 * 4, m = m0 + r;
     if (r >= ROWS || m >= M || column >= N / TILES) return;
     vec4 made[TILES];
     UNROLL for (int t = 0; t < TILES; t++) {

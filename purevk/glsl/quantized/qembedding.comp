@@ -138,7 +138,7 @@ LOOPS(loop(4))
 
 void main() {
     int quads = (D + 3) / 4, local = int(gl_WorkGroupSize.x);
-    int first = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x) * local * ITEMS + int(gl_LocalInvocationIndex);
+    int first = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x) * local * ITEMS + int(gl_LocalInvocationIndex);
 #if QUADS
     // All indices first, then all values, so that the loads overlap. Items beyond the end repeat
     // the last one.

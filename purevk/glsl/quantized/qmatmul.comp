@@ -113,5 +113,5 @@ vec4 tile_value(int m, int n, vec4 v, int extras) { return v; }
 LOOPS(loop(ceil(K, 16), 2))
 
 void main() {
-    tile_multiply(int(gl_WorkGroupID.y) * TILE_M, int(gl_WorkGroupID.x) * TILE_N, 0, BACKWARD == 1 ? N : K);
+    tile_multiply(int(WORKGROUP_ID.y) * TILE_M, int(WORKGROUP_ID.x) * TILE_N, 0, BACKWARD == 1 ? N : K);
 }

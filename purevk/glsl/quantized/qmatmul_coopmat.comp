@@ -326,7 +326,7 @@ LOOPS(2 * loop(ceil(K, 16), loop(4 * STEPS * TILES) + loop(A_FRAGMENTS, loop(4 *
 #endif
 
 void main() {
-    int m0 = int(gl_WorkGroupID.x) * ROWS, n0 = int(gl_WorkGroupID.y) * (16 * TILES * SUBS_N), sub = SUB, lane = LANE;
+    int m0 = int(WORKGROUP_ID.x) * ROWS, n0 = int(WORKGROUP_ID.y) * (16 * TILES * SUBS_N), sub = SUB, lane = LANE;
     EACH for (int t = 0; t < TILES; t++) {
         EACH for (int u = 0; u < A_FRAGMENTS; u++) {
             EACH for (int i = 0; i < 4; i++) total[t][u][i] = T_TOTAL(0);

@@ -78,6 +78,6 @@ void put_result(RESULT4 v, int m, int n) {
 LOOPS(loop(ceil(K, 16), 2))
 
 void main() {
-    int row0 = int(gl_WorkGroupID.y) * TILE_M, col0 = int(gl_WorkGroupID.x) * TILE_N;
+    int row0 = int(WORKGROUP_ID.y) * TILE_M, col0 = int(WORKGROUP_ID.x) * TILE_N;
     tile_multiply(row0, col0, K);
 }

@@ -355,8 +355,8 @@ LOOPS(ROWS * COLS4 * loop(log2(LX)))
 
 
 void main() {
-    int lane = int(gl_LocalInvocationID.x), m0 = int(gl_WorkGroupID.y) * ROWS;
-    int n0 = int(gl_WorkGroupID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
+    int lane = int(gl_LocalInvocationID.x), m0 = int(WORKGROUP_ID.y) * ROWS;
+    int n0 = int(WORKGROUP_ID.x * TEAMS + gl_LocalInvocationID.y) * COLS;
 #if PAIRED
     int column = n0 / 2;  // of the output
     n0 = PAIRED_COLUMN(column);

@@ -98,7 +98,7 @@ void take(float v, inout float least, inout float most) {
 LOOPS(loop(ceil(K, LX)) + loop(LX))
 
 void main() {
-    int row = int(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
+    int row = int(WORKGROUP_ID.x + WORKGROUP_ID.y * gl_NumWorkGroups.x), lane = int(gl_LocalInvocationIndex);
     if (row >= rows) return;
     float a = PV_INF, b = -PV_INF;
     int k = lane * EACH;

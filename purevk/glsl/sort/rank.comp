@@ -92,13 +92,13 @@ LOOPS(loop(ceil(row_length, LOCAL)) + loop(ceil(row_length, COUNTERS)))
 
 void main() {
     int id = int(gl_LocalInvocationIndex), own = id / COUNTERS, lane = id % COUNTERS;
-    int row = int(gl_WorkGroupID.y), q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
+    int row = int(WORKGROUP_ID.y), q1 = row / size_0, q2 = q1 / size_1, q3 = q2 / size_2;
     int c0 = row - q1 * size_0, c1 = q1 - q2 * size_1, c2 = q2 - q3 * size_2;
     int base = x_offset + c0 * stride_0 + c1 * stride_1 + c2 * stride_2 + q3 * stride_3;
     for (int e = id; e < row_length; e += LOCAL) row_keys[e] = IN_ORDER(pv_key(FROM_X(READ_X(base + e * step))));
     if (lane == 0) before[own] = 0;
     barrier();
-    int mine = int(gl_WorkGroupID.x) * ELEMENTS + own, count = 0;
+    int mine = int(WORKGROUP_ID.x) * ELEMENTS + own, count = 0;
     KEY key = row_keys[min(mine, row_length - 1)];
     // Of equal keys, those of lower indices come first.
     for (int e = lane; e < row_length; e += COUNTERS) {

@@ -51,7 +51,7 @@ class _Writer:
             self._gather(number, operand)
         scalars = [self._number(size, f"n{number}") for number, size in enumerate(sizes)]
         # What follows from the batch and the head alone is computed once.
-        names = ["score", "int(gl_WorkGroupID.z)", "HEAD_INDEX", "s", "t"]
+        names = ["score", "int(WORKGROUP_ID.z)", "HEAD_INDEX", "s", "t"]
         once, (steps, _), ((score, seen, *uniforms), _) = program.expression.glsl_of_lanes(
             [names, names], [False, True, True, False, False], scalars
         )

@@ -162,10 +162,10 @@ class Algebra:
         return inner, self.f(f"(abs($0) > {limit} ? pv_exp(abs($0) - {limit}) : 1.0)", x)
 
     def exp(self, x: Z) -> Z:
-        inner, rest = self._split(self.f("($0 < 0.0 ? 0.0 : $0)", x.re))
+        inner, rest = self._split(self.f("pv_max($0, 0.0)", x.re))
         power = self.f("($0 < 0.0 ? pv_exp($0) : pv_exp($1))", x.re, inner)
         cos, sin = self.f("pv_cos($0)", x.im), self.f("pv_sin($0)", x.im)
-        cos = self.f("($0 == PV_INF && !($1 == $1) ? 1.0 : $1)", x.re, cos)
+        cos = self.f("($0 == PV_INF && pv_isnan($1) ? 1.0 : $1)", x.re, cos)
         text = "($1 == 0.0 ? $1 : $2 == -PV_INF ? 0.0 : $0 * $1)"
         return Z(
             self._product(self.f(text, power, cos, x.re), rest),
@@ -238,7 +238,7 @@ class Algebra:
     def _by_parts(self, real: str, imaginary: str, x: Z) -> Z:
         """The real part is a function of the real part of x times the cosine of the other part."""
         inner, rest = self._split(x.re)
-        wave = "(pv_isinf($0) && !($1 == $1) ? 1.0 : $1)"
+        wave = "(pv_isinf($0) && pv_isnan($1) ? 1.0 : $1)"
         cos, sin = self.f(wave, x.re, self.f("pv_cos($0)", x.im)), self.f("pv_sin($0)", x.im)
         re = self._product(self.f(real, inner), cos)
         im = self._product(self.f(imaginary, inner), sin)
@@ -256,7 +256,7 @@ class Algebra:
         under = self.f("(1.0 + $0 * $1 * $1)", beta, s)
         waves = self.f("(4.0 * pv_sin($0) * pv_cos($0))", x.im)
         limit = Z(
-            self.f("(pv_isinf($0) || $1 == $1 ? pv_copysign(1.0, $0) : $1)", x.re, waves),
+            self.f("(pv_isinf($0) || !pv_isnan($1) ? pv_copysign(1.0, $0) : $1)", x.re, waves),
             self.f("(pv_isinf($0) ? 0.0 : $1 * pv_exp(-2.0 * abs($0)))", x.re, waves),
         )
         near = Z(

@@ -98,8 +98,10 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         joined.update({"VARIANCE": int(how.variance), "LOGARITHM": int(how.logarithm)})
     last = {"FINISH(a, n)": how.finish}
     if how.variance:  # of scaled numbers
-        factor = "unscale" if how.finish.startswith("sqrt(") else "unscale * unscale"
-        last = {"FINISH(a, n)": f"({how.finish} * {factor})"}
+        finish = f"({how.finish} * unscale)"
+        if not how.finish.startswith("sqrt("):  # NVIDIA's driver takes a * b * b for a * (b * b)
+            finish = f"(pv_computed{finish} * unscale)"
+        last = {"FINISH(a, n)": finish}
     macros: dict[str, str | int] = {**names, **joined, "LOAD(v)": how.load}
     outs = [out]
     if how.best:
