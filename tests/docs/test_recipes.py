@@ -56,7 +56,7 @@ TESTS = (
     "tests/passes/test_silu.py",
     *("tests/tuning/test_profiles.py", "tests/ops/matmul/test_choice.py"),
 )
-NAMES = "entr or square_sum or linear_int8 or alternate or double_negation or lines or ali or silu"
+NAMES = "entr or root_mean_square or linear_int8 or alternate or double_negation or lines or ali or silu"
 
 
 def _steps() -> Iterator[tuple[str, list[str]]]:
@@ -115,6 +115,8 @@ def test_the_recipes_work(tmp_path: Path) -> None:
         )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     assert _follow(tmp_path) > 12
+    ruff = [sys.executable, "-m", "ruff", "check", "--fix", "--quiet", "."]
+    assert subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True).stdout == ""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),

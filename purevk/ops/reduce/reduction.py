@@ -428,7 +428,7 @@ define(NAME, _reduce_shape, Kernel(_reduce_lower))
 
 def _register(name: str, kind: str, out: str, parameters: str, *names: str) -> None:
     """One reduction: `out` is the result's dtype: "same", "sum" (integers add up as int64), "float"
-    or "bool"."""
+    (integers are converted first) or "bool"."""
 
     def result(x: TensorType, dtype: DType | None) -> DType:
         if out == "bool":
@@ -465,10 +465,9 @@ def _expand_reduction(
     if x.type.rank == 0:
         x = builder.aten.view(x, (1,))
         return builder.aten.view(_expand_reduction(builder, x, kind, (0,), False, dtype), ())
-    if kind in ("mean", "sum", "prod") and (
-        dtype.is_float != x.type.dtype.is_float or dtype is DType.bool
-    ):
-        x = builder.aten._to_copy(x, dtype)
+    if not _KINDS[kind].logical and dtype is not x.type.dtype:
+        if dtype.is_float != x.type.dtype.is_float or dtype is DType.bool:
+            x = builder.aten._to_copy(x, dtype)
     return builder.emit(NAME, x, kind, dims, keepdim, dtype)
 
 
