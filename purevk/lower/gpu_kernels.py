@@ -18,14 +18,13 @@ The coefficients are those of the device's profile (`MatmulCosts`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate
+from purevk.tuning.candidates import Candidate, Needs
 
 
 class TileBounds(NamedTuple):
@@ -123,10 +122,10 @@ def _load(
     return ceil(groups, cores * resident), load + fullest * (ceil(groups, cores) - load)
 
 
-def limits(traits: DeviceTraits, threads: int, shared: int) -> Iterator[tuple[bool, str]]:
+def limits(traits: DeviceTraits, threads: int, shared: int) -> Needs:
     """The device's limits for a workgroup: its invocations, and its bytes of shared memory."""
-    yield threads <= traits.max_invocations, f"{threads} invocations in a workgroup"
-    yield shared <= traits.max_shared_memory, f"{shared} bytes of shared memory"
+    yield threads <= traits.max_invocations, lambda: f"{threads} invocations in a workgroup"
+    yield shared <= traits.max_shared_memory, lambda: f"{shared} bytes of shared memory"
 
 
 class MatmulKernel(GpuChoice, Candidate[Problem]):
@@ -173,9 +172,7 @@ class TileChoice(MatmulKernel):
     def shared(self, transposed: bool) -> int:
         """Bytes of shared memory."""
 
-    def _limits(
-        self, traits: DeviceTraits, problem: Problem, width: int = 4
-    ) -> Iterator[tuple[bool, str]]:
+    def _limits(self, traits: DeviceTraits, problem: Problem, width: int = 4) -> Needs:
         """The device's limits, and that all invocations load equally many vectors of `width` elements
         of both tiles."""
         threads, vectors = self.threads, self.tile_k // width
@@ -233,7 +230,7 @@ class Tiled(TileChoice):
         pad = max(32 // self.tile_k, 1) * (2 if transposed else 1)
         return 16 * max(self.tile_k * (self.tile_m // 4 + self.tile_n // 4 + pad), sums)
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         yield self.tile_k // 4 % self.slices == 0, "equal slices of a step"
         yield from self._limits(traits, problem)
 
@@ -316,7 +313,7 @@ class Vector(MatmulKernel):
     def threads(self) -> int:
         return self.lanes * self.slices
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         yield not problem.window, "no window"
         yield self.rows % self.chunk == 0, "equal chunks of rows"
         yield from limits(traits, self.threads, self.shared(problem.transposed))
@@ -359,16 +356,16 @@ class Dot(MatmulKernel):
     def grid(self, m: Size, n: Size, batches: Size) -> tuple[Size, Size, Size]:
         return (_dims.ceil_div(n, 4), _dims.ceil_div(m, self.rows), batches)
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         least = self._elements(problem) * self.lanes * self.steps
         yield problem.transposed, "a second operand that is dense along k"
         yield problem.wide, "rows of a multiple of 16 bytes"
         yield not problem.window, "no window"
         yield from limits(traits, self.lanes, 0)
         yield self.lanes % self.subgroup == 0, "whole subgroups"
-        yield problem.k >= least, f"{least} terms"
+        yield problem.k >= least, lambda: f"{least} terms"
         features = ("subgroup_arithmetic", "subgroup_size_control")
-        yield traits.has(*features), f"the features {' and '.join(features)}"
+        yield traits.has(*features), lambda: f"the features {' and '.join(features)}"
 
     @staticmethod
     def _elements(problem: Problem) -> int:
@@ -417,10 +414,10 @@ class DotBlocks(MatmulKernel):
         """Bytes of shared memory, with the squares of a norm."""
         return 4 * self.rows * self.slices * (self.columns * (1 + self.paired) + 1)
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         least = 16 * self.slices * self.steps
         yield from limits(traits, self.threads, self.shared)
-        yield problem.k >= least or self.slices == self.steps == 1, f"{least} terms"
+        yield problem.k >= least or self.slices == self.steps == 1, lambda: f"{least} terms"
 
     def time(self, traits: DeviceTraits, problem: Problem) -> float:
         return 0.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_kernels import MatmulKernel, Problem, TileBounds, TileChoice, ceil, limits
 from purevk.tuning import DeviceTraits
+from purevk.tuning.candidates import Needs
 
 HALF = 2  # bytes
 LEAST_ROWS = 5  # of `Fragments`
@@ -62,7 +62,7 @@ class Coopmat(TileChoice):
         operands = HALF * (self.tile_m * (self.tile_k + 8) + b)
         return max(operands, 4 * results) if self.width == 8 else operands + 4 * results
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         yield problem.on_matrix_cores(traits), "matrix cores for the dtype of the operands"
         m, n, k = self.shape
         whole = self.sub_m % m == self.sub_n % n == self.tile_k % (k * self.slices) == 0
@@ -171,12 +171,15 @@ class Fragments(_FragmentTile):
             turn //= 2
         return turn, steps % turn
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         turn, rest = self.turn(problem.k)
         least = 16 * turn * self.slices
         yield problem.k % 16 == problem.n % 16 == 0, "multiples of 16 terms and columns"
-        yield not rest or problem.k >= least, f"{least} terms"
-        yield problem.m >= LEAST_ROWS, f"{LEAST_ROWS} rows, which share what is read of the weight"
+        yield not rest or problem.k >= least, lambda: f"{least} terms"
+        yield (
+            problem.m >= LEAST_ROWS,
+            lambda: f"{LEAST_ROWS} rows, which share what is read of the weight",
+        )
         yield self.rows_per_group < 2 * max(problem.m, 16), "rows for half a workgroup or more"
         yield from limits(traits, self.threads, self.shared)
 
@@ -219,12 +222,12 @@ class FragmentConvolution(_FragmentTile):
         is as short as the wait for memory, and small tiles have registers for it."""
         return terms <= 64 and self.fragments_m * self.fragments_n <= 4
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         yield problem.k % 32 == problem.n % 16 == 0, "multiples of 32 terms and 16 channels"
-        yield problem.m >= LEAST_PIXELS, f"{LEAST_PIXELS} pixels"
+        yield problem.m >= LEAST_PIXELS, lambda: f"{LEAST_PIXELS} pixels"
         columns = self.columns_per_group
         yield columns < 2 * max(problem.n, 32), "channels for half a workgroup or more"
-        yield problem.k >= 32 * self.slices, f"{32 * self.slices} terms"
+        yield problem.k >= 32 * self.slices, lambda: f"{32 * self.slices} terms"
         yield from limits(traits, self.threads, self.shared)
 
     def time(self, traits: DeviceTraits, problem: Problem) -> float:
@@ -281,7 +284,7 @@ class WorkgroupCoopmat(TileChoice):
         """Bytes of shared memory: the driver's, about."""
         return 2 * HALF * self.tile_k * (self.tile_m + self.tile_n)
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         known, least = problem.tiles, self.least_steps * self.tile_k * self.splits
         takes = problem.half and (traits.bfloat16_matrices or not problem.bfloat16)
         yield takes, "matrix cores for the dtype of the operands"
@@ -291,7 +294,7 @@ class WorkgroupCoopmat(TileChoice):
         whole = n == problem.n and n % self.tile_n == 0
         yield problem.transposed or whole, "columns that are a multiple of those of a tile"
         yield not problem.window, "no window"
-        yield problem.k >= least, f"{least} terms"
+        yield problem.k >= least, lambda: f"{least} terms"
         sizes = (self.tile_m, self.tile_n, self.tile_k, self.invocations)
         yield traits.takes_matrices(*sizes), "a device with matrices of this size"
 

@@ -11,7 +11,6 @@ from purevk.ops.complex.split import NoKernelError, is_complex, rule_of
 from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
 from purevk.passes.complex import split_complex
 from purevk.passes.expand import expand_rewrites
-from purevk.passes.rewrite import Rewriter
 from purevk.tuning import DeviceTraits
 
 # Features that a kernel needs to read and write elements of a type.
@@ -163,13 +162,12 @@ def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:
         for node in graph.nodes
     }
     _stay_on_host(graph, reasons)
-    rewriter = Rewriter(graph)
-    for node in graph.nodes:
-        reason = reasons[node]
-        if reason is not None and node.op != HOST:
-            node = Node(HOST, (name_for_cpu(node), reason, node.args), node.results, node.source)
-        rewriter.keep(node)
-    return rewriter.finish()
+    return graph.with_nodes(
+        node
+        if (reason := reasons[node]) is None or node.op == HOST
+        else Node(HOST, (name_for_cpu(node), reason, node.args), node.results, node.source)
+        for node in graph.nodes
+    )
 
 
 def name_for_cpu(node: Node) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from purevk.ir import Graph, Node, Size, Value
 from purevk.ops.elementwise.pointwise import NAME
-from purevk.passes.rewrite import Rewriter, reader_counts
+from purevk.passes.rewrite import Rewriter, each_node, reader_counts
 from purevk.tuning import DeviceTraits
 
 _VIEW = "aten.view.default"
@@ -18,25 +18,19 @@ def move_views(graph: Graph, traits: DeviceTraits) -> Graph:
     A kernel's result is often reshaped before a bias, an activation or a residual is added; with
     the view behind, these fuse into the kernel.
     """
-    rewriter = Rewriter(graph)
     counts = reader_counts(graph)
     producers: dict[Value, Node] = {}
-    for node in graph.nodes:
-        node = rewriter.current(node)
-        rewriter.source = node.source
-        moved = (
-            _move(rewriter, node, producers, counts)
-            if node.op == NAME and len(node.results) == 1
-            else None
-        )
+
+    def visit(rewriter: Rewriter, node: Node) -> Value | None:
+        takes = node.op == NAME and len(node.results) == 1
+        moved = _move(rewriter, node, producers, counts) if takes else None
         if moved is None:
-            rewriter.keep(node)
-            for value in node.results:
-                producers[value] = node
+            producers.update(dict.fromkeys(node.results, node))
         else:
             counts[moved] = counts.get(node.result, 0)
-            rewriter.replace(node, moved)
-    return rewriter.finish()
+        return moved
+
+    return each_node(graph, visit)
 
 
 def _move(

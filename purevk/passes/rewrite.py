@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, overload
 
 import numpy as np
@@ -110,14 +110,20 @@ class Rewriter(Builder):
         return source if value is source.value else SymbolSource(value, source.dim, source.element)
 
 
-def each_node(graph: Graph, function: Callable[[Rewriter, Node], registry.Made]) -> Graph:
-    """Calls `function(rewriter, node)` for every node in order; it returns the values that replace
-    the node's results, or None to keep the node."""
+def each_node(
+    graph: Graph,
+    function: Callable[[Rewriter, Node], registry.Made],
+    only: Collection[Node] | None = None,
+) -> Graph:
+    """Calls `function(rewriter, node)` for every node in order, or for those in `only`; it returns the
+    values that replace the node's results, () to drop the node, or None to keep it."""
+    if only is not None and not only:
+        return graph
     rewriter = Rewriter(graph)
-    for node in graph.nodes:
-        node = rewriter.current(node)
+    for original in graph.nodes:
+        node = rewriter.current(original)
         rewriter.source = node.source
-        results = function(rewriter, node)
+        results = function(rewriter, node) if only is None or original in only else None
         if results is None:
             rewriter.keep(node)
         else:

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from purevk.tuning.traits import DeviceTraits
 
 _Problem = TypeVar("_Problem")
+Needs: TypeAlias = Iterator[tuple[bool, str | Callable[[], str]]]
+"""Whether each condition holds, and what it asks for: a text, or a function that formats it."""
 
 
 class Candidate(ABC, Generic[_Problem]):
     """A kernel for some problem, with its tile."""
 
     @abstractmethod
-    def needs(self, traits: DeviceTraits, problem: _Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: _Problem) -> Needs:
         """The conditions of the template and the limits of the device: whether each holds, and what it
         asks for. A condition may rely on those before it."""
 
@@ -66,5 +68,6 @@ def reasons(
 ) -> Iterator[tuple[object, str | float]]:
     """Each candidate with the first condition that does not hold, or with its cost."""
     for kernel in candidates:
-        unmet = (text for holds, text in kernel.needs(traits, problem) if not holds)
-        yield kernel, next(unmet, None) or kernel.cost(traits, problem)
+        unmet = next((why for holds, why in kernel.needs(traits, problem) if not holds), "")
+        text = unmet if isinstance(unmet, str) else unmet()
+        yield kernel, text or kernel.cost(traits, problem)

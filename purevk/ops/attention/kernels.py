@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from purevk.dtypes import DType
@@ -13,7 +12,7 @@ from purevk.lower.gpu_kernels import limits
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd8
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate
+from purevk.tuning.candidates import Candidate, Needs
 
 FEW_QUERIES = 4  # of a head, up to which kernels for decoding are better
 STEP_BYTES = 96
@@ -221,16 +220,19 @@ class Coopmat(Candidate[Problem]):
         local = 32 * self.subgroups
         return all(self.keys * _padded(width) // elements % local == 0 for width in widths)
 
-    def needs(self, traits: DeviceTraits, problem: Problem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Problem) -> Needs:
         width, value_width = problem.width, problem.value_width
         padded = _padded(width, value_width)
         yield traits.profile.has_fast_shared_memory, "fast shared memory"
-        yield problem.max_queries > FEW_QUERIES, f"more than {FEW_QUERIES} queries"
+        yield problem.max_queries > FEW_QUERIES, lambda: f"more than {FEW_QUERIES} queries"
         yield problem.half, "operands of 16 bits"
-        yield problem.widest <= _WIDEST, f"heads of up to {_WIDEST} columns"
+        yield problem.widest <= _WIDEST, lambda: f"heads of up to {_WIDEST} columns"
         yield self.columns > 0 and traits.has("subgroup_shuffle"), "matrix cores and shuffles"
         yield from limits(traits, 32 * self.subgroups, self._shared(padded))
-        yield self.fragments == 1 or padded <= _NARROW, f"heads of up to {_NARROW // 2} columns"
+        yield (
+            self.fragments == 1 or padded <= _NARROW,
+            lambda: f"heads of up to {_NARROW // 2} columns",
+        )
         wide = padded > _NARROW and width >= 16 * self.q_steps
         yield not self.q_steps or wide, "wider heads"
         even = self._loads_evenly(8 if self.q_steps else 4, width, value_width)

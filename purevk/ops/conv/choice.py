@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from purevk.lower.numbers import gcd4
 from purevk.ops.matmul.choice import Choice, choose_registers
 from purevk.ops.matmul.choice import choose as choose_matmul
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate, by_cost, take
+from purevk.tuning.candidates import Candidate, Needs, by_cost, take
 
 
 def is_short(channels: Size) -> bool:
@@ -95,7 +94,7 @@ class Depthwise(Candidate[DepthwiseProblem]):
         work = _dims.ceil_div(channels, 4) * _dims.ceil_div(width, self.pixels)
         return (_dims.ceil_div(work, self.local), height, batches)
 
-    def needs(self, traits: DeviceTraits, problem: DepthwiseProblem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: DepthwiseProblem) -> Needs:
         return iter(())
 
     def cost(self, traits: DeviceTraits, problem: DepthwiseProblem) -> float:

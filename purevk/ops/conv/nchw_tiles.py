@@ -16,7 +16,7 @@ from purevk.lower.numbers import gcd4, power_of_two
 from purevk.ops.conv.arguments import Conv2d, Window
 from purevk.ops.matmul.choice import both_half
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate, reasons, take
+from purevk.tuning.candidates import Candidate, Needs, reasons, take
 from purevk.tuning.tiles import NchwStep, TileSizes
 
 LEAST_COLUMNS = 8
@@ -91,7 +91,7 @@ class NchwTiles(Candidate[NchwProblem]):
         wide = (self.width - 1) * window.stride[1] + window.span[1] + 3
         return self.depth * (16 * high * -(-wide // 4) + 4 * window.taps * self.columns)
 
-    def needs(self, traits: DeviceTraits, problem: NchwProblem) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: NchwProblem) -> Needs:
         window, spread = problem.window, problem.spread
         span_y, span_x = window.span
         rows = (self.blocks - 1) * window.stride[0] + span_y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -11,7 +10,7 @@ from purevk.ir import Size
 from purevk.ir import dims as _dims
 from purevk.lower.gpu_kernels import limits
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate, by_cost, take
+from purevk.tuning.candidates import Candidate, Needs, by_cost, take
 from purevk.tuning.tiles import IntegerSizes
 
 DEPTH = 32  # of a fragment
@@ -65,7 +64,7 @@ class Fragments(Candidate[Products]):
             groups,
         )
 
-    def needs(self, traits: DeviceTraits, problem: Products) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, problem: Products) -> Needs:
         m, n, chunks, sub_m, sub_n = self.sizes
         yield sub_m % 16 == sub_n % self.columns == 0, "tiles of whole fragments"
         yield chunks * 16 % DEPTH == 0, "steps of whole fragments"

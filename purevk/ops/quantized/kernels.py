@@ -16,7 +16,7 @@ from purevk.lower.gpu_kernels import Problem, limits
 from purevk.lower.matrix_core_kernels import Coopmat
 from purevk.ops.quantized.fragments import Fragments, choose_fragments
 from purevk.tuning import DeviceTraits
-from purevk.tuning.candidates import Candidate
+from purevk.tuning.candidates import Candidate, Needs
 from purevk.tuning.tiles import QuantizedSizes, TileSizes
 
 MANY_COLUMNS = 64  # for each multiprocessor
@@ -107,7 +107,7 @@ class _Template(Candidate[QuantizedMatmul]):
 class IntegerFragments(_Template):
     """`qmatmul_int.comp` on matrix cores."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         yield matmul.integers, "int8 activations"
         yield matmul.wide and matmul.reads_words(matmul.bits // 2), "rows in steps of 16 values"
         yield not matmul.group, "one scale for each row of the weight"
@@ -128,10 +128,10 @@ class DotCoopmat(_Template):
     """`qdot_coopmat.comp`: few rows of halves and weights of 4 bits. Each workgroup brings all rows
     into shared memory."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         rows, many = matmul.max_m, matmul.has_many_columns(traits)
         most = FUSED_ROWS if many else DOT_ROWS[-1]
-        yield rows <= most, f"up to {most} rows"
+        yield rows <= most, lambda: f"up to {most} rows"
         yield rows > 1 or many, "several rows, or many columns"
         yield matmul.halves and not matmul.integers, "float16 activations"
         yield matmul.bits == 4 and not matmul.minimums, "4 bits without minimums"
@@ -163,10 +163,10 @@ class DotCoopmat(_Template):
 class MatmulCoopmat(_Template):
     """`qmatmul_coopmat.comp`. Its time hardly grows with the first rows."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         group, segment = matmul.group, 512 // matmul.bits
         least = 5 if matmul.integers and matmul.bits == 8 else 2  # others are as fast
-        yield matmul.max_m >= least, f"{least} rows"
+        yield matmul.max_m >= least, lambda: f"{least} rows"
         yield not matmul.minimums, "no minimums"
         yield not (group and segment % group and group % segment), "segments of whole groups"
         yield self._tile(traits, matmul) is not None, "a tile within the limits of the device"
@@ -248,7 +248,7 @@ def _best_tile(sizes: TileSizes, fragments: int, bits: int, rereads: bool) -> Qu
 class Dot(_Template):
     """`qdot.comp`: one row, of which it stages nothing."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         yield has_few_rows(traits, matmul) and matmul.max_m <= 1, "one row"
         yield not matmul.integers, "float activations"
         # With many columns, shared memory saves more loads than its barriers cost.
@@ -282,7 +282,7 @@ class Dot(_Template):
 class Vectors(_Template):
     """`qmatvec.comp`: a workgroup reads columns of the weight once."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         yield has_few_rows(traits, matmul), "few rows"
 
     def form(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
@@ -389,7 +389,7 @@ def _variants(
 class HalfTiles(_Template):
     """`qmatmul.comp` on matrix cores: float16 activations."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         shape = traits.coopmat_shape
         yield matmul.halves, "float16 activations"
         yield not matmul.group, "one scale for each row of the weight"
@@ -412,7 +412,7 @@ class HalfTiles(_Template):
 class Tiles(_Template):
     """`qmatmul_int.comp`, `qmatmul.comp`: tiles in shared memory."""
 
-    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+    def needs(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
         return iter(())
 
     def form(self, traits: DeviceTraits, matmul: QuantizedMatmul) -> Form:
@@ -440,7 +440,7 @@ def integer_tile(traits: DeviceTraits, tile_m: int, tile_n: int) -> dict[str, in
     return sizes if traits.profile.tiles.quantized_unrolled else {**sizes, "UNROLL_CHUNKS": 0}
 
 
-def _on_matrix_cores(traits: DeviceTraits, matmul: QuantizedMatmul) -> Iterator[tuple[bool, str]]:
+def _on_matrix_cores(traits: DeviceTraits, matmul: QuantizedMatmul) -> Needs:
     """What templates need that read quantized values into fragments."""
     yield traits.profile.has_fast_shared_memory, "fast shared memory"
     yield 8 in traits.coopmat_columns, "matrix cores with fragments of 8 columns"

@@ -401,6 +401,12 @@ def _batch_norm_shape(x: TensorType) -> tuple[TensorType, TensorType, TensorType
     return x, empty, empty
 
 
+def batch_norm_inputs(node: Node) -> tuple[Value | None, Value | None, Value, Value, float]:
+    """What `batch_norm_factors` takes of a node."""
+    scales = node.optional_tensor("weight"), node.optional_tensor("bias")
+    return *scales, node.tensor("running_mean"), node.tensor("running_var"), node.float("eps")
+
+
 def batch_norm_factors(
     builder: Builder,
     weight: Value | None,
@@ -428,14 +434,7 @@ def batch_norm_factors(
 )
 def _expand_batch_norm(builder: Builder, node: Node) -> tuple[Value, Value, Value]:
     x = node.tensor("x")
-    scale, shift = batch_norm_factors(
-        builder,
-        node.optional_tensor("weight"),
-        node.optional_tensor("bias"),
-        node.tensor("running_mean"),
-        node.tensor("running_var"),
-        node.float("eps"),
-    )
+    scale, shift = batch_norm_factors(builder, *batch_norm_inputs(node))
     sizes = (scale.type.dims[0], *([1] * (x.type.rank - 2)))
     scale, shift = (builder.aten.view(value, sizes) for value in (scale, shift))
     made = builder.aten.add.Tensor(builder.aten.mul.Tensor(x, scale), shift)

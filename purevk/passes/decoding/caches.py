@@ -10,7 +10,7 @@ from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
 from purevk.ops.facts import Moves
 from purevk.ops.index.scatter import NAME as SCATTER
-from purevk.passes.rewrite import Rewriter
+from purevk.passes.rewrite import Rewriter, each_node
 from purevk.tuning import DeviceTraits
 
 
@@ -22,22 +22,20 @@ def write_in_place(graph: Graph, traits: DeviceTraits) -> Graph:
     writes = _writes(graph)
     if not writes:
         return graph
-    rewriter = Rewriter(graph)
-    for node in graph.nodes:
-        if node.op == "purevk.store" and node.tensor("value") in writes:
-            continue
-        store = writes.get(node.result) if len(node.results) == 1 else None
-        node = rewriter.current(node)
-        if store is None:
-            rewriter.keep(node)
-            continue
-        rewriter.source = node.source
+    stores = {
+        node for node in graph.nodes if node.op == "purevk.store" and node.tensor("value") in writes
+    }
+
+    def visit(rewriter: Rewriter, node: Node) -> Value | tuple[()]:
+        if node.op == "purevk.store":
+            return ()
         state, (index,) = node.tensor("x"), node.tensors("indices")
         dim = node.ints("given")[0]
         source = _expanded(rewriter, node.tensor("source"), _rows(state, dim, index))
         rewriter.emit_all(WRITE_ROWS, state, source, dim, index)
-        rewriter.replace(node, state)
-    return rewriter.finish()
+        return state
+
+    return each_node(graph, visit, stores.union(writes.values()))
 
 
 def _writes(graph: Graph) -> dict[Value, Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from purevk.ir import Graph, Node, Value
-from purevk.ops.reduce.normalization import batch_norm_factors
+from purevk.ops.reduce.normalization import batch_norm_factors, batch_norm_inputs
 from purevk.passes.rewrite import Rewriter, each_node, reader_counts
 from purevk.tuning import DeviceTraits
 
@@ -46,14 +46,7 @@ def fold_batch_norm(graph: Graph, traits: DeviceTraits) -> Graph:
 
 def _folded(rewriter: Rewriter, convolution: Node, norm: Node) -> tuple[Value, ...]:
     weight, bias = convolution.tensor("weight"), convolution.optional_tensor("bias")
-    scale, shift = batch_norm_factors(
-        rewriter,
-        norm.optional_tensor("weight"),
-        norm.optional_tensor("bias"),
-        norm.tensor("running_mean"),
-        norm.tensor("running_var"),
-        norm.float("eps"),
-    )
+    scale, shift = batch_norm_factors(rewriter, *batch_norm_inputs(norm))
     dtype = weight.type.dtype
     column = rewriter.aten.view(scale, (scale.type.dims[0], *([1] * (weight.type.rank - 1))))
     scaled = rewriter.aten._to_copy(rewriter.aten.mul.Tensor(weight, column), dtype)

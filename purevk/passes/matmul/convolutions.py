@@ -28,7 +28,7 @@ from purevk.ops.conv.fragments import (
 )
 from purevk.ops.conv.fragments import NAME as FRAGMENTS
 from purevk.ops.matmul.fragments import BLOCK
-from purevk.passes.rewrite import Rewriter, changing, constants_of
+from purevk.passes.rewrite import Rewriter, changing, constants_of, each_node
 from purevk.tuning import DeviceTraits
 
 
@@ -39,18 +39,10 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
     A weight that other convolutions read too, for images of other sizes, may be on the device in two
     orders: weights of convolutions are small beside the images.
     """
-    chosen = _chosen(graph, traits)
-    if not chosen:
-        return graph
-    rewriter = Rewriter(graph)
     weights: dict[tuple[Value, bool], Value] = {}
-    for node in graph.nodes:
-        current = rewriter.current(node)
-        rewriter.source = node.source
-        if node not in chosen:
-            rewriter.keep(current)
-            continue
-        conv = Conv2d.of(current)
+
+    def visit(rewriter: Rewriter, node: Node) -> Value:
+        conv = Conv2d.of(node)
         x, weight, window, used = conv.x, conv.weight, conv.window, GROUP
         if joined := joins_pixels(conv):
             width = _dims.specialize(node.result.type.dims[3])
@@ -76,12 +68,11 @@ def pack_convolutions(graph: Graph, traits: DeviceTraits) -> Graph:
             # An epilogue that only converts has no step that says so.
             results=(result.with_dims((result.dims[0], columns, *result.dims[2:])),),
         )
-        if columns != result.dims[1]:
-            convolution = rewriter.aten.slice.Tensor(
-                convolution, dim=1, start=0, end=result.dims[1]
-            )
-        rewriter.replace(node, convolution)
-    return rewriter.finish()
+        if columns == result.dims[1]:
+            return convolution
+        return rewriter.aten.slice.Tensor(convolution, dim=1, start=0, end=result.dims[1])
+
+    return each_node(graph, visit, _chosen(graph, traits))
 
 
 def _padded(columns: Size) -> int:

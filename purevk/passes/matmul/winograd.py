@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from purevk.ir import Graph, Value
+from purevk.ir import Graph, Node, Value
 from purevk.ir import dims as _dims
 from purevk.ops.conv.arguments import Conv2d
 from purevk.ops.conv.convolution import NAME as CONVOLUTION
 from purevk.ops.conv.winograd import NAME as WINOGRAD
 from purevk.ops.conv.winograd import WEIGHT, takes
-from purevk.passes.rewrite import Rewriter, changing, constants_of
+from purevk.passes.rewrite import Rewriter, changing, constants_of, each_node
 from purevk.tuning import DeviceTraits
 
 
@@ -25,20 +25,13 @@ def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
         and not written & set(node.inputs)
         and takes(Conv2d.of(node), node.result.type, traits)
     }
-    if not chosen:
-        return graph
-    rewriter = Rewriter(graph)
     weights: dict[Value, Value] = {}
-    for node in graph.nodes:
-        current = rewriter.current(node)
-        rewriter.source = node.source
-        if node not in chosen:
-            rewriter.keep(current)
-            continue
-        conv = Conv2d.of(current)
+
+    def visit(rewriter: Rewriter, node: Node) -> Value:
+        conv = Conv2d.of(node)
         if conv.weight not in weights:
             weights[conv.weight] = rewriter.emit(WEIGHT, conv.weight)
-        result = rewriter.emit(
+        return rewriter.emit(
             WINOGRAD,
             conv.x,
             weights[conv.weight],
@@ -48,5 +41,5 @@ def use_winograd(graph: Graph, traits: DeviceTraits) -> Graph:
             conv.epilogue,
             conv.extras,
         )
-        rewriter.replace(node, result)
-    return rewriter.finish()
+
+    return each_node(graph, visit, chosen)
