@@ -14,11 +14,13 @@ from purevk.errors import InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
 from purevk.program.loading import check_devices, load
-from purevk.program.options import Bounds, Compile, Round
+from purevk.program.options import Bounds, Compile, Options, Round
 from purevk.program.program import Program
 from purevk.whole_file import temporary_folder
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from purevk.frontends.torch.exported import WrittenBuffers
     from purevk.program.devices.replicas import Replicas
     from purevk.program.devices.stages import StagedProgram
@@ -35,11 +37,8 @@ def compile(
     *,
     kwargs: Mapping[str, Any] | None = ...,
     context: Context | None = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Context | int | str | None = ...,
+    **options: Unpack[Options],
 ) -> Program: ...
 
 
@@ -50,12 +49,9 @@ def compile(
     dynamic_shapes: Any = ...,
     *,
     kwargs: Mapping[str, Any] | None = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: Literal["batch"],
+    **options: Unpack[Options],
 ) -> Replicas: ...
 
 
@@ -66,12 +62,9 @@ def compile(
     dynamic_shapes: Any = ...,
     *,
     kwargs: Mapping[str, Any] | None = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: Literal["layers"],
+    **options: Unpack[Options],
 ) -> StagedProgram: ...
 
 
@@ -82,12 +75,9 @@ def compile(
     dynamic_shapes: Any = ...,
     *,
     kwargs: Mapping[str, Any] | None = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: str | None = ...,
+    **options: Unpack[Options],
 ) -> Replicas | StagedProgram: ...
 
 

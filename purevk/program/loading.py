@@ -12,10 +12,12 @@ from purevk.api import check_fork
 from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.graph.devices import choose_context
-from purevk.program.options import Bounds, Compile, Round
+from purevk.program.options import Bounds, Compile, Options, Round
 from purevk.program.program import Program
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from purevk.program.devices.replicas import Replicas
     from purevk.program.devices.stages import StagedProgram
 
@@ -37,12 +39,9 @@ def load(
     data_files: DataFiles = ...,
     *,
     context: Context | None = ...,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
     check: bool = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Context | int | str | None = ...,
+    **options: Unpack[Options],
 ) -> Program: ...
 
 
@@ -51,13 +50,10 @@ def load(
     file: str | os.PathLike[str] | bytes,
     data_files: DataFiles = ...,
     *,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
     check: bool = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: Literal["batch"],
+    **options: Unpack[Options],
 ) -> Replicas: ...
 
 
@@ -66,13 +62,10 @@ def load(
     file: str | os.PathLike[str] | bytes,
     data_files: DataFiles = ...,
     *,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
     check: bool = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: Literal["layers"],
+    **options: Unpack[Options],
 ) -> StagedProgram: ...
 
 
@@ -81,13 +74,10 @@ def load(
     file: str | os.PathLike[str] | bytes,
     data_files: DataFiles = ...,
     *,
-    progress: Callable[[str, int, int], None] | None = ...,
-    bounds: Bounds = ...,
     check: bool = ...,
-    compile: Compile = ...,
-    round: Round = ...,
     device: Devices,
     split: str | None = ...,
+    **options: Unpack[Options],
 ) -> Replicas | StagedProgram: ...
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypedDict
 
 from purevk.errors import InputError
 
 Bounds = Literal["exported", "grow", "strict"]
 Compile = Literal["allowed", "never"]
 Round = Literal["fused", "eager"]
+
+
+class Options(TypedDict, total=False):
+    """Keywords of all overloads of both."""
+
+    progress: Callable[[str, int, int], None] | None
+    bounds: Bounds
+    compile: Compile
+    round: Round
 
 
 def check_round(round: object, where: str) -> None:

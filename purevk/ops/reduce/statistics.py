@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, TensorType, Value
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type, real_dtype
 from purevk.ops.reduce.reduction import NAME, Reduction
-from purevk.ops.registry import ShapeError, rewrite
+from purevk.ops.registry import ShapeError, Types, rewrite
 from purevk.ops.shapes import reduced, wrap_all
 
 Dims = Sequence[int] | int | None  # the dims of a reduction; None: all of them
@@ -49,7 +49,7 @@ def reduce_with_index(
 
 # -- indices of extremes --------------------------------------------------------------------------
 def _arg_shape(x: TensorType, dim: int | None = None, keepdim: bool = False) -> TensorType:
-    dims = range(x.rank) if dim is None else wrap_all(dim, x.rank)
+    dims = wrap_all(dim, x.rank)
     _refuse_empty(x, dims)
     return TensorType(DType.int64, reduced(x.dims, tuple(dims), keepdim))
 
@@ -61,7 +61,7 @@ def _refuse_empty(x: TensorType, dims: Sequence[int]) -> None:
 
 def _arg(name: str) -> None:
     def expand(builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool) -> Value:
-        dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
+        dims = wrap_all(dim, x.type.rank)
         return reduce(builder, x, name, dims, keepdim, node.result.type.dtype)
 
     rewrite(f"aten.{name}.default", _arg_shape)(expand)
@@ -108,7 +108,7 @@ def _aminmax_shape(
 def _aminmax(
     builder: Builder, node: Node, x: Value, dim: int | None, keepdim: bool
 ) -> tuple[Value, Value]:
-    dims = range(x.type.rank) if dim is None else wrap_all(dim, x.type.rank)
+    dims = wrap_all(dim, x.type.rank)
     low, high = (reduce(builder, x, kind, dims, keepdim, x.type.dtype) for kind in ("amin", "amax"))
     return low, high
 
@@ -120,90 +120,51 @@ def _variance(correction: Real | None, root: bool) -> Reduction:
     return Reduction(finish=f"sqrt({text})" if root else text, variance=True)
 
 
-def _spread(
-    builder: Builder,
-    x: Value,
-    dims: Sequence[int],
-    correction: Real | None,
-    keepdim: bool,
-    root: bool,
-    dtype: DType,
-) -> Value:
-    return reduce(builder, x, _variance(correction, root), dims, keepdim, dtype)
-
-
 def _float_reduced(x: TensorType, dim: Dims, keepdim: bool) -> TensorType:
     if not (x.dtype.is_float or x.dtype.is_complex):
         raise ShapeError(f"variance of {x.dtype.name}")
     return TensorType(real_dtype(x.dtype), reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-def _mean_type(x: TensorType, dim: Dims, keepdim: bool) -> TensorType:
-    return x.with_dims(reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+def _with_mean(x: TensorType, dim: Dims, keepdim: bool) -> tuple[TensorType, TensorType]:
+    mean = x.with_dims(reduced(x.dims, wrap_all(dim, x.rank), keepdim))
+    return _float_reduced(x, dim, keepdim), mean
+
+
+def _spreads(name: str, root: bool, types: Callable[[TensorType, Dims, bool], Types]) -> None:
+    """Variance or its root, and the mean if `types` has two."""
+
+    def expand(
+        builder: Builder,
+        node: Node,
+        x: Value,
+        dim: Dims = None,
+        correction: Real | None = None,
+        keepdim: bool = False,
+    ) -> tuple[Value, ...]:
+        dims = wrap_all(dim, x.type.rank)
+        kinds: tuple[Reduction | str, ...] = _variance(correction, root), "mean"
+        return tuple(
+            reduce(builder, x, kind, dims, keepdim, result.type.dtype)
+            for kind, result in zip(kinds, node.results)
+        )
+
+    rewrite(
+        f"aten.{name}.correction",
+        lambda x, dim=None, correction=None, keepdim=False: types(x, dim, keepdim),
+    )(expand)
+    rewrite(
+        f"aten.{name}.dim", lambda x, dim=None, unbiased=True, keepdim=False: types(x, dim, keepdim)
+    )(expand)
+    if types is _float_reduced:
+        rewrite(f"aten.{name}.default", lambda x, unbiased=True: types(x, None, False))(
+            lambda builder, node, x, unbiased: expand(builder, node, x, correction=unbiased)
+        )
 
 
 for _name, _root in {"var": False, "std": True}.items():
-    rewrite(
-        f"aten.{_name}.correction",
-        lambda x, dim=None, correction=None, keepdim=False: _float_reduced(x, dim, keepdim),
-    )(
-        lambda builder, node, x, dim, correction, keepdim, root=_root: _spread(
-            builder,
-            x,
-            wrap_all(dim, x.type.rank),
-            correction,
-            keepdim,
-            root,
-            node.result.type.dtype,
-        )
-    )
-    rewrite(
-        f"aten.{_name}.dim",
-        lambda x, dim=None, unbiased=True, keepdim=False: _float_reduced(x, dim, keepdim),
-    )(
-        lambda builder, node, x, dim, unbiased, keepdim, root=_root: _spread(
-            builder,
-            x,
-            wrap_all(dim, x.type.rank),
-            int(unbiased),
-            keepdim,
-            root,
-            node.result.type.dtype,
-        )
-    )
-    rewrite(f"aten.{_name}.default", lambda x, unbiased=True: _float_reduced(x, None, False))(
-        lambda builder, node, x, unbiased, root=_root: _spread(
-            builder, x, range(x.type.rank), int(unbiased), False, root, node.result.type.dtype
-        )
-    )
-    rewrite(
-        f"aten.{_name}_mean.correction",
-        lambda x, dim=None, correction=None, keepdim=False: (
-            _float_reduced(x, dim, keepdim),
-            _mean_type(x, dim, keepdim),
-        ),
-    )(
-        lambda builder, node, x, dim, correction, keepdim, root=_root: (
-            _spread(
-                builder, x, wrap_all(dim, x.type.rank), correction, keepdim, root, x.type.dtype
-            ),
-            reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
-        )
-    )
-    rewrite(
-        f"aten.{_name}_mean.dim",
-        lambda x, dim=None, unbiased=True, keepdim=False: (
-            _float_reduced(x, dim, keepdim),
-            _mean_type(x, dim, keepdim),
-        ),
-    )(
-        lambda builder, node, x, dim, unbiased, keepdim, root=_root: (
-            _spread(
-                builder, x, wrap_all(dim, x.type.rank), int(unbiased), keepdim, root, x.type.dtype
-            ),
-            reduce(builder, x, "mean", wrap_all(dim, x.type.rank), keepdim, x.type.dtype),
-        )
-    )
+    _spreads(_name, _root, _float_reduced)
+    _spreads(f"{_name}_mean", _root, _with_mean)
 
 
 # -- norms ---------------------------------------------------------------------------------------
@@ -243,31 +204,26 @@ def _norm_shape(
     return TensorType(made, reduced(x.dims, wrap_all(dim, x.rank), keepdim))
 
 
-rewrite("aten.linalg_vector_norm.default", _norm_shape)(
-    lambda builder, node, x, p, dim, keepdim, dtype: _norm(
-        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    )
-)
-rewrite(
+@rewrite("aten.linalg_vector_norm.default", _norm_shape)
+@rewrite("aten.norm.Scalar", lambda x, p=2: _norm_shape(x, p))
+@rewrite(
     "aten.norm.ScalarOpt_dim", lambda x, p, dim, keepdim=False: _norm_shape(x, p, dim, keepdim)
-)(
-    lambda builder, node, x, p, dim, keepdim: _norm(
-        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    )
 )
-rewrite(
+@rewrite(
     "aten.norm.ScalarOpt_dim_dtype",
     lambda x, p, dim, keepdim, dtype: _norm_shape(x, p, dim, keepdim, dtype),
-)(
-    lambda builder, node, x, p, dim, keepdim, dtype: _norm(
-        builder, x, p, wrap_all(dim, x.type.rank), keepdim, node.result.type.dtype
-    )
 )
-rewrite("aten.norm.Scalar", lambda x, p=2: _norm_shape(x, p))(
-    lambda builder, node, x, p: _norm(
-        builder, x, p, range(x.type.rank), False, node.result.type.dtype
-    )
-)
+def _vector_norm(
+    builder: Builder,
+    node: Node,
+    x: Value,
+    p: Real | None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+) -> Value:
+    dims = wrap_all(dim, x.type.rank)
+    return _norm(builder, x, p, dims, keepdim, node.result.type.dtype)
 
 
 # -- sums of something else ----------------------------------------------------------------------
