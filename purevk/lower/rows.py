@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size
 from purevk.ir import dims as _dims
+from purevk.lower.declared import Operand
 from purevk.lower.numbers import power_of_two
 from purevk.tuning import DeviceTraits
 
@@ -102,6 +104,50 @@ def spread(
     return RowWork(_cached(macros, -(-count // local), cache), local, 1)
 
 
+@dataclass(frozen=True)
+class RowLoops:
+    """The rows along a dim.
+
+    Attributes:
+        sizes: of the dims that address a row, innermost first.
+        x_strides, out_strides: strides of these dims in x and in the result.
+        length: elements of a row.
+        x_step, out_step: distances of its neighbours in x and in the result.
+    """
+
+    sizes: list[Size]
+    x_strides: list[Size]
+    out_strides: list[Size]
+    length: Size
+    x_step: Size
+    out_step: Size
+
+    @classmethod
+    def of(cls, x: Operand, out: Operand, dim: int) -> RowLoops:
+        dims = [d for d in range(len(x.dims)) if d != dim]
+        sizes, steps = collapse(
+            *([numbers[d] for d in dims] for numbers in (x.dims, x.strides, out.strides))
+        )
+        x_strides, out_strides = (step[::-1] or [0] for step in steps)
+        last = x.dims[dim], x.strides[dim], out.strides[dim]
+        return cls(sizes[::-1] or [1], x_strides, out_strides, *last)
+
+    @property
+    def count(self) -> Size:
+        return _dims.product(self.sizes)
+
+
+def column_team(width: int, most: int, count: int, most_lanes: int) -> tuple[int, int]:
+    """How many of `count` columns a workgroup of up to `most` invocations takes at once, `width` or
+    more, and how many invocations, up to `most_lanes`, share each."""
+    lanes = 1 << max(most // width, 1).bit_length() - 1
+    while lanes > max(most_lanes, 1):
+        lanes //= 2
+    while width * lanes < 256 and width * lanes * 2 <= most and width < count:
+        width *= 2
+    return width, lanes
+
+
 def reads_alone(traits: DeviceTraits, each: int, passes: int) -> bool:
     """Whether an invocation can read `each` elements `passes` times. Each pass has a few iterations
     more: for blocks of elements, for what is left of a batch, and to join with other invocations."""
@@ -135,11 +181,7 @@ def spread_columns(
     width = line if depth * line <= 8 * room else max(line // 2, 1)
     if depth * width > 8 * room:
         return RowWork({"COLUMN": 1, "WIDTH": line, "LOCAL": room, "AHEAD": 8}, room, line)
-    lanes = 1
-    while lanes * 8 < depth:
-        lanes *= 2
-    while width * lanes < 256 and width * lanes * 2 <= room and width < count:
-        width *= 2
+    width, lanes = column_team(width, room, count, (2 * depth - 1) // 8)
     macros = {
         "COLUMN": 1,
         "LOCAL": width * lanes,

@@ -15,7 +15,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import MOST_JOINS, by_dim, collapse, spread
+from purevk.lower.rows import MOST_JOINS, by_dim, collapse, column_team, spread
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
 from purevk.ops.promotion import float_type
@@ -405,11 +405,7 @@ class _Team(NamedTuple):
         width = min(
             max(traits.profile.transaction_bytes // (itemsize * (4 if vector else 1)), 1), 32
         )
-        lanes = 1 << max(most // width, 1).bit_length() - 1
-        while lanes > 1 and lanes * 8 > rows:
-            lanes //= 2
-        while width * lanes < 256 and width * 2 * lanes <= most and width < count:
-            width *= 2
+        width, lanes = column_team(width, most, count, rows // 8)
         return cls(width, lanes) if lanes > 1 else None
 
 

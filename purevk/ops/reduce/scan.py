@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from purevk.dtypes import DType
@@ -14,7 +13,7 @@ from purevk.lower.elements import conversions, extreme
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import by_dim, collapse
+from purevk.lower.rows import RowLoops, by_dim, column_team
 from purevk.ops.builder import Builder
 from purevk.ops.promotion import float_type
 from purevk.ops.registry import Kernel, ShapeError, define, rewrite
@@ -64,49 +63,11 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if is_empty(x.type):
         return
     at = wrap(node.int("dim"), len(x.dims))
-    loops = _Rows.of(x, outs[0], at)
+    loops = RowLoops.of(x, outs[0], at)
     if len(loops.sizes) > 4:
         x = dense(lowering, x)
-        loops = _Rows.of(x, outs[0], at)
+        loops = RowLoops.of(x, outs[0], at)
     emit_scan(lowering, _KINDS[node.str("kind")], x, outs, loops)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a scan.
-
-    Attributes:
-        sizes: of the dims that address a row, innermost first.
-        x_strides, out_strides: strides of these dims in x and in the result.
-        length: elements of a row.
-        x_step, out_step: distances of its neighbours in x and in the result.
-    """
-
-    sizes: list[Size]
-    x_strides: list[Size]
-    out_strides: list[Size]
-    length: Size
-    x_step: Size
-    out_step: Size
-
-    @classmethod
-    def of(cls, x: Operand, out: Operand, dim: int) -> _Rows:
-        rest = [d for d in range(len(x.dims)) if d != dim]
-        sizes, (x_strides, out_strides) = collapse(
-            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-        )
-        return cls(
-            sizes[::-1],
-            x_strides[::-1],
-            out_strides[::-1],
-            x.dims[dim],
-            x.strides[dim],
-            out.strides[dim],
-        )
-
-    @property
-    def count(self) -> Size:
-        return _dims.product(self.sizes)
 
 
 def longest_row(traits: DeviceTraits) -> int:
@@ -119,7 +80,7 @@ def emit_scan(
     how: Scan,
     x: Operand,
     outs: list[Operand],
-    loops: _Rows,
+    loops: RowLoops,
 ) -> None:
     """Appends the dispatches of a scan along rows that at most 4 dims address."""
     traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
@@ -138,7 +99,7 @@ def emit_scan(
     many, long = _dims.upper(rows), _dims.upper(length)
     contiguous, adjacent = (
         _is_one(step) and _is_one(out_step),
-        bool(x_strides) and _is_one(x_strides[0]) and _is_one(out_strides[0]) and not _is_one(step),
+        _is_one(x_strides[0]) and _is_one(out_strides[0]) and not _is_one(step),
     )
     if profile.needs_many_invocations:
         alone = not adjacent and (long <= 64 or (many >= 2**16 and long <= 4096))
@@ -232,12 +193,9 @@ def emit_scan(
         _carry(lowering, how, out, totals, loops)
 
 
-def _reads_vectors(x: Operand, out: Operand) -> bool:
-    return x.dtype in (DType.float32, DType.float16, DType.int32) and out.dtype in (
-        DType.float32,
-        DType.float16,
-        DType.int32,
-    )
+def _reads_vectors(*operands: Operand) -> bool:
+    allowed = (DType.float32, DType.float16, DType.int32)
+    return all(operand.dtype in allowed for operand in operands)
 
 
 def _columns(
@@ -264,13 +222,9 @@ def _columns(
     state = (16 if costly else 4) * each
     most = min(256 if costly else 1024, traits.max_invocations, traits.max_shared_memory // state)
     most = 1 << most.bit_length() - 1
-    nbytes, count = itemsize * each, -(-count // each)
+    nbytes = itemsize * each
     width = max(min(traits.profile.transaction_bytes // (2 if costly else 1) // nbytes, 32), 1)
-    lanes = most // width
-    while lanes > 1 and (lanes // 2) * items >= length:
-        lanes //= 2
-    while width * lanes < 256 and width * lanes * 2 <= most and width < count:
-        width *= 2
+    width, lanes = column_team(width, most, -(-count // each), (2 * length - 1) // items)
     return width * lanes, width
 
 
@@ -291,13 +245,13 @@ def _carry(
     how: Scan,
     out: Operand,
     totals: Operand,
-    loops: _Rows,
+    loops: RowLoops,
 ) -> None:
     """Joins to the elements of each part the total of the parts before it. `totals`: that of each
     part of each row."""
     sums = lowering.temporary(totals.type)
     rows, parts = totals.dims
-    emit_scan(lowering, how, totals, [sums], _Rows([rows], [parts], [parts], parts, 1, 1))
+    emit_scan(lowering, how, totals, [sums], RowLoops([rows], [parts], [parts], parts, 1, 1))
     # The outer dims and the row as one operand.
     dims = (*reversed(loops.sizes), loops.length)
     layout = Layout(out.offset, (*reversed(loops.out_strides), loops.out_step))

@@ -9,13 +9,7 @@ from purevk.lower.copies import dense
 from purevk.lower.declared import AUTO
 from purevk.lower.lowering import Lowering
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import (
-    by_dim,
-    collapse,
-    reads_alone,
-    spread,
-    spread_columns,
-)
+from purevk.lower.rows import RowLoops, by_dim, reads_alone, spread, spread_columns
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
 from purevk.ops.registry import Kernel, define, rewrite_node
@@ -38,19 +32,13 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     if is_empty(out.type):
         return
     at = wrap(node.int("dim"), len(x.dims))
-    rest = [d for d in range(len(x.dims)) if d != at]
-    loop, (x_strides, out_strides) = collapse(
-        [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-    )
-    if len(loop) > 3:
+    loops = RowLoops.of(x, out, at)
+    if len(loops.sizes) > 3:
         x = dense(lowering, x)
-        loop, (x_strides, out_strides) = collapse(
-            [x.dims[d] for d in rest], [x.strides[d] for d in rest], [out.strides[d] for d in rest]
-        )
-    sizes = list(reversed(loop)) or [1]
-    x_strides, out_strides = list(reversed(x_strides)) or [0], list(reversed(out_strides)) or [0]
-    rows, columns = _dims.product(sizes), x.dims[at]
-    step, out_step = x.strides[at], out.strides[at]
+        loops = RowLoops.of(x, out, at)
+    sizes, x_strides, out_strides = loops.sizes, loops.x_strides, loops.out_strides
+    rows, columns = loops.count, loops.length
+    step, out_step = loops.x_step, loops.out_step
     contiguous = all(isinstance(s, int) and s == 1 for s in (step, out_step))
     adjacent = all(isinstance(s, int) and s == 1 for s in (x_strides[0], out_strides[0]))
     # Without shared memory one invocation takes a column. Columns must then be many, and short
@@ -85,7 +73,7 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
         {"x": x, "out": out},
         params,
         {
-            "OUTER_DIMS": max(len(sizes), 1),
+            "OUTER_DIMS": len(sizes),
             "LOG": int(node.bool("log")),
             "ZERO_ROWS": int(node.bool("zero_rows")),
             "EXP": exponential,
