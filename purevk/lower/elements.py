@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from purevk.dtypes import DType
 
+# The dtypes that hold values of computing types.
+ACC_TYPES = {t.acc: t for t in (DType.float32, DType.int32, DType.int64, DType.float64)}
 _EXTREMES = {
     "float": ("uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"),
     "int": ("(-2147483647 - 1)", "2147483647"),

@@ -143,6 +143,16 @@ class MatmulKernel(GpuChoice, Candidate[Problem]):
         return self.time(traits, problem) + (costs.split_start + costs.split_element * elements)
 
 
+class RowKernel(MatmulKernel):
+    """A choice whose workgroups make `rows` rows each."""
+
+    rows: int
+
+    @property
+    def rows_per_group(self) -> int:
+        return self.rows
+
+
 class TileChoice(MatmulKernel):
     """What the choices share whose workgroups make `tile_m` x `tile_n` results in steps of
     `tile_k`."""
@@ -276,7 +286,7 @@ class Distance(Tiled):
 
 
 @dataclass(frozen=True)
-class Vector(MatmulKernel):
+class Vector(RowKernel):
     """`matmul_vec.comp`: a workgroup reads B once for `rows` rows of A, and its invocations share
     K."""
 
@@ -286,11 +296,6 @@ class Vector(MatmulKernel):
     chunk: int = 1
     depth: int = 2
     template = "matmul/matmul_vec.comp"
-
-    @property
-    def rows_per_group(self) -> int:
-        """Rows of the result that a workgroup makes."""
-        return self.rows
 
     def macros(self) -> dict[str, int]:
         return {
@@ -335,7 +340,7 @@ class Vector(MatmulKernel):
 
 
 @dataclass(frozen=True)
-class Dot(MatmulKernel):
+class Dot(RowKernel):
     """`matmul_dot.comp`: `lanes` invocations share K, for 4 columns and `rows` rows, and have `steps`
     loads of each column in flight. B is dense along K."""
 
@@ -344,11 +349,6 @@ class Dot(MatmulKernel):
     steps: int
     subgroup: int = 32
     template = "matmul/matmul_dot.comp"
-
-    @property
-    def rows_per_group(self) -> int:
-        """Rows of the result that a workgroup makes."""
-        return self.rows
 
     def macros(self) -> dict[str, int]:
         return {"ROWS": self.rows, "LANES": self.lanes, "STEPS": self.steps, "SG": self.subgroup}
@@ -387,7 +387,7 @@ class Dot(MatmulKernel):
 
 
 @dataclass(frozen=True)
-class DotBlocks(MatmulKernel):
+class DotBlocks(RowKernel):
     """`matmul_dot_blocks.comp`: few rows, and a weight in the order of fragments. `slices` groups of
     invocations share K, for `columns` columns and `rows` rows, and read `steps` blocks of 16 terms at
     once. `paired`: it makes one column of two. Without a cost model."""
@@ -398,11 +398,6 @@ class DotBlocks(MatmulKernel):
     steps: int
     paired: bool = False
     template = "matmul/matmul_dot_blocks.comp"
-
-    @property
-    def rows_per_group(self) -> int:
-        """Rows of the result that a workgroup makes."""
-        return self.rows
 
     @property
     def threads(self) -> int:

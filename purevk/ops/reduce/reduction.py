@@ -11,11 +11,11 @@ from purevk.ir import Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.declared import AUTO
-from purevk.lower.elements import conversions, extreme
+from purevk.lower.elements import ACC_TYPES, conversions, extreme
 from purevk.lower.expression import in_double
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.numbers import gcd4
-from purevk.lower.rows import MOST_JOINS, by_dim, collapse, column_team, spread
+from purevk.lower.rows import MOST_JOINS, RowWork, by_dim, collapse, column_team, spread
 from purevk.ops.builder import Builder
 from purevk.ops.facts import but_along
 from purevk.ops.promotion import float_type
@@ -105,13 +105,8 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
     macros: dict[str, str | int] = {**names, **joined, "LOAD(v)": how.load}
     outs = [out]
     if how.best:
-        macros.update(
-            {
-                "ARG": 2 if index else 1,
-                "ARG_BETTER(a, b)": how.best,
-                "T_INDEX": (index or out.dtype).glsl,
-            }
-        )
+        macros |= {"ARG": 2 if index else 1, "T_INDEX": (index or out.dtype).glsl}
+        macros["ARG_BETTER(a, b)"] = how.best
         outs += [lowering.operand(node.results[1])] if index else []
         if index is DType.int64:
             macros["HAS_INT64"] = "1"
@@ -124,7 +119,7 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         _emit(lowering, x, outs, walk, {**macros, **last})
         return
     # There are too few rows for the device: reduce parts of them first.
-    partial = _PARTIAL_TYPES[acc]
+    partial = ACC_TYPES[acc]
     outputs, length = _dims.product(walk.outer), walk.inner[1]
     step = 4 if gcd4(length) else 1
     part = _dims.ceil_div(_dims.ceil_div(length, step), parts) * step
@@ -139,23 +134,18 @@ def _reduce_lower(lowering: Lowering, node: Node) -> None:
         **{k: v for k, v in names.items() if k.startswith("FROM_X")},
     }
     _emit(lowering, x, [some], walk, {**macros, "SPLIT": parts}, parts, {"part": part})
-    inner = (
-        _Walk([outputs], [1], [1, parts], [0, outputs])
-        if columns
-        else _Walk([outputs], [parts], [1, parts], [0, 1])
-    )
+    outer_step, inner_step = (1, outputs) if columns else (parts, 1)
     _emit(
         lowering,
         some,
         outs,
-        inner,
+        _Walk([outputs], [outer_step], [1, parts], [0, inner_step]),
         {**conversions(partial, out.dtype, acc), **joined, **last, "PARTS": 1},
         further={"reduced": length * walk.inner[0]},
     )
 
 
-@dataclass(frozen=True)
-class _Walk:
+class _Walk(NamedTuple):
     """The loops of a reduction: those over the outputs, innermost first, and the two that are
     reduced, innermost last, with their strides in x. Dims are joined where they are dense within
     one another."""
@@ -220,12 +210,7 @@ def _emit(
         parts: how many parts of each row are reduced independently.
         further: the parameter that SPLIT or PARTS takes.
     """
-    outer, outer_steps, inner, inner_steps = (
-        walk.outer,
-        walk.outer_steps,
-        walk.inner,
-        walk.inner_steps,
-    )
+    outer, outer_steps, inner, inner_steps = walk
     traits, profile, out = lowering.traits, lowering.traits.profile, outs[0]
     moments = macros.get("VARIANCE") or macros.get("LOGARITHM")
     reduce_dims = 1 if isinstance(inner[0], int) and inner[0] == 1 else 2
@@ -236,36 +221,18 @@ def _emit(
     rest = [*outer_steps[1:], inner_steps[0], x.offset]
     reads_vectors = x.dtype in (DType.float32, DType.float16, DType.int32)
     vector = reads_vectors and walk.columns and gcd4(outer[0], inner_steps[1], out.offset, *rest)
-    team = (
-        _Team.of(traits, x.dtype.itemsize, vector, outputs, length, macros)
-        if walk.columns and profile.has_fast_shared_memory
-        else None
-    )
+    team = None
+    if walk.columns and profile.has_fast_shared_memory:
+        team = _team(traits, x.dtype.itemsize, 4 if vector else 1, outputs, length, macros)
     # One invocation per column is slow if columns are few and long.
-    if (
-        not team
-        and parts == 1
-        and _dims.upper(length)
-        > (
-            max(4096, _dims.upper(outputs))
-            if profile.needs_many_invocations
-            else _longest(traits, macros)
-        )
-    ):
+    most = _longest(traits, macros)
+    if profile.needs_many_invocations:
+        most = max(4096, _dims.upper(outputs))
+    if not team and parts == 1 and _dims.upper(length) > most:
         column = False
     if column:
-        per = _dims.ceil_div(outputs, 4) if vector else outputs
-        local = team.local if team else COLUMNS
-        macros.update(
-            {
-                "COLUMN": 1,
-                "VEC4": int(vector),
-                "LOCAL": local,
-                **({"WIDTH": team.width} if team else {}),
-            }
-        )
-        grid = lowering.linear_grid(per, team.width if team else local)
-        each = _dims.ceil_div(length, team.lanes if team else 1)
+        work = team or RowWork({"COLUMN": 1, "LOCAL": COLUMNS}, COLUMNS, COLUMNS)
+        grid = lowering.linear_grid(_dims.ceil_div(outputs, 4) if vector else outputs, work.rows)
     else:
         vector = reads_vectors and walk.contiguous and gcd4(inner[1], outer_steps[0], *rest)
         work = spread(
@@ -276,9 +243,10 @@ def _emit(
             passes=inner[0] * _each(macros, 4 if vector else 1),
             short=True,
         )
-        macros.update({**work.macros, "VEC4": int(vector)})
-        local, grid = work.local, work.grid(outputs)
-        each = _dims.ceil_div(length * work.rows, local * (4 if vector else 1))
+        grid = work.grid(outputs)
+    macros |= {**work.macros, "VEC4": int(vector)}
+    items = work.local * (4 if vector and not column else 1)
+    each = _dims.ceil_div(length * work.rows, items)
     # Reads in flight keep memory busy. Moments gain in any case, since a batch of elements is
     # cheaper than its elements.
     loads = max(profile.loads_in_flight, 4 if moments else 1)
@@ -301,18 +269,10 @@ def _emit(
         {"x": x, **dict(zip(("out", "index"), outs))},
         params,
         {**macros, "TEXEL_X": AUTO},
-        local=local,
+        local=work.local,
         grid=grid,
         flops=_dims.product(outer) * inner[0] * inner[1],
     )
-
-
-_PARTIAL_TYPES = {
-    "float": DType.float32,
-    "int": DType.int32,
-    "int64_t": DType.int64,
-    "double": DType.float64,
-}
 
 
 def _each(macros: Mapping[str, str | int], elements: int = 1) -> int:
@@ -334,11 +294,8 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType, macros: Mapping[str, s
     longer than it walks; else 1."""
     if not (isinstance(walk.inner[0], int) and walk.inner[0] == 1):
         return 1
-    traits, length, outputs = (
-        lowering.traits,
-        _dims.upper(walk.inner[1]),
-        max(_dims.upper(_dims.product(walk.outer)), 1),
-    )
+    traits, length = lowering.traits, _dims.upper(walk.inner[1])
+    outputs = max(_dims.upper(_dims.product(walk.outer)), 1)
     wanted = 4 * traits.processors  # workgroups
     if not walk.columns:
         part = traits.profile.reduce_part_elements
@@ -348,65 +305,40 @@ def _parts(lowering: Lowering, walk: _Walk, dtype: DType, macros: Mapping[str, s
         # A workgroup takes the columns of one transaction, and is as large as possible. One
         # workgroup per multiprocessor is enough.
         groups = -(-outputs * dtype.itemsize // traits.profile.transaction_bytes)
-        return (
-            1
-            if groups * 4 >= traits.processors * 3
-            else max(min(2 * traits.processors // groups, length // 256), 1)
-        )
+        if groups * 4 >= traits.processors * 3:
+            return 1
+        return max(min(2 * traits.processors // groups, length // 256), 1)
     if outputs * 4 >= wanted * COLUMNS:
         return 1
-    parts = max(
-        min(wanted * COLUMNS // outputs, length // 256), -(-length // _longest(traits, macros))
-    )
-    return parts if parts > 1 else 1
+    least = -(-length // _longest(traits, macros))
+    return max(min(wanted * COLUMNS // outputs, length // 256), least, 1)
 
 
 COLUMNS = 64  # columns of a workgroup, if each invocation has one
 
 
-class _Team(NamedTuple):
-    """A workgroup that takes `width` columns (of vec4s, if it reads vectors) at once, with `lanes`
-    invocations for each."""
-
-    width: int
-    lanes: int
-
-    @property
-    def local(self) -> int:
-        return self.width * self.lanes
-
-    @classmethod
-    def of(
-        cls,
-        traits: DeviceTraits,
-        itemsize: int,
-        vector: bool,
-        outputs: Size,
-        length: Size,
-        macros: dict[str, str | int],
-    ) -> _Team | None:
-        """None if columns are short, or so many that one invocation per column keeps a GPU busy."""
-        count, rows = -(-_dims.upper(outputs) // (4 if vector else 1)), _dims.upper(length)
-        if count >= traits.profile.max_invocations_per_core * traits.processors:
-            return None
-        # Bytes of shared memory per invocation and column, for the state that lanes join.
-        state = (
-            12
-            if macros.get("VARIANCE") or macros.get("LOGARITHM")
-            else 16
-            if macros["ACC"] in ("int64_t", "double")
-            else 8
-        )
-        most = min(
-            traits.max_invocations,
-            1024,
-            traits.max_shared_memory // 3 * 2 // (state * (4 if vector else 1)),
-        )
-        width = min(
-            max(traits.profile.transaction_bytes // (itemsize * (4 if vector else 1)), 1), 32
-        )
-        width, lanes = column_team(width, most, count, rows // 8)
-        return cls(width, lanes) if lanes > 1 else None
+def _team(
+    traits: DeviceTraits,
+    itemsize: int,
+    each: int,
+    outputs: Size,
+    length: Size,
+    macros: dict[str, str | int],
+) -> RowWork | None:
+    """A workgroup that takes several columns (of vectors of `each`) at once, with several invocations
+    for each; None if columns are short, or so many that one invocation per column keeps a GPU busy."""
+    count, rows = -(-_dims.upper(outputs) // each), _dims.upper(length)
+    if count >= traits.profile.max_invocations_per_core * traits.processors:
+        return None
+    # Bytes of shared memory per invocation and column, for the state that lanes join.
+    wide = macros["ACC"] in ("int64_t", "double")
+    state = 12 if macros.get("VARIANCE") or macros.get("LOGARITHM") else 16 if wide else 8
+    most = min(traits.max_invocations, 1024, traits.max_shared_memory // 3 * 2 // (state * each))
+    width = min(max(traits.profile.transaction_bytes // (itemsize * each), 1), 32)
+    width, lanes = column_team(width, most, count, rows // 8)
+    if lanes == 1:
+        return None
+    return RowWork({"COLUMN": 1, "WIDTH": width, "LOCAL": width * lanes}, width * lanes, width)
 
 
 def _computing(how: Reduction, source: DType, target: DType) -> str:

@@ -9,7 +9,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
-from purevk.lower.elements import conversions, extreme
+from purevk.lower.elements import ACC_TYPES, conversions, extreme
 from purevk.lower.lowering import Lowering, Operand
 from purevk.lower.map import MapSpec, emit_map
 from purevk.lower.numbers import gcd4
@@ -148,7 +148,7 @@ def emit_scan(
     if acc == "int64_t" or outs[-1].dtype is DType.int64:
         macros["HAS_INT64"] = "1"
     parts = _dims.ceil_div(length, part) if cut else 1
-    totals = lowering.temporary(TensorType(_ACC_TYPES[acc], (rows, parts))) if cut else None
+    totals = lowering.temporary(TensorType(ACC_TYPES[acc], (rows, parts))) if cut else None
     local, width = min(profile.workgroup_size, traits.max_invocations), 1
     if alone:
         macros["ROW_PER_INVOCATION"] = 1
@@ -230,14 +230,6 @@ def _columns(
 
 def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
-
-
-_ACC_TYPES = {
-    "float": DType.float32,
-    "int": DType.int32,
-    "int64_t": DType.int64,
-    "double": DType.float64,
-}
 
 
 def _carry(
