@@ -80,9 +80,10 @@ def fill(
     params: dict[str, Size],
 ) -> tuple[Buffers, KernelInterface]:
     """The buffers of a dispatch with their modes, and what its kernel takes. Adds to macros and
-    parameters what the template declares of a tensor `x` and they lack:
+    parameters what the template declares of a tensor `x` and they lack (of one with a mode, neither
+    T_X nor TEXEL_X):
 
-    - macro X: whether the tensor is there, 0 or 1.
+    - macro X or HAS_X: whether the tensor is there, 0 or 1.
     - macro T_X: its type in GLSL.
     - macro TEXEL_X: the form of the texel buffer that it is read from, if it is, in templates with
       the macro VEC4_X, or where the caller passes AUTO. It is read as vec4s if VEC4_X is 1, or if
@@ -93,12 +94,12 @@ def fill(
         texel_of: `Lowering.texel`.
     """
     modes: dict[str, str] = {}
-    plain = {name: each for name, each in tensors.items() if not isinstance(each, tuple)}
-    for name, operand in plain.items():
+    for name, operand in tensors.items():
         flag, kind, texel = name.upper(), f"T_{name.upper()}", f"TEXEL_{name.upper()}"
-        if flag in interface.macros:
-            text.setdefault(flag, str(int(operand is not None)))
-        if operand is None:
+        for macro in (flag, f"HAS_{flag}"):
+            if macro in interface.macros:
+                text.setdefault(macro, str(int(operand is not None)))
+        if operand is None or isinstance(operand, tuple):
             continue
         if kind in interface.macros:
             text.setdefault(kind, operand.dtype.glsl)
@@ -109,15 +110,16 @@ def fill(
             modes[name] = _texel(texel_of, own if own in interface.macros else "", operand, text)
             text[texel] = str(texel_form(modes[name]))
     kernel = interface.kernel(text)
-    buffers: Buffers = {name: each for name, each in tensors.items() if isinstance(each, tuple)}
-    for name, operand in plain.items():
+    buffers: Buffers = {}
+    for name, each in tensors.items():
+        tensor, mode = each if isinstance(each, tuple) else (each, "")
         for word in (f"offset_{name}", f"{name}_offset", *(("offset_o",) * (name == "out"))):
             if word in kernel.params:
-                params.setdefault(word, 0 if operand is None else operand.offset)
-        if operand is not None:
+                params.setdefault(word, tensor.offset if isinstance(tensor, Operand) else 0)
+        if tensor is not None:
             slot = kernel.buffers.get(name)
             access = slot.access if slot is not None else "r"
-            buffers[name] = operand, access + modes.get(name, "")
+            buffers[name] = tensor, mode or access + modes.get(name, "")
     return buffers, kernel
 
 

@@ -299,7 +299,7 @@ class Lowering:
 
         Args:
             tensors: operands of all buffers that the template declares for these macros, by name;
-                None for one that is left out. (operand, mode) says how it is used, with nothing
+                None for one that is left out. (operand, mode) says how it is used, with no type
                 filled in: "r", "w" or "rw", and ":" with a texel format for a uniform texel buffer.
             params: the other parameters that the template declares for these macros, by name.
             macros: those that the template declares, or some of them.

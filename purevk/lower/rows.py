@@ -128,9 +128,9 @@ class RowLoops:
         sizes, steps = collapse(
             *([numbers[d] for d in dims] for numbers in (x.dims, x.strides, out.strides))
         )
-        x_strides, out_strides = (step[::-1] or [0] for step in steps)
+        x_strides, out_strides = (step[::-1] for step in steps)
         last = x.dims[dim], x.strides[dim], out.strides[dim]
-        return cls(sizes[::-1] or [1], x_strides, out_strides, *last)
+        return cls(sizes[::-1], x_strides, out_strides, *last)
 
     @property
     def count(self) -> Size:

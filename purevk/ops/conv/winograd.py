@@ -120,7 +120,7 @@ def _lower_weight(lowering: Lowering, node: Node) -> None:
     lowering.dispatch(
         "conv/conv2d_winograd_weight.comp",
         {"b": (weight, "r" + texel), "out": out},
-        {"IC": weight.dims[2], "OC": weight.dims[3], "offset_b": weight.offset},
+        {"IC": weight.dims[2], "OC": weight.dims[3]},
         {"TEXEL_B": int(bool(texel)), "LX": _WORKGROUP},
         grid=(_dims.ceil_div(out.type.numel, 4 * PRODUCTS * _WORKGROUP), 1, 1),
         flops=42 * weight.dims[2] * weight.dims[3],
@@ -172,7 +172,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         {
             **counts,
             **{"H": height, "W": width, "C": channels, "pixel_a": pixel},
-            **{"pad_y": padding[0], "pad_x": padding[1], "offset_a": x.offset},
+            **{"pad_y": padding[0], "pad_x": padding[1]},
         },
         {"TEXEL_A": int(bool(texel)), "LX": _WORKGROUP},
         grid=(_dims.ceil_div(blocks * channels, 4 * _WORKGROUP), 1, 1),

@@ -230,7 +230,6 @@ def emit_form(
     macros = {**macros, **form.macros}
     texels = texels_of(lowering, tensors, "rgba32ui") if _reads_texels(form, macros) else {}
     if texels:
-        params = {**params, "offset_a": x.offset}
         macros |= {"TEXELS": 1, "MINIMUM": int("minimum" in texels)}
     lowering.dispatch(
         form.template,

@@ -125,13 +125,8 @@ def lower_slices(
     count = area if form.nhwc else _dims.ceil_div(inner * area, each)
     images = x.dims[0]
     moments = lowering.temporary(TensorType(DType.float32, (images * groups * form.slices, 2)))
-    macros: dict[str, str | int] = {
-        "NHWC": int(form.nhwc),
-        "VEC4": int(form.vector),
-        "LOCAL": form.local,
-        "GROUPS_HERE": form.groups,
-        "LANES": form.lanes,
-    }
+    macros: dict[str, str | int] = {"NHWC": int(form.nhwc), "VEC4": int(form.vector)}
+    macros |= {"LOCAL": form.local, "GROUPS_HERE": form.groups, "LANES": form.lanes}
     params: dict[str, Size] = {
         "groups": groups,
         "inner": inner,
@@ -164,12 +159,7 @@ def lower_slices(
         "reduce/group_apply.comp",
         {"x": x, "moments": moments, "out": out, "weight": weight, "bias": bias},
         {**params, "eps_bits": bits_of(node.float("eps"))},
-        {
-            **macros,
-            "T_W": (weight or bias or x).dtype.glsl,
-            "HAS_WEIGHT": int(weight is not None),
-            "HAS_BIAS": int(bias is not None),
-        },
+        {**macros, "T_W": (weight or bias or x).dtype.glsl},
         epilogue=epilogue,
         grid=grid,
         flops=4 * x.type.numel,

@@ -10,7 +10,7 @@ from purevk.dtypes import DType
 from purevk.ir import Layout, Node, Size, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense, packed
-from purevk.lower.declared import AUTO
+from purevk.lower.declared import AUTO, Tensor
 from purevk.lower.epilogue import make_epilogue
 from purevk.lower.expression import Expression
 from purevk.lower.lowering import Lowering, Operand
@@ -199,22 +199,10 @@ def emit_norm(
         plain: whether the result is stored in `out`; else only its type is read.
         turn: how the rows rotate after the norm.
     """
-    work = spread(
-        lowering.traits,
-        rows,
-        columns,
-        vector,
-        cache=True,
-        passes=passes_of_norm(bool(macros.get("RMS"))),
-    )
-    items = rows
+    passes, items = passes_of_norm(bool(macros.get("RMS"))), rows
+    work = spread(lowering.traits, rows, columns, vector, cache=True, passes=passes)
     if blocks is not None and vector and gcd8(blocks.offset):
         work, items = _by_pairs(lowering.traits, work, rows)
-    scales = {
-        name: operand
-        for name, operand in (("weight", weight), ("bias", bias))
-        if operand is not None
-    }
     epilogue = make_epilogue(
         lowering,
         node.optional_attribute("epilogue", Expression),
@@ -228,17 +216,13 @@ def emit_norm(
     )
     epilogue.macros.pop("HAS_8BIT", None)  # rows.glslh always reads bytes
     wide = vector and macros.get("GROUP") != 1
-    forms = {name: lowering.texel(operand, wide) for name, operand in scales.items()}
-    texels = bool(forms) and all(forms.values())
-    tensors = {
-        "x": x,
-        **{
-            name: (operand, f"r{forms[name]}" if texels else "r")
-            for name, operand in scales.items()
-        },
-        "out": out if plain else None,
-        **({} if turn is None else turn.buffers),
+    scales: dict[str, Tensor] = {"weight": weight, "bias": bias}
+    forms = {
+        name: (operand, "r" + lowering.texel(operand, wide))
+        for name, operand in (("weight", weight), ("bias", bias))
+        if operand is not None
     }
+    texels = bool(forms) and all(form != "r" for _, form in forms.values())
     params: dict[str, Size] = {
         "out_offset": out.offset,
         "rows": rows,
@@ -246,31 +230,29 @@ def emit_norm(
         "eps_bits": bits_of(node.float("eps")),
         **group,
     }
-    if blocks is not None:
-        tensors["blocks"] = blocks
     if macros.get("GROUP") != 2:
         params |= {"x_row": columns if steps is None else steps.row, "out_row": columns}
     if steps is not None and steps.inner != 1:
         params |= {"x_inner": steps.inner, "x_inner_row": steps.inner_row}
     if turn is not None:
         params |= turn.params
-    if weight is not None:
-        params["weight_offset"] = weight.offset
-    if bias is not None:
-        params["bias_offset"] = bias.offset
     lowering.dispatch(
         "reduce/norm.comp",
-        tensors,
+        {
+            "x": x,
+            **(scales | forms if texels else scales),
+            "out": out if plain else None,
+            **({} if turn is None else turn.buffers),
+            "blocks": blocks,
+        },
         params,
         {
             "T_OUT": out.dtype.glsl,
             "T_W": (weight or bias or x).dtype.glsl,
-            "HAS_WEIGHT": int(weight is not None),
-            "HAS_BIAS": int(bias is not None),
             "VEC4": int(vector),
             "TEXEL_X": AUTO,
             "TEXEL_W": int(texels),
-            **({} if blocks is None else {"BLOCKS": 1 if plain else 2}),
+            "BLOCKS": 0 if blocks is None else 1 if plain else 2,
             **({} if turn is None else turn.macros),
             **macros,
             **work.macros,

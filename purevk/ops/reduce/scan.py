@@ -99,7 +99,7 @@ def emit_scan(
     many, long = _dims.upper(rows), _dims.upper(length)
     contiguous, adjacent = (
         _is_one(step) and _is_one(out_step),
-        _is_one(x_strides[0]) and _is_one(out_strides[0]) and not _is_one(step),
+        bool(x_strides) and _is_one(x_strides[0]) and _is_one(out_strides[0]) and not _is_one(step),
     )
     if profile.needs_many_invocations:
         alone = not adjacent and (long <= 64 or (many >= 2**16 and long <= 4096))

@@ -36,7 +36,8 @@ def _softmax_lower(lowering: Lowering, node: Node) -> None:
     if len(loops.sizes) > 3:
         x = dense(lowering, x)
         loops = RowLoops.of(x, out, at)
-    sizes, x_strides, out_strides = loops.sizes, loops.x_strides, loops.out_strides
+    sizes = loops.sizes or [1]
+    x_strides, out_strides = loops.x_strides or [0], loops.out_strides or [0]
     rows, columns = loops.count, loops.length
     step, out_step = loops.x_step, loops.out_step
     contiguous = all(isinstance(s, int) and s == 1 for s in (step, out_step))

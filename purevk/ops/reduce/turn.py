@@ -57,20 +57,15 @@ class Turn:
         return macros
 
     @property
-    def buffers(self) -> dict[str, tuple[Operand, str]]:
+    def buffers(self) -> dict[str, Operand]:
         """Those behind the result."""
-        buffers = {"cos": (self.cos, "r"), "sin": (self.sin, "r")}
-        return buffers if self.rows is None else {**buffers, "index": (self.rows.index, "r")}
+        buffers = {"cos": self.cos, "sin": self.sin}
+        return buffers if self.rows is None else {**buffers, "index": self.rows.index}
 
     @property
     def params(self) -> dict[str, Size]:
         """Those that other norms do not have, and `out_row`."""
-        params: dict[str, Size] = {
-            "heads": self.heads,
-            "positions": self.cos.dims[0],
-            "cos_offset": self.cos.offset,
-            "sin_offset": self.sin.offset,
-        }
+        params: dict[str, Size] = {"heads": self.heads, "positions": self.cos.dims[0]}
         if self.rows is not None:
             cache = self.rows.cache
             params |= {
@@ -78,7 +73,6 @@ class Turn:
                 "out_batch": cache.strides[0],
                 "out_position": cache.strides[1],
                 "out_row": cache.strides[2],
-                "index_offset": self.rows.index.offset,
             }
         return params
 
