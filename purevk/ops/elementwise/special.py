@@ -227,12 +227,12 @@ def _next_bits(dtype: DType) -> str:
 binary("aten.nextafter.default", _nextafter, compute="float")
 binary(
     "aten.fmax.default",
-    _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : pv_max(x, y))", "pv_max(x, y)"),
+    _float_or("pv_max(pv_isnan(x) ? y : x, pv_isnan(y) ? x : y)", "pv_max(x, y)"),
     arithmetic="xy",
 )
 binary(
     "aten.fmin.default",
-    _float_or("(pv_isnan(x) ? y : pv_isnan(y) ? x : pv_min(x, y))", "pv_min(x, y)"),
+    _float_or("pv_min(pv_isnan(x) ? y : x, pv_isnan(y) ? x : y)", "pv_min(x, y)"),
     arithmetic="xy",
 )
 
