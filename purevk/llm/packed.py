@@ -11,14 +11,14 @@ import numpy as np
 from purevk.errors import UnsupportedProgramError
 from purevk.llm import files
 from purevk.llm.files import damaged
-from purevk.llm.safetensors import Quantized, Stored
+from purevk.llm.safetensors import Computed, Stored, quantized
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def of_words(
     base: str, stored: Mapping[str, Stored], is_awq: bool, bits: int, plus: int
-) -> Quantized:
+) -> Computed:
     """A matrix of AWQ or GPTQ. Integers of AWQ are packed along the rows of the weight, in another
     order; those of GPTQ along the columns. Zero points of GPTQ are stored without 1."""
     try:
@@ -49,15 +49,11 @@ def of_words(
         parts = weight.array("<u4")[:, None, :] >> shifts[:, None] & ((1 << bits) - 1)
         return np.ascontiguousarray(parts.reshape(columns, rows).astype(np.uint8).T)
 
-    return Quantized(
-        base,
-        (rows, columns),
-        bits,
-        columns // groups,
-        of_weight,
-        lambda: np.ascontiguousarray(scales.floats().T),
-        lambda: np.ascontiguousarray(-(scales.floats() * (integers(zeros) + np.float32(plus))).T),
-    )
+    def minimums() -> np.ndarray:
+        return np.ascontiguousarray(-(scales.floats() * (integers(zeros) + np.float32(plus))).T)
+
+    parts = {"scales": lambda: np.ascontiguousarray(scales.floats().T), "minimums": minimums}
+    return quantized(base, (rows, columns), bits, columns // groups, of_weight, parts)
 
 
 _TORCHAO = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Int4Tensor", "Float8Tensor")
@@ -113,9 +109,10 @@ def of_torchao(base: str, stored: Mapping[str, Stored]) -> files.Tensor:
             return np.ascontiguousarray((zeros.floats() - half * scales.floats()).T)
         return np.asarray(-of_scales() * (zeros.array("i1") + np.float32(half)), np.float32)
 
-    has_zeros = zeros is not None and (is_int4 or zeros.array("i1").any())
-    parts = (integers, of_scales, minimums if has_zeros else None)
-    return Quantized(f"{base}.weight", (rows, columns), bits, columns // groups, *parts)
+    parts = {"scales": of_scales}
+    if zeros is not None and (is_int4 or zeros.array("i1").any()):
+        parts["minimums"] = minimums
+    return quantized(f"{base}.weight", (rows, columns), bits, columns // groups, integers, parts)
 
 
 @dataclass(frozen=True)

@@ -77,43 +77,6 @@ class Stored(files.Tensor):
 
 
 @dataclass(frozen=True)
-class Quantized(files.Tensor):
-    """A matrix of unsigned integers, each times its scale, plus its minimum.
-
-    Attributes:
-        integers: reads the integers, uint8 [rows, columns].
-        scales, minimums: read these, float32 [rows, groups]. Without minimums, half of what the bits
-            can say stands for 0.
-    """
-
-    name: str
-    dims: tuple[int, ...]
-    bits: int
-    group: int
-    integers: Callable[[], np.ndarray]
-    scales: Callable[[], np.ndarray]
-    minimums: Callable[[], np.ndarray] | None = None
-
-    @property
-    def kind(self) -> str:
-        return f"{self.bits} bits in groups of {self.group}"
-
-    @property
-    def form(self) -> Form:
-        return Form(self.bits, self.group, self.minimums is not None)
-
-    def parts(self) -> Mapping[str, np.ndarray]:
-        parts = {"scales": self.scales, "minimums": self.minimums}
-        return {name: read() for name, read in parts.items() if read is not None}
-
-    def values(self) -> np.ndarray:
-        integers = self.integers()
-        if self.bits == 8:
-            return (integers ^ 0x80).view(np.int8)
-        return np.asarray(integers[:, ::2] | integers[:, 1::2] << 4, np.uint8)
-
-
-@dataclass(frozen=True)
 class Computed(files.Tensor):
     """A tensor that is computed from others.
 
@@ -137,6 +100,35 @@ class Computed(files.Tensor):
 
     def values(self) -> np.ndarray:
         return self.read()
+
+
+def quantized(
+    name: str,
+    dims: tuple[int, ...],
+    bits: int,
+    group: int,
+    integers: Callable[[], np.ndarray],
+    parts: Mapping[str, Callable[[], np.ndarray]],
+) -> Computed:
+    """A matrix of unsigned integers, each times its scale, plus its minimum.
+
+    Args:
+        integers: reads the integers, uint8 [rows, columns].
+        parts: read `scales` and `minimums`, float32 [rows, groups]. Without minimums, half of what the
+            bits can say stands for 0.
+    """
+
+    def values() -> np.ndarray:
+        numbers = integers()
+        if bits == 8:
+            return (numbers ^ 0x80).view(np.int8)
+        return np.asarray(numbers[:, ::2] | numbers[:, 1::2] << 4, np.uint8)
+
+    def read_parts() -> dict[str, np.ndarray]:
+        return {name: read() for name, read in parts.items()}
+
+    kind, form = f"{bits} bits in groups of {group}", Form(bits, group, "minimums" in parts)
+    return Computed(name, dims, values, kind, form, read_parts)
 
 
 def stacked(name: str, tensors: Sequence[files.Tensor]) -> Computed:
