@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from purevk.dtypes import DType
 from purevk.ir import Graph, Node, Size, Value
+from purevk.ops import registry
 from purevk.ops.matmul.matmul import NAME
 from purevk.ops.quantized.matmul import ALIGN_ROWS
 from purevk.ops.quantized.matmul import NAME as QUANTIZED
@@ -119,16 +120,16 @@ def _fits(node: Node, constant: set[Value]) -> bool:
 def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
     """The same for matmuls with quantized weights, whose rows follow one another in the joint one.
 
-    On a software device, each takes what follows it as an epilogue instead.
+    On a software device, those that pointwise operators follow take these as epilogues instead.
     """
-    if not traits.profile.has_fast_shared_memory:
-        return graph
+    epilogues = set() if traits.profile.has_fast_shared_memory else _with_epilogues(graph)
     producers, moving = graph.producers(), changing(graph.nodes)
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
         if (
             node.op == QUANTIZED
             and node.tensor("a") not in moving
+            and node.result not in epilogues
             and _is_plain(graph, producers, node)
         ):
             groups.setdefault(_quantized_key(node), []).append(node)
@@ -146,6 +147,17 @@ def merge_quantized(graph: Graph, traits: DeviceTraits) -> Graph:
         for producer in _chain(graph, producers, node.optional_tensor(name)) or ()
     }
     return _merge_all(graph, several, late, _merge_quantized)
+
+
+def _with_epilogues(graph: Graph) -> set[Value]:
+    """What a pointwise operator reads, through views."""
+    read: set[Value] = set()
+    for node in reversed(graph.nodes):
+        definition = registry.find(node.op)
+        is_pointwise = definition is not None and isinstance(definition.form, registry.Pointwise)
+        if is_pointwise or (registry.is_view(node) and not read.isdisjoint(node.results)):
+            read.update(node.inputs)
+    return read
 
 
 def _chain(

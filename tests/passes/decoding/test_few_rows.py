@@ -316,6 +316,18 @@ def test_quantized_weights_stay_apart(gpu: Context, monkeypatch: pytest.MonkeyPa
     assert [ops.count(name) for name in _QUANTIZED] == [0, 0, 2, 1]
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_software_devices_join_quantized_weights_without_epilogues(bias: bool) -> None:
+    if default_context().traits.profile.has_fast_shared_memory:
+        pytest.skip("GPUs join more of them")
+    torch.manual_seed(9)
+    calls = [(torch.randn(1, 1, 96), torch.tensor([at])) for at in (0, 11)]
+    ops = check(Projections(True, rotated, bias, False, Int4, 96), calls)
+    assert ops.count("purevk.quantized_matmul") == 1
+    ops = check(Gated(_gate, bias, Int4, 64), [(torch.randn(2, 64),)])
+    assert ops.count("purevk.quantized_matmul") == 2
+
+
 # -- the kernel on matrix cores, in scalar arithmetic ----------------------------------------------
 @pytest.fixture
 def fragments(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> set[str]:
