@@ -33,13 +33,23 @@ COMPARE: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Function:
-    """An atom that is no polynomial: a function of two sizes; see `apply`."""
+    """An atom that is no polynomial: a function of two sizes; see `apply`. Two are equal if they are
+    written alike: comparing their sizes would take decisions, and arithmetic takes none."""
 
     kind: str
     left: Size
     right: Size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Function) and self._form() == other._form()
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.left, self.right))
+
+    def _form(self) -> tuple[object, ...]:
+        return self.kind, _terms(self.left), _terms(self.right)
 
     @property
     def parts(self) -> int:
@@ -177,7 +187,7 @@ def _is_atom(value: Size) -> bool:
     return not others and factor == 1 and len(atoms) == 1
 
 
-def _terms(value: Size) -> Iterable[tuple[tuple[_Atom, ...], int]]:
+def _terms(value: Size) -> tuple[tuple[tuple[_Atom, ...], int], ...]:
     return value._terms if isinstance(value, Dim) else (((), operator.index(value)),)
 
 

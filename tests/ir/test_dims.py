@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from purevk.ir import Dim, Guard, GuardLog, Relation, Symbol, dims
 
-SYMBOLS = [Symbol("s0", 128, 2), Symbol("s1", 17), Symbol("s2", 64, 1)]
+SYMBOLS = [Symbol("s0", 128, 2), Symbol("s1", 17), Symbol("s2", 64, 1), Symbol("s3", 64, 2)]
 _BINARY = [
     operator.add,
     operator.sub,
@@ -86,7 +86,22 @@ ENVS = st.fixed_dictionaries(
 
 @given(_trees(), ENVS)
 def test_arithmetic_agrees_with_integers(tree: object, env: dict[Symbol, int]) -> None:
-    assert dims.evaluate(_build(tree), env) == _number(tree, env)
+    with GuardLog() as log:
+        size = _build(tree)
+    assert dims.evaluate(size, env) == _number(tree, env) and not log.guards
+
+
+def test_arithmetic_takes_no_decisions() -> None:
+    """Also where two functions have the same value for the hint."""
+    left, right = (Dim.of(Symbol(name, 64, 2)) + 1 for name in ("s0", "s1"))
+    halves = left // 2, right // 2
+    with GuardLog() as log:
+        quotient, rest = halves[0] // halves[1], halves[0] % halves[1]
+        product = halves[0] * halves[1] // halves[1]
+    assert not log.guards
+    assert repr(product) == repr(halves[0])
+    env = dict.fromkeys(dims.symbols(quotient), 9) | dict.fromkeys(dims.symbols(right), 2)
+    assert (dims.evaluate(quotient, env), dims.evaluate(rest, env)) == (5, 0)
 
 
 @given(_trees(), ENVS)

@@ -286,3 +286,18 @@ def test_images_that_are_not_square_are_lowered_once(most: int | None) -> None:
             x = torch.randn(1, 2, *size)
             torch.testing.assert_close(program.forward(x), model(x))
         assert len(variant.specializations) <= 2 + (most is not None)
+
+
+class _Columns(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.unfold(x, (2, 3), padding=1, stride=2)
+
+
+def test_files_of_windows_of_images(tmp_path: Path) -> None:
+    x = torch.randn(1, 2, 4, 6)
+    shapes = {"x": dict.fromkeys((1, 2, 3), Dim.AUTO)}
+    purevk.compile(_Columns(), (x,), dynamic_shapes=shapes).save(tmp_path / "columns.pvk")
+    with purevk.load(tmp_path / "columns.pvk") as program:
+        for sizes in ((4, 6), (9, 8)):
+            x = torch.randn(1, 2, *sizes)
+            torch.testing.assert_close(program.forward(x), _Columns()(x), rtol=0, atol=0)
