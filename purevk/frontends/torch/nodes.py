@@ -164,7 +164,7 @@ class NodeReader:
 
         def read() -> memoryview:
             refuse_released(tensor, name, where)
-            array = elements(tensor.cpu().contiguous())
+            array = elements(tensor.cpu().resolve_conj().resolve_neg().contiguous())
             data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
             return data.toreadonly()
 

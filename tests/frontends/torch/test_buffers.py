@@ -158,3 +158,40 @@ def test_results_that_resize_what_they_are_written_to(given):
         purevk.compile(Resized(), (torch.ones(1, 4), *given))
     x = torch.ones(3, 4)
     assert (purevk.compile(Resized(), (x, *given))(x, *given) == 4).all()
+
+
+class Lazy(torch.nn.Module):
+    """Reads, and may write, a buffer that torch conjugates or negates lazily."""
+
+    def __init__(self, buffer: torch.Tensor, writes: bool) -> None:
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            self.buffer.mul_(x)
+        return self.buffer + x
+
+
+COMPLEX = torch.tensor([1 + 2j, -3 + 0.5j])
+LAZY = {
+    "conj": lambda: COMPLEX.clone().conj(),
+    "neg": lambda: COMPLEX.clone().conj().imag,
+    "dense": lambda: torch._neg_view(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("kind", LAZY)
+def test_buffers_that_torch_conjugates_or_negates_lazily(kind, writes, tmp_path):
+    buffer, x = LAZY[kind]().clone(), torch.tensor([2.0, -5.0])
+    want = (buffer * x if writes else buffer) + x
+    with purevk.compile(Lazy(LAZY[kind](), writes), (x,)) as program:
+        program.save(tmp_path / "model.pvk")
+        torch.testing.assert_close(program.forward(x), want)
+    with purevk.load(tmp_path / "model.pvk") as program:
+        torch.testing.assert_close(program.forward(x), want)
+    options = {"fallback": False}
+    compiled = torch.compile(Lazy(LAZY[kind](), writes), backend="purevk", options=options)
+    torch.testing.assert_close(compiled(x), want)
