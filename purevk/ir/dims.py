@@ -33,7 +33,7 @@ COMPARE: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Function:
     """An atom that is no polynomial: a function of two sizes; see `apply`. Two are equal if they are
     written alike: comparing their sizes would take decisions, and arithmetic takes none."""
@@ -44,9 +44,6 @@ class _Function:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Function) and self._form() == other._form()
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.left, self.right))
 
     def _form(self) -> tuple[object, ...]:
         return self.kind, _terms(self.left), _terms(self.right)
@@ -420,9 +417,8 @@ def _differs_unless_special(difference: Dim) -> bool:
     candidates = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
     if not candidates:
         return False
-    low, high = range_within(
-        difference, {symbol: (2, max(symbol.upper, 2)) for symbol in candidates}
-    )
+    bounds = {symbol: (2, max(symbol.upper, 2)) for symbol in candidates}
+    low, high = range_within(difference, bounds)
     return low > 0 or high < 0
 
 
@@ -450,26 +446,18 @@ def align(size: Size, multiple: int) -> Size:
 
 def minimum(left: Size, right: Size) -> Size:
     """The smaller of two sizes, as an expression where the bounds leave it open."""
-    if isinstance(left, int) and isinstance(right, int):
-        return min(left, right)
     (a, b), (c, d) = range_of(left), range_of(right)
     if b <= c:
         return left
-    if d <= a:
-        return right
-    return _atom("min", left, right)
+    return right if d <= a else _atom("min", left, right)
 
 
 def maximum(left: Size, right: Size) -> Size:
     """The larger of two sizes, as an expression where the bounds leave it open."""
-    if isinstance(left, int) and isinstance(right, int):
-        return max(left, right)
     (a, b), (c, d) = range_of(left), range_of(right)
     if a >= d:
         return left
-    if c >= b:
-        return right
-    return _atom("max", left, right)
+    return right if c >= b else _atom("max", left, right)
 
 
 def power(base: Size, exponent: Size) -> Size:
