@@ -94,6 +94,58 @@ class Root:
         return [emulator, "-L", str(folder), *named, executable]
 
 
+def _state(base: Path, release: str, architecture: str) -> Path:
+    """The folder of what apt knows of a release."""
+    return base / f".apt-{release}-{architecture}"
+
+
+def _apt_options(base: Path, release: str, architecture: str, kind: str = "deb") -> list[str]:
+    """What makes apt read a release, and nothing of this system."""
+    state = _state(base, release, architecture)
+    for name in ("lists/partial", "cache/archives/partial"):
+        (state / name).mkdir(parents=True, exist_ok=True)
+    (state / "status").touch()
+    (state / "sources.list").write_text(
+        f"{kind} [signed-by={_KEYS}] {_mirror()} {release} main\n", encoding="utf-8"
+    )
+    settings = {
+        "Dir::Etc::sourcelist": state / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": state / "lists",
+        "Dir::State::status": state / "status",
+        "Dir::Cache": state / "cache",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+        "APT::Install-Recommends": "false",
+        "Debug::NoLocking": "true",
+    }
+    return [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
+
+
+def source(release: str, package: str, base: Path) -> Path:
+    """The folder with the sources of a package, without Debian's patches.
+
+    Raises:
+        subprocess.CalledProcessError: apt or tar failed.
+    """
+    folder = base / f"{package}-{release}"
+    if folder.is_dir():
+        return folder
+    options = [*_apt_options(base, release, "source", "deb-src"), "-o", "APT::Sandbox::User=root"]
+    state = _state(base, release, "source")
+    for command in (["update"], ["--download-only", "source", package]):
+        subprocess.run(
+            ["apt-get", *options, "-q", *command], check=True, stdout=subprocess.DEVNULL, cwd=state
+        )
+    (archive,) = state.glob(f"{package}_*.orig.tar.*z")
+    made = base / f".{folder.name}"
+    made.mkdir(exist_ok=True)
+    subprocess.run(
+        ["tar", "-x", "-f", str(archive), "-C", str(made), "--strip-components=1"], check=True
+    )
+    return made.rename(folder)
+
+
 def unpack(root: Root, base: Path) -> None:
     """Downloads `PACKAGES` and all that they depend on, and unpacks them. Nothing is installed, no
     script of a package runs. Does nothing if that was done before.
@@ -104,31 +156,13 @@ def unpack(root: Root, base: Path) -> None:
     folder = root.folder(base)
     if (folder / "packages.txt").is_file():
         return
-    state = base / f".apt-{root.release}-{root.architecture}"
-    for name in ("lists/partial", "cache/archives/partial"):
-        (state / name).mkdir(parents=True, exist_ok=True)
-    (state / "status").touch()
-    (state / "sources.list").write_text(
-        f"deb [signed-by={_KEYS}] {_mirror()} {root.release} main\n", encoding="utf-8"
-    )
-    settings = {
-        "Dir::Etc::sourcelist": state / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": state / "lists",
-        "Dir::State::status": state / "status",
-        "Dir::Cache": state / "cache",
-        "APT::Architecture": root.architecture,
-        "APT::Architectures": root.architecture,
-        "APT::Install-Recommends": "false",
-        "Debug::NoLocking": "true",
-    }
-    options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
+    options = _apt_options(base, root.release, root.architecture)
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     subprocess.run(["apt-get", *options, "-q", "update"], **quiet)
     subprocess.run(
         ["apt-get", *options, "-q", "-y", "--download-only", "install", *PACKAGES], **quiet
     )
-    archives = sorted((state / "cache" / "archives").glob("*.deb"))
+    archives = sorted(_state(base, root.release, root.architecture).glob("cache/archives/*.deb"))
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "lib", "lib64", "sbin"):  # one tree, whatever a package calls it
         (folder / "usr" / part).mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.drivers.packages import Root, unpack
+from bench.drivers.shim import INTEL, build_intel
 
 ROOT = Path(__file__).resolve().parents[2]
 _PURE = (
@@ -30,7 +31,8 @@ class Row:
         family: the devices of users that it speaks for.
         manifest: the driver's manifest: the stem of a file of `root` or of this system, or a path.
         root: the release that it comes from; None: this system.
-        environment: variables that the driver reads. LD_PRELOAD names a library of `root`.
+        environment: variables that the driver reads. LD_PRELOAD names a library of `root`, which
+            has all but Intel's.
         runs: whether it runs kernels. Otherwise it only makes pipelines.
     """
 
@@ -56,6 +58,7 @@ class Row:
             "VK_DRIVER_FILES": self._manifest(base),
             "VK_ICD_FILENAMES": self._manifest(base),
             "PUREVK_DEVICE": "",
+            "MESA_SHADER_CACHE_DISABLE": "1",
             "PUREVK_CACHE": str(base / f".cache-{self.name.replace(' ', '-')}"),
             **self.environment,
         }
@@ -73,6 +76,8 @@ class Row:
                 raise FileNotFoundError(f"no manifest {self.manifest}")
             return str(existing)
         unpack(self.root, base)
+        if self.environment.get("LD_PRELOAD") == INTEL:
+            build_intel(self.root, base)
         folder = self.root.folder(base)
         source = folder / "usr" / "share" / "vulkan" / "icd.d" / f"{self.manifest}_icd.json"
         content = json.loads(source.read_text(encoding="utf-8"))
@@ -128,6 +133,13 @@ ROWS = (
         for gpu, family in (
             ("vega10", "GCN 5"), ("renoir", "GCN 5, integrated"), ("navi10", "RDNA 1"), ("navi21", "RDNA 2"),
             ("navi31", "RDNA 3"), ("gfx1201", "RDNA 4"),
+        )
+    ],
+    *[
+        _shim(f"ANV {gpu}", f"Intel {family}", "intel", "intel", INTEL_STUB_GPU_PLATFORM=gpu)
+        for gpu, family in (
+            ("skl", "Gen9"), ("tgl", "Xe-LP"), ("dg2", "Xe-HPG (Arc A)"), ("mtl", "Xe-LPG"), ("bmg", "Xe2 (Arc B)"),
+            ("ptl", "Xe3"),
         )
     ],
     *[

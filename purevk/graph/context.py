@@ -113,10 +113,11 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
     bytes_shapes = _fragments(device, "int8", "int32") if shapes and device.features.int8 else []
     matrices = _workgroup_matrices(device, cache) if shapes else ()
     shape = max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2], default=None)
+    size = _subgroup_size(device, profile)
     bfloat16 = _fragments(device, "bfloat16") if shapes and _knows_bfloat16(device, cache) else []
     return DeviceTraits(
         features=frozenset(device.features),
-        subgroup_size=device.physical.subgroup_size,
+        subgroup_size=size,
         cores=device.core_count or ((device.kind == "cpu" and os.cpu_count()) or 0),
         profile=profile,
         max_storage_range=limits.max_storage_buffer_range,
@@ -125,9 +126,9 @@ def traits_of(device: api.Device, cache: Cache | None = None) -> DeviceTraits:
         max_invocations=min(limits.max_workgroup_invocations, limits.max_workgroup_size[0]),
         max_texels=_max_texels(device),
         coopmat_shape=shape,
-        coopmat_columns=_columns(device, shapes, 16),
-        bfloat16_columns=_columns(device, bfloat16, 16),
-        int8_columns=_columns(device, bytes_shapes, 32),
+        coopmat_columns=_columns(size, shapes, 16),
+        bfloat16_columns=_columns(size, bfloat16, 16),
+        int8_columns=_columns(size, bytes_shapes, 32),
         workgroup_matrices=matrices,
         max_workgroup_matrix=device.physical.matrix2_max_dimension if matrices else 0,
         bfloat16_fragments=shape in bfloat16,
@@ -207,9 +208,16 @@ def _fragments(device: api.Device, dtype: str, sums: str = "float32") -> list[tu
     ]
 
 
-def _columns(device: api.Device, shapes: list[tuple[int, int, int]], depth: int) -> tuple[int, ...]:
+def _subgroup_size(device: api.Device, profile: DeviceProfile) -> int:
+    """`DeviceTraits.subgroup_size`: that of the profile where the device can have it."""
+    limits, size = device.limits, profile.subgroup_size
+    fits = limits.min_subgroup_size <= size <= limits.max_subgroup_size
+    return size if fits and device.chooses_subgroup_size else device.physical.subgroup_size
+
+
+def _columns(size: int, shapes: list[tuple[int, int, int]], depth: int) -> tuple[int, ...]:
     """`DeviceTraits.coopmat_columns` of these shapes, for fragments of a depth."""
-    if device.physical.subgroup_size != 32:
+    if size != 32:
         return ()
     return tuple(columns for columns in (8, 16) if (16, columns, depth) in shapes)
 

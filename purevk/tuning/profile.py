@@ -41,6 +41,8 @@ class DeviceProfile:
             them.
         packs_to_nearest: GLSL's packHalf2x16 rounds to the nearest float16, ties to even.
 
+        subgroup_size: invocations of a subgroup that kernels ask for, where the device lets them choose
+            (0: those that it has by itself).
         max_unrolled_code: products that the loops of a kernel may be unrolled to. More take seconds to
             compile.
         loads_in_flight: loads that an invocation issues before it waits for the first of them.
@@ -80,6 +82,7 @@ class DeviceProfile:
             its own.
         scan_part_elements: elements of a long row that one workgroup scans.
         select_part_elements: elements of a long row that one workgroup selects from.
+        attention_queries: queries whose sums an invocation of `attention_tiled.comp` keeps in registers.
         attention_part_keys: keys of a query that one workgroup takes, at least.
         max_counted_row: elements; shorter rows are sorted by counting the elements before each.
         min_atomic_entries: entries per row of a scatter, above which atomics of many invocations
@@ -113,6 +116,7 @@ class DeviceProfile:
     has_fast_matrix_cores: bool
     packs_to_nearest: bool
 
+    subgroup_size: int
     max_unrolled_code: int
     loads_in_flight: int
     max_iterations: int
@@ -145,6 +149,7 @@ class DeviceProfile:
     reduce_part_elements: int
     scan_part_elements: int
     select_part_elements: int
+    attention_queries: int
     attention_part_keys: int
     max_counted_row: int
     min_atomic_entries: int

@@ -162,6 +162,29 @@ def test_the_profile_fills_in_what_a_device_does_not_report() -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "sizes", "chooses", "made"),
+    [
+        (intel.INTEL, (8, 32, 32), True, 16),
+        (intel.INTEL, (16, 32, 32), True, 16),
+        (intel.INTEL, (8, 32, 32), False, 32),
+        (mobile.MOBILE, (64, 128, 128), True, 64),
+        (mobile.MOBILE, (16, 16, 16), True, 16),
+        (DEFAULT, (32, 64, 64), True, 64),
+    ],
+)
+def test_a_profile_has_a_say_in_the_size_of_subgroups(
+    profile: DeviceProfile, sizes: tuple[int, int, int], chooses: bool, made: int
+) -> None:
+    least, most, own = sizes
+    device: Any = SimpleNamespace(
+        limits=SimpleNamespace(min_subgroup_size=least, max_subgroup_size=most),
+        physical=SimpleNamespace(subgroup_size=own),
+        chooses_subgroup_size=chooses,
+    )
+    assert context._subgroup_size(device, profile) == made
+
+
+@pytest.mark.parametrize(
     ("device", "seconds"),
     [("Mali-G710", 0.5), ("Adreno (TM) 740", 0.5), ("Intel(R) Arc(tm) B580", 0.64)],
 )
@@ -174,11 +197,12 @@ def test_loops_end_before_the_watchdog_of_linux(device: str, seconds: float) -> 
 
 
 # What drivers report for float16 operands and float32 sums: RADV for RDNA 3 and 4 (Mesa 26), ANV
-# for Arc of the A series and integrated GPUs (Mesa's intel_device_info.c), NVIDIA's driver, and two
-# that no kernel takes.
+# for Arc of the A series and integrated GPUs (Mesa's intel_device_info.c) and for Xe2 (Mesa 26),
+# NVIDIA's driver, and two that no kernel takes.
 SHAPES = {
     "RDNA 3": [(16, 16, 16)],
     "Xe": [(8, 8, 16)],
+    "Xe2": [(8, 16, 16)],
     "NVIDIA": [(16, 16, 16), (16, 8, 16), (16, 8, 8)],
     "larger than tiles": [(32, 32, 16)],
     "no divisor": [(12, 16, 16)],
@@ -191,7 +215,7 @@ def test_shapes_of_matrix_cores(name: str) -> None:
     shapes = [MatrixShape(*shape, *half) for shape in SHAPES[name]]
     other = MatrixShape(16, 16, 16, "float16", "float16", "float16", "float16", False, "subgroup")
     device: Any = SimpleNamespace(physical=SimpleNamespace(matrix_shapes=(*shapes, other)))
-    usable = name in ("RDNA 3", "Xe", "NVIDIA")
+    usable = name in ("RDNA 3", "Xe", "Xe2", "NVIDIA")
     assert context._fragments(device, "float16") == (SHAPES[name] if usable else [])
 
 

@@ -174,7 +174,11 @@ def _tile_of(traits: DeviceTraits, rows: int, widest: int) -> Tiled | None:
 
 def _tiled(traits: DeviceTraits, rows: int, step: int, part: int = 0) -> Tiled:
     """The kernel with tiles of so many queries and keys, and `part` of their columns."""
-    tile = Tiled(rows, step, 16, 8) if rows == 64 else Tiled(rows, step)
+    lanes = 8 if rows == 64 else 16
+    groups = max(rows // traits.profile.attention_queries, 8)
+    if groups * lanes > traits.max_invocations:
+        groups //= 2
+    tile = Tiled(rows, step, groups, lanes)
     if part:
         tile = Tiled(rows, step, max(rows // 4, 2), 16, part=part)
     shuffles = (

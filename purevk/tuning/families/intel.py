@@ -1,7 +1,6 @@
 """GPUs of Intel. Nothing was measured on one: where this file gives no number, it is the default's.
 
-Subgroups of 8, 16 or 32 invocations need no number here, since the driver reports their size. It
-does not report the number of cores.
+The driver does not report the number of cores.
 """
 
 from dataclasses import replace
@@ -14,6 +13,18 @@ from purevk.tuning.registry import Family, register
 #
 # Linux's i915 resets a GPU on which a workgroup does not end within DRM_I915_PREEMPT_TIMEOUT, 640 ms;
 # 7.5 s on Xe, and 5 s with its successor, the driver xe.
-INTEL = replace(DEFAULT, name="intel", shared_memory_ratio=2, dispatch_seconds=0.64)
+#
+# A thread has 128 registers, whatever the size of its subgroup: with 32 invocations, the drivers' own
+# choice, each has half as many as with 16. ANV of Mesa 26.2 spills up to 641 registers with 32, and up
+# to 103 with 16 (bench/devices.json has what is left). Matrix cores of Xe2 have 16 columns.
+INTEL = replace(
+    DEFAULT,
+    name="intel",
+    subgroup_size=16,
+    shared_memory_ratio=2,
+    dispatch_seconds=0.64,
+    attention_queries=2,
+    recurrent_elements=(32, 32),
+)
 
 register(Family(INTEL, lambda device: device.vendor_id == 0x8086))

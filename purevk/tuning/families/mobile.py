@@ -23,6 +23,10 @@ VENDORS = {
 MOBILE = replace(
     DEFAULT,
     name="mobile",
+    # Adreno has subgroups of 64 or 128, those of the others are smaller. A core has registers for so
+    # many invocations only: with 128, Turnip of Mesa 26.2 spills in attention, with 64 it does not.
+    subgroup_size=64,
+    attention_queries=2,
     assumed_cores=4,
     max_invocations_per_core=1024,
     # Linux ends what takes longer: JOB_TIMEOUT_MS in its panfrost_job.c (Mali up to G57 and G78; 5 s in

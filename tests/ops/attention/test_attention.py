@@ -16,7 +16,7 @@ from purevk.lower.lowering import Lowering, Operand
 from purevk.ops.attention import attention
 from purevk.ops.attention.choice import choose
 from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Problem, Tiled
-from purevk.tuning import DeviceTraits
+from purevk.tuning import DEFAULT, DeviceTraits
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -294,10 +294,30 @@ def test_fragments_fill_the_multiprocessors():
     assert many.fragments == 2
 
 
+@pytest.mark.parametrize("most", [128, 1024])
+@pytest.mark.parametrize("held", [2, 4])
+def test_queries_of_an_invocation(held, most, monkeypatch):
+    """As many as the profile says, but for workgroups that the device does not have."""
+    profile = replace(DEFAULT, attention_queries=held)
+    traits = DeviceTraits(
+        frozenset(), 32, 16, profile, max_shared_memory=49152, max_invocations=most
+    )
+    made = choose(traits, Problem(8, 16, 65, 65, 24, 24))
+    assert isinstance(made, Tiled) and made.groups * made.lanes <= most
+    assert made.queries // made.groups == (held if most == 1024 else 4)
+    monkeypatch.setattr(attention, "choose", lambda *args, **named: made)
+    monkeypatch.setattr(Lowering, "texel", lambda *args, **named: "")  # as on GPUs
+    check(_case(*(unit(1, 1, 65, 24, seed=n) for n in range(3))))
+
+
 @pytest.mark.parametrize("shared", [16384, 32768, 49152])
-def test_tiles_leave_shared_memory_for_the_search_of_steps(shared):
+@pytest.mark.parametrize("held", [2, 4])
+def test_tiles_leave_shared_memory_for_the_search_of_steps(held, shared):
     """attention_tiled.comp takes what its head says, and steps.glslh 12 bytes."""
-    traits = DeviceTraits(frozenset(), 32, 16, max_shared_memory=shared, max_invocations=1024)
+    profile = replace(DEFAULT, attention_queries=held)
+    traits = DeviceTraits(
+        frozenset(), 32, 16, profile, max_shared_memory=shared, max_invocations=1024
+    )
     parts = set()
     for width in range(4, 260, 4):
         for queries in (8, 40, 1000):
