@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from purevk.api.features import Features
-from purevk.cache import default_cache
+from purevk.cache import Cache, default_cache
 from purevk.errors import PurevkError
 from purevk.frontends.files import open_file
 from purevk.graph.kernels import KernelStore
@@ -38,13 +38,13 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
 
 
-def store_for(facts: dict[str, Any]) -> KernelStore:
+def store_for(facts: dict[str, Any], cache: Cache | None = None) -> KernelStore:
     """What compiles kernels as for the device of these facts. It makes no pipelines."""
     device: Any = SimpleNamespace(
         features=Features(facts["traits"]["features"]),
         physical=SimpleNamespace(api_version=tuple(facts["api_version"])),
     )
-    return KernelStore(device, default_cache(), traits_from(facts))
+    return KernelStore(device, cache or default_cache(), traits_from(facts))
 
 
 def write_kernels(
@@ -60,19 +60,35 @@ def write_kernels(
     Returns:
         What the file lists, and why a model could not be lowered, by its name.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     store = store_for(facts)
+    users, failed = lowered_specs(models, store.traits)
+    return write_specs(users, store, facts, folder), failed
+
+
+def lowered_specs(
+    models: Iterable[Path], traits: DeviceTraits
+) -> tuple[dict[KernelSpec, list[str]], dict[str, str]]:
+    """The kernels of .pvk and .pte files with the names of their users, and why a model could not
+    be lowered, by its name."""
     users: dict[KernelSpec, list[str]] = {}
     failed: dict[str, str] = {}
     for path in models:
         try:
             with open_file(path, check=False) as program:
                 for method in program.methods:
-                    for spec in lower(program, method, store.traits).plan.kernels:
+                    for spec in lower(program, method, traits).plan.kernels:
                         users.setdefault(spec, []).append(path.stem)
         except PurevkError as error:
             failed[path.stem] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return users, failed
+
+
+def write_specs(
+    users: dict[KernelSpec, list[str]], store: KernelStore, facts: dict[str, Any], folder: Path
+) -> list[dict[str, Any]]:
+    """Writes the kernels into a folder, which is made anew; see `write_kernels`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     rows = []
     for spec, code in store.spirv(users).items():
         name = f"{hashlib.sha256(code).hexdigest()[:16]}.spv"
@@ -92,7 +108,7 @@ def write_kernels(
             }
         )
     (folder / "kernels.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    return rows, failed
+    return rows
 
 
 def translate(
