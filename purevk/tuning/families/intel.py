@@ -14,9 +14,11 @@ from purevk.tuning.registry import Family, register
 # Linux's i915 resets a GPU on which a workgroup does not end within DRM_I915_PREEMPT_TIMEOUT, 640 ms;
 # 7.5 s on Xe, and 5 s with its successor, the driver xe.
 #
-# A thread has 128 registers, whatever the size of its subgroup: with 32 invocations, the drivers' own
-# choice, each has half as many as with 16. ANV of Mesa 26.2 spills up to 641 registers with 32, and up
-# to 103 with 16 (bench/devices.json has what is left). Matrix cores of Xe2 have 16 columns.
+# A thread has 128 registers, whatever the size of its subgroup: with 32 invocations, the driver's own
+# choice, each has half as many as with 16. ANV of Mesa 26.2 spills up to 641 registers of attention
+# with 32, 103 with 16, and 28 with two queries in an invocation too. Of recurrent layers it spills
+# 119 with 32, 19 with 16, and none with 32 weights in an invocation too. The matrices of Xe2 have 16
+# columns there: 8 x 16 x 16 of float16 and bfloat16, 8 x 16 x 32 of int8.
 INTEL = replace(
     DEFAULT,
     name="intel",
