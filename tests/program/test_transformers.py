@@ -118,6 +118,22 @@ def test_a_dynamic_cache_is_a_result() -> None:
         torch.testing.assert_close(ours.values, theirs.values, rtol=1e-5, atol=1e-5)
 
 
+def test_tensors_of_a_static_cache_may_be_buffers_of_the_module() -> None:
+    """As those of transformers' `TorchExportableModuleWithStaticCache` are."""
+    model, tokens = decoder("Llama"), prompts(1)["input_ids"]
+    cache = static_cache(model)
+    cache.early_initialization(1, 2, 16, torch.float32, torch.device("cpu"))
+    step = Step(model, cache)
+    for number, layer in enumerate(cache.layers):
+        step.register_buffer(f"keys_{number}", layer.keys, persistent=False)
+    with purevk.compile(step, (tokens,)) as program:
+        assert {"keys_0", "cache_0_values"} <= {*program.state}
+        first = program(tokens)
+    want = model.generate(tokens, max_new_tokens=1, do_sample=False)
+    assert torch.equal(torch.cat([tokens, first], 1), want)
+    assert cache.layers[0].keys is step.keys_0
+
+
 @pytest.mark.parametrize("name", [*MODELS, "Mixtral"])
 def test_prefill_and_decode_share_a_static_cache(name: str) -> None:
     model, tokens = decoder(name), prompts(1)["input_ids"]

@@ -39,16 +39,20 @@ def exportable(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_buffers(module: Any, tensors: dict[str, tuple[Any, str]]) -> Iterator[None]:
-    """Within, tensors of layers of caches are buffers of a module: see `_tensors`."""
-    for name, (layer, part) in tensors.items():
-        module.register_buffer(name, getattr(layer, part), persistent=False)
+    """Within, tensors of layers of caches are buffers of a module: see `_tensors`. Those that are
+    buffers already stay these: torch cannot trace two that share memory and are written."""
+    buffers = {id(buffer): path for path, buffer in module.named_buffers()}
+    originals = {name: getattr(layer, part) for name, (layer, part) in tensors.items()}
+    paths = {name: buffers.get(id(tensor), name) for name, tensor in originals.items()}
+    added = [name for name, path in paths.items() if name == path]
+    for name in added:
+        module.register_buffer(name, originals[name], persistent=False)
 
     def take_buffers(*_: Any) -> None:
         """torch.export traces the buffers of modules, not the tensors of other objects."""
         for name, (layer, part) in tensors.items():
-            setattr(layer, part, getattr(module, name))
+            setattr(layer, part, module.get_buffer(paths[name]))
 
-    originals = {name: getattr(layer, part) for name, (layer, part) in tensors.items()}
     hook = module.register_forward_pre_hook(take_buffers)
     try:
         yield
@@ -56,6 +60,7 @@ def _as_buffers(module: Any, tensors: dict[str, tuple[Any, str]]) -> Iterator[No
         hook.remove()
         for name, (layer, part) in tensors.items():
             setattr(layer, part, originals[name])
+        for name in added:
             delattr(module, name)
 
 
