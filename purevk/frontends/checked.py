@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
+from purevk.frontends.bounds import largest_sizes
 from purevk.frontends.reading import NEXT, place_of
 from purevk.frontends.result_types import equal_at
 from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, Symbol, TensorType, Value
@@ -30,10 +31,11 @@ def check_results(graph: Graph, where: str, examples: Mapping[str, int]) -> None
     traced = {
         symbol: max(examples[symbol.name], 1) for symbol in graph.symbols if symbol.name in examples
     }
+    most = largest_sizes(graph.constraints)
     with GuardLog():  # decisions that the graph was made under, see `SavedProgram.graph`
         for inner in graph.nested():
             for node in inner.nodes:
-                _check_node(inner, node, where, traced)
+                _check_node(inner, node, where, traced, most)
             _check_sources(inner, where)
             for value, constant in inner.constants.items():
                 if constant.known and constant.nbytes != value.type.nbytes:
@@ -118,7 +120,9 @@ def _gives_sizes(node: Node) -> bool:
     return False
 
 
-def _check_node(graph: Graph, node: Node, where: str, traced: Mapping[Symbol, int]) -> None:
+def _check_node(
+    graph: Graph, node: Node, where: str, traced: Mapping[Symbol, int], most: Mapping[Symbol, int]
+) -> None:
     definition = registry.find(node.op)
     if definition is None:
         return  # the CPU runs it, and compares what it gives with the stated types
@@ -149,7 +153,7 @@ def _check_node(graph: Graph, node: Node, where: str, traced: Mapping[Symbol, in
                 why = f"its elements are {type.dtype}"
                 _refuse(node, where, f"a result of {node.op} is stated as {value.type}", why)
     if isinstance(definition.form, registry.View):
-        _check_view(node, where, definition, definition.form)
+        _check_view(node, where, definition, definition.form, most)
 
 
 def _check_type(
@@ -214,32 +218,45 @@ def _class(dtype: DType) -> str:
     return "float" if dtype.is_float else "complex" if dtype.is_complex else "int"
 
 
-def _check_view(node: Node, where: str, definition: registry.Operator, form: registry.View) -> None:
-    """Whether all elements of the results are elements of the input, if it is dense."""
+def _check_view(
+    node: Node,
+    where: str,
+    definition: registry.Operator,
+    form: registry.View,
+    most: Mapping[Symbol, int],
+) -> None:
+    """Whether all elements of the results are elements of the input, if it is dense, at the largest
+    sizes that a call can have."""
     source = node.inputs[0].type
     bound = tuple(definition.bind(node.args).values())
     types = tuple(value.type for value in node.results)
     layouts = form.layout(Layout.dense(source.dims), source, types, *bound)
     for value, layout in zip(node.results, layouts or ()):
-        if not _lies_within(value, layout, source):
+        if not _lies_within(value, layout, source, most):
             why = f"{node.inputs[0]!r} has {source.numel} elements"
             _refuse(node, where, f"{node.op} reads beyond its input", why)
 
 
-def _lies_within(value: Value, layout: Layout, source: TensorType) -> bool:
+def _lies_within(
+    value: Value, layout: Layout, source: TensorType, most: Mapping[Symbol, int]
+) -> bool:
     """The layout is in elements of the value, which may be parts of the input's complex numbers."""
     numbers: Sequence[Size] = (layout.offset, *layout.strides, *value.type.dims, source.numel)
     symbols = set().union(*map(_dims.symbols, numbers))
     if any(symbol.unbacked or not symbol.is_size for symbol in symbols):
         return True  # positions are checked at the call
-    sizes = list(map(_dims.hint, value.type.dims))
+
+    def largest(size: Size) -> int:
+        return _dims.hint(_dims.substitute(size, most) if most else size)
+
+    sizes = list(map(largest, value.type.dims))
     if 0 in sizes:
         return True
-    first = last = _dims.hint(layout.offset)
-    for size, stride in zip(sizes, map(_dims.hint, layout.strides)):
+    first = last = largest(layout.offset)
+    for size, stride in zip(sizes, map(largest, layout.strides)):
         first += min(stride, 0) * (size - 1)
         last += max(stride, 0) * (size - 1)
-    nbytes = _dims.hint(source.numel) * source.dtype.itemsize
+    nbytes = largest(source.numel) * source.dtype.itemsize
     return first >= 0 and last < max(nbytes // value.type.dtype.itemsize, 1)
 
 

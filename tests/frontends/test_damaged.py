@@ -100,6 +100,34 @@ def test_the_truth() -> None:
     lower(program_of([*values, ["d", "float32", []]], nodes, [4]))
 
 
+S = [[1, ["s"]]]  # a size of at most 64
+
+
+@pytest.mark.parametrize("kept", [[S, "<", 9], [S, "<=", 8], [9, ">", S], [S, "==", 7]], ids=str)
+def test_views_are_within_what_calls_keep(kept: list[Any]) -> None:
+    """At the bound of the size the view is larger than its input. Calls stay below."""
+    nodes = [
+        ("aten.slice.Tensor", [value(0), 0, 0, 8], [1]),
+        ("aten.view.default", [value(1), [{"size": S}]], [2]),
+    ]
+    values = [
+        [name, "float32", [size]] for name, size in zip("xyz", (S, [[1, [["min", S, 8]]]], S))
+    ]
+
+    def read(constraint: list[Any]) -> None:
+        method = method_of(
+            values, nodes, [2], sources=[["s", value(0), 0, 0]], constraints=[[*constraint, True]]
+        )
+        method["symbols"] = [["s", 64, 2, True, False, False]]
+        content = {"producer": "", "name": "", "tensors": [], "methods": {"forward": method}}
+        with open_file(file_of(content)) as file:
+            file.graph("forward")
+
+    read(kept)
+    with pytest.raises(FileFormatError, match="reads beyond its input"):
+        read([S, "<=", 9])
+
+
 BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "update of no input": lambda graph: graph.update(updates=[7]),
     "more updates than outputs": lambda graph: graph.update(updates=[0, 0, 0]),
