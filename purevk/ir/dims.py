@@ -413,9 +413,9 @@ def apply(kind: str, left: Size, right: Size) -> Size:
 def _differs_unless_special(difference: Dim) -> bool:
     """Whether a difference is 0 only where a symbol that no input has as a size is 0 or 1. Such
     sizes are treated as any other, which gives the same results (torch.export traces its programs
-    under the same rule)."""
+    under the same rule). Several numbers that can be negative are no sizes: they may cancel."""
     candidates = [symbol for symbol in symbols(difference) if symbol.unbacked or not symbol.is_size]
-    if not candidates:
+    if not candidates or sum(symbol.lower < 0 for symbol in candidates) > 1:
         return False
     bounds = {symbol: (2, max(symbol.upper, 2)) for symbol in candidates}
     low, high = range_within(difference, bounds)

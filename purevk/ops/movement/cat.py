@@ -26,7 +26,8 @@ def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     dtype = kept[0].dtype
     for tensor in kept[1:]:
         if tensor.rank != len(sizes) or any(
-            a != b for d, (a, b) in enumerate(zip(sizes, tensor.dims)) if d != at
+            d != at and not _dims.assume(a, "==", b)
+            for d, (a, b) in enumerate(zip(sizes, tensor.dims))
         ):
             raise ShapeError(f"cannot concatenate {list(tensors)} along dim {dim}")
         sizes[at] = sizes[at] + tensor.dims[at]
