@@ -219,7 +219,9 @@ def _floordiv(left: Size, right: Size) -> Size:
         quotient = polynomials.divide(left._terms, right._terms)
         if quotient is not None:
             return _build(quotient)
-    return _atom("//", left, right)
+    is_positive = lambda atom: _range_of_atom(atom, {})[0] > 0  # noqa: E731
+    reduced = polynomials.reduced(_terms(left), _terms(right), is_positive)
+    return _floordiv(*map(_build, reduced)) if reduced else _atom("//", left, right)
 
 
 def _mod(left: Size, right: Size) -> Size:

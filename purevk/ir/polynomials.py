@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Hashable, Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from purevk.errors import ShapeError
@@ -138,6 +140,23 @@ def divide(left: Iterable[Term], right: Iterable[Term]) -> dict[tuple[Any, ...],
         product = multiply(right, [(part[0], -part[1])])
         remainder = {a: f for a, f in add(remainder.items(), product.items()).items() if f}
     return quotient
+
+
+def reduced(
+    left: Sequence[Term], right: Sequence[Term], is_positive: Callable[[Any], bool]
+) -> tuple[dict[tuple[Any, ...], int], ...] | None:
+    """Both without the largest product of positive numbers and atoms that divides all their terms;
+    None: that is 1."""
+    terms = (*left, *right)
+    common = Counter(terms[0][0])
+    for atoms, _ in terms:
+        common &= Counter(atoms)
+    shared = tuple(filter(is_positive, common.elements()))
+    number = math.gcd(*(factor for _, factor in terms))
+    if not shared and number == 1:
+        return None
+    divisor = [(tuple(sorted(shared, key=repr)), number)]
+    return tuple(divide(side, divisor) or {} for side in (left, right))
 
 
 def _degree(term: Term) -> tuple[int, list[str]]:

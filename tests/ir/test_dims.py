@@ -104,6 +104,15 @@ def test_arithmetic_takes_no_decisions() -> None:
     assert (dims.evaluate(quotient, env), dims.evaluate(rest, env)) == (5, 0)
 
 
+def test_quotients_are_reduced() -> None:
+    batch, length = Dim.of(Symbol("batch", 64, 1)), Dim.of(Symbol("length", 99))
+    padded = length + (8 - length % 8) % 8
+    assert repr(padded * batch * 32 // (batch * 256)) == repr(padded // 8)
+    assert repr((length * 6 + 4) // 10) == repr((length * 3 + 2) // 5)
+    assert repr(length * batch // length) == repr(batch)  # an exact quotient, also of 0
+    assert repr((length * batch + length) // (length * 2)) != repr((batch + 1) // 2)
+
+
 @given(_trees(), ENVS)
 def test_the_range_holds_every_value(tree: object, env: dict[Symbol, int]) -> None:
     low, high = dims.range_of(_build(tree))

@@ -55,3 +55,15 @@ def test_products_and_quotients_become_numbers() -> None:
     equalities.add(a // 3, 3)
     equalities.add(b // 3, a // 3 + 2)
     assert equalities.rewritten(b // 3) == 5
+
+
+def test_a_multiple_with_a_known_quotient_is_a_number() -> None:
+    a, b = map(Dim.of, _SYMBOLS[:2])
+    padded = a + (8 - a % 8) % 8
+    equalities = Equalities()
+    equalities.add(padded * b * 32 // (b * 256), 1)  # `b` may be 0: it says nothing of `a`
+    assert equalities.rewritten(padded).terms == padded.terms
+    equalities.add(padded // 8, 1)
+    assert equalities.rewritten((padded, padded * b * 2 - b, padded // 4)) == (8, 15 * b, 2)
+    half = a + padded * 2 - a * 2
+    assert equalities.rewritten(half).terms == half.terms
