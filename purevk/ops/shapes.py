@@ -42,6 +42,12 @@ def broadcast(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(result)
 
 
+def equal_shapes(left: Sequence[Size], right: Sequence[Size]) -> bool:
+    """Whether two shapes are equal. Sizes for which the bounds leave it open are taken to be, with a
+    guard."""
+    return len(left) == len(right) and all(_dims.assume(a, "==", b) for a, b in zip(left, right))
+
+
 def broadcast_of(operands: Sequence[object]) -> tuple[Size, ...]:
     """The common shape of the tensors among operands."""
     return broadcast(*(operand.dims for operand in operands if isinstance(operand, TensorType)))

@@ -58,7 +58,11 @@ def _attention_shape(
         blocks: the result is a matrix [B * S, H * D] in the order of fragments, where
             `writes_blocks` says that the kernel can store it.
     """
-    if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
+    if (
+        not q.rank == k.rank == v.rank == 4
+        or not _dims.assume(q.dims[3], "==", k.dims[3])
+        or not _dims.assume(k.dims[2], "==", v.dims[2])
+    ):
         raise ShapeError(f"attention of {q} over {k} and {v}")
     if limits is not None and (limits.dtype is not DType.int32 or limits.dims[-1] not in (1, 2)):
         raise ShapeError(f"{limits} are no limits of keys")

@@ -42,7 +42,11 @@ def _shape(
     mask: str | None,
     scale: float,
 ) -> TensorType:
-    if not q.rank == k.rank == v.rank == 4 or q.dims[3] != k.dims[3] or k.dims[2] != v.dims[2]:
+    if (
+        not q.rank == k.rank == v.rank == 4
+        or not _dims.assume(q.dims[3], "==", k.dims[3])
+        or not _dims.assume(k.dims[2], "==", v.dims[2])
+    ):
         raise ShapeError(f"attention of {q} over {k} and {v}")
     read_functions(steps, score, mask, buffers)
     return q.with_dims((*q.dims[:3], v.dims[3]))

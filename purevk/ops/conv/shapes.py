@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType
+from purevk.ir import dims as _dims
 from purevk.ops.matmul.matmul import supports_float
 from purevk.ops.registry import ShapeError
 from purevk.ops.shapes import pair
@@ -42,7 +43,7 @@ def convolution_shape(
         raise ShapeError(f"cannot convolve {x} with {weight}")
     lead, at = x.dims[: x.rank - spatial - 1], x.rank - spatial
     channels = weight.dims[0] if transposed else weight.dims[1] * groups
-    if x.dims[at - 1] != channels:
+    if not _dims.assume(x.dims[at - 1], "==", channels):
         raise ShapeError(
             f"convolution of {x} with {weight} in {groups} groups: {channels} channels are expected"
         )

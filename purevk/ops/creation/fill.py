@@ -16,7 +16,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.map import mapped
 from purevk.ops.promotion import promote_types, wide_type
 from purevk.ops.registry import ShapeError, rewrite
-from purevk.ops.shapes import wrap
+from purevk.ops.shapes import equal_shapes, wrap
 from purevk.ops.signatures import signature
 
 
@@ -150,10 +150,7 @@ def _linspace(
 # -- joins ---------------------------------------------------------------------------------------
 def _stack_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     first = tensors[0]
-    if any(
-        tensor.rank != first.rank or any(a != b for a, b in zip(tensor.dims, first.dims))
-        for tensor in tensors[1:]
-    ):
+    if not all(equal_shapes(tensor.dims, first.dims) for tensor in tensors[1:]):
         raise ShapeError(f"cannot stack {list(tensors)}")
     at = wrap(dim, first.rank + 1)
     dtype = first.dtype

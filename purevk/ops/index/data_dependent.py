@@ -28,7 +28,7 @@ from purevk.ops.registry import (
     UnknownSizes,
     rewrite,
 )
-from purevk.ops.shapes import broadcast, is_empty, wrap
+from purevk.ops.shapes import broadcast, equal_shapes, is_empty, wrap
 from purevk.ops.sort.sort import sort
 from purevk.tuning import DeviceTraits
 
@@ -420,7 +420,7 @@ def _repeat(
 def _bincount_shape(
     x: TensorType, weights: TensorType | None = None, minlength: Size = 0
 ) -> TensorType:
-    if x.rank != 1 or (weights is not None and weights.dims != x.dims):
+    if x.rank != 1 or (weights is not None and not equal_shapes(weights.dims, x.dims)):
         raise ShapeError(f"cannot count the values of {x}, with weights {weights}")
     dtype = DType.int64
     if weights is not None and not is_empty(x):

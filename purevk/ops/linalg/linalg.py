@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from purevk.dtypes import DType
 from purevk.ir import Node, Scalar, Size, TensorType, Value
+from purevk.ir import dims as _dims
 from purevk.ops.builder import Builder
 from purevk.ops.fold import Fold, Loop, folded
 from purevk.ops.matmul.matmul import DISTANCES, METRICS, matmul_type
@@ -38,7 +39,7 @@ def _scaled_sum(
 
 
 def _dot_shape(x: TensorType, y: TensorType) -> TensorType:
-    if x.rank != 1 or y.rank != 1 or x.dims[0] != y.dims[0]:
+    if x.rank != 1 or y.rank != 1 or not _dims.assume(x.dims[0], "==", y.dims[0]):
         raise ShapeError(f"the dot product of {x} and {y}")
     return x.with_dims(())
 
@@ -181,7 +182,7 @@ def _distance(p: float, a: str, b: str, width: Size, before: str = "") -> Fold:
 def _cdist_shape(
     x: TensorType, y: TensorType, p: float, compute_mode: int | None = None
 ) -> TensorType:
-    if x.rank < 2 or y.rank < 2 or x.dims[-1] != y.dims[-1]:
+    if x.rank < 2 or y.rank < 2 or not _dims.assume(x.dims[-1], "==", y.dims[-1]):
         raise ShapeError(f"distances between {x} and {y}")
     return x.with_dims((*broadcast(x.dims[:-2], y.dims[:-2]), x.dims[-2], y.dims[-2]))
 

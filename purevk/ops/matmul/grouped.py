@@ -43,7 +43,7 @@ _GRID = 65535  # workgroups along a dim of a grid that every device takes
 # -- rows in groups -----------------------------------------------------------------------------
 def _result(a: TensorType, b: TensorType) -> TensorType:
     """The type of the rows of `a`, each multiplied by one of the matrices `b`."""
-    if a.rank != 2 or b.rank != 3 or a.dims[1] != b.dims[1]:
+    if a.rank != 2 or b.rank != 3 or not _dims.assume(a.dims[1], "==", b.dims[1]):
         raise ShapeError(f"cannot multiply the rows of {a} by the matrices of {b}")
     return a.with_dims((a.dims[0], b.dims[2]))
 

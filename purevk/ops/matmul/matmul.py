@@ -58,7 +58,7 @@ def panels_type(b: TensorType) -> TensorType:
 
 
 def matmul_type(a: TensorType, b: TensorType) -> TensorType:
-    if a.rank < 2 or b.rank < 2 or a.dims[-1] != b.dims[-2]:
+    if a.rank < 2 or b.rank < 2 or not _dims.assume(a.dims[-1], "==", b.dims[-2]):
         raise ShapeError(f"cannot multiply {a} by {b}")
     check_kinds(a, b)
     batch = broadcast(a.dims[:-2], b.dims[:-2])

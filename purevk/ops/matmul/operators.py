@@ -97,7 +97,11 @@ def _expand_matmul(builder: Builder, node: Node) -> Value:
 
 
 def _linear_shape(x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
-    if x.rank < 1 or weight.rank not in (1, 2) or x.dims[-1] != weight.dims[-1]:
+    if (
+        x.rank < 1
+        or weight.rank not in (1, 2)
+        or not _dims.assume(x.dims[-1], "==", weight.dims[-1])
+    ):
         raise ShapeError(f"cannot apply a linear layer with weight {weight} to {x}")
     check_kinds(x, weight, bias)
     result = x.with_dims((*x.dims[:-1], *weight.dims[:-1]))

@@ -14,7 +14,7 @@ from purevk.ops.facts import Moves
 from purevk.ops.image_layout import FLATTENING, LayoutQuery
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import Kernel, Order, ShapeError, View, define, find
-from purevk.ops.shapes import wrap
+from purevk.ops.shapes import equal_shapes, wrap
 
 
 def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
@@ -25,10 +25,8 @@ def _cat_shape(tensors: Sequence[TensorType], dim: int = 0) -> TensorType:
     sizes = list(kept[0].dims)
     dtype = kept[0].dtype
     for tensor in kept[1:]:
-        if tensor.rank != len(sizes) or any(
-            d != at and not _dims.assume(a, "==", b)
-            for d, (a, b) in enumerate(zip(sizes, tensor.dims))
-        ):
+        others = [[*dims[:at], *dims[at + 1 :]] for dims in (sizes, list(tensor.dims))]
+        if tensor.rank != len(sizes) or not equal_shapes(*others):
             raise ShapeError(f"cannot concatenate {list(tensors)} along dim {dim}")
         sizes[at] = sizes[at] + tensor.dims[at]
         dtype = promote_types(dtype, tensor.dtype)

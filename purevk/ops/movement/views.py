@@ -226,7 +226,7 @@ def _expand_shape(x: TensorType, size: Sequence[Size], implicit: bool = False) -
         present = x.dims[position - lead] if position >= lead else 1
         if isinstance(wanted, int) and wanted == -1:
             sizes.append(present)
-        elif present == wanted or present == 1:
+        elif present == wanted or present == 1 or _dims.assume(present, "==", wanted):
             sizes.append(wanted)
         else:
             raise ShapeError(f"cannot expand {x} to {list(size)}")
