@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def test_a_test_over_its_budget_fails(
 ) -> None:
     monkeypatch.setattr(tiers, "budget", lambda: {"test_it.py::test_listed": (0.5, "landing")})
     monkeypatch.setattr(budget, "NEW", 0.1)
+    monkeypatch.setattr(budget, "_totals", defaultdict(float))  # not of the tests before
     monkeypatch.setattr(budget, "slowness", lambda: 1.0)
     monkeypatch.setattr(tiers, "is_whole", lambda: True)
     pytester.makepyfile(test_it=TESTS)
