@@ -146,16 +146,16 @@ def _outgrow(sizes: Iterable[Size], symbol: Symbol, guessed: bool, end: int) -> 
 def largest_sizes(guards: Iterable[Guard]) -> dict[Symbol, int]:
     """The most that symbols can be in a call that keeps such guards, where that is less than their
     bounds."""
-    found: dict[Symbol, int] = {}
+    largest: dict[Symbol, int] = {}
     for guard in guards:
         left, op, right = guard.left, guard.op, guard.right
         if op in (">=", ">"):
             left, op, right = right, {">=": "<=", ">": "<"}[op], left
         if guard.answer and op in ("<=", "<", "==") and isinstance(right, int):
             bound = _bound_of_symbol(left, right - (op == "<"))
-            if bound is not None and bound[1] < found.get(bound[0], bound[0].upper):
-                found[bound[0]] = max(bound[1], 0)
-    return found
+            if bound is not None and bound[1] < largest.get(bound[0], bound[0].upper):
+                largest[bound[0]] = max(bound[1], 0)
+    return largest
 
 
 def _bound_of_symbol(size: Size, limit: int) -> tuple[Symbol, int] | None:

@@ -201,8 +201,20 @@ class ComputeGraph:
         self, number: int, grid: tuple[int, int, int]
     ) -> list[tuple[api.ComputePipeline, tuple[int, int, int]]]:
         """The pipeline and the grid of each part of a dispatch whose grid exceeds the limits of the
-        device. The first workgroups of a part are constants of its pipeline."""
+        device. The first workgroups of a part are constants of its pipeline.
+
+        Raises:
+            DeviceError: the kernel was compiled for a device with larger limits.
+        """
         parts, kernel = [], self.dispatches[number].kernel
+        if ("LARGE_GRID", "1") not in kernel.macros:
+            raise DeviceError(
+                f"{kernel.template} cannot run a grid of {grid} workgroups in parts",
+                where=self.dispatches[number].label,
+                why=f"it was compiled without LARGE_GRID; {self.device.name} runs"
+                f" {self.device.limits.max_workgroup_count} workgroups at most",
+                next="load the program again on this device",
+            )
         for first, size in parts_of_grid(grid, self.device.limits.max_workgroup_count):
             key = (number, *first)
             if key not in self._part_pipelines:

@@ -117,12 +117,12 @@ def _replaced(size: Size, old: Dim, new: int) -> Size:
     terms = dict(size.terms)
     first, factor = max(old.terms, key=lambda term: (len(repr(term[0])), repr(term[0])))
     for atoms, times in size.terms:
-        rest = _without(atoms, first)
-        if rest is None or times % factor:
+        cofactor = _without(atoms, first)
+        if cofactor is None or times % factor:
             continue
-        part = _sum([(rest, times // factor)])
-        product = polynomials.multiply(old.terms, [(rest, times // factor)])
-        if all(terms.get(a) == f for a, f in product.items() if a != rest):
+        part = _sum([(cofactor, times // factor)])
+        product = polynomials.multiply(old.terms, [(cofactor, times // factor)])
+        if all(terms.get(a) == f for a, f in product.items() if a != cofactor):
             return _replaced(size - part * old + part * new, old, new)
     return size
 

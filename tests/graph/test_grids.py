@@ -12,6 +12,7 @@ import re
 import pytest
 
 import purevk
+from purevk.errors import DeviceError
 from purevk.graph.compute_graph import ComputeGraph, parts_of_grid
 from purevk.graph.kernels import GLSL_FOLDER
 from tests.ops.harness import context
@@ -110,3 +111,17 @@ def test_a_grid_above_the_limits(case: str, kind: str, monkeypatch: pytest.Monke
         with purevk.compile(Call(function), tuple(args)) as program:
             torch.testing.assert_close(program(*args), expected, rtol=0, atol=0)
     assert grids
+
+
+@pytest.mark.device
+def test_a_grid_above_limits_that_the_kernel_was_not_compiled_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part would be the first one, without an error."""
+    function, *args = CASES["transposed"]
+    device = context().device
+    with purevk.compile(Call(function), tuple(args)) as program:
+        limits = dataclasses.replace(device.limits, max_workgroup_count=(1, 1, 1))
+        monkeypatch.setattr(device, "limits", limits)
+        with pytest.raises(DeviceError, match="without LARGE_GRID"):
+            program(*args)
