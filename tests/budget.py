@@ -10,17 +10,16 @@
 - each operator: its name and the dtypes of its inputs and results, that this test of its tier
   imported or lowered first.
 
-`--budget` fails a test that takes more than tests/budget.txt allows: three times its figure, or four
-seconds more if that is more; 5 seconds if it has no line and is not marked `slow`. Runs of one test on
-shared machines differ by up to 2.4 times: of 8,800 tests a few go beyond twice their figures in each
-run, always others. A test over its budget runs once or twice
-more, and only what it takes then counts: not what it imports, compiles or fills a cache with. CPU
-seconds are those of the process and of the processes that it waited for, divided by how much slower
-than the reference a loop is beside the tests: a busy machine fails nothing. Machines differ by more than
-a loop shows, so a test's seconds are also divided by how many times their figures the tests before it
-took (the median). Code that slows all tests down shows in their sum: the landing tier as a whole may
-take 38 CPU-minutes. Nothing fails while tests/budget.txt is not from a run of the whole landing
-tier.
+`--budget` fails a test of the landing tier that takes more than tests/budget.txt allows: three times its
+figure, or four seconds more if that is more; 5 seconds if it has no line. Tests of the nightly tier, of
+which a landing runs a tenth, may take what they need. Runs of one test on shared machines differ by up to
+2.4 times: of 8,800 tests a few go beyond twice their figures in each run, always others. A test over its
+budget runs once or twice more, and only what it takes then counts: not what it imports, compiles or fills
+a cache with. CPU seconds are those of the process and of the processes that it waited for, divided by how
+much slower than the reference a loop is beside the tests: a busy machine fails nothing. Machines differ by
+more than a loop shows, so a test's seconds are also divided by how many times their figures the tests
+before it took (the median). Code that slows all tests down shows in their sum: the landing tier as a whole
+may take 38 CPU-minutes. Nothing fails while tests/budget.txt is not from a run of the whole landing tier.
 
 `scripts/budget.py` writes tests/budget.txt from such a file, and compares what tiers cover.
 """
@@ -28,7 +27,6 @@ tier.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import time
@@ -78,7 +76,7 @@ def allowed(item: pytest.Item) -> float:
     for name in tiers.names(item):
         if name in lines:
             return max(lines[name][0] * FACTOR, lines[name][0] + SLACK)
-    return math.inf if item.get_closest_marker("slow") else NEW
+    return NEW
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -231,7 +229,7 @@ class _Meter:
             slow=item.get_closest_marker("slow") is not None,
             landing=self._landing,
         )
-        if self._judges and self._outcome == "passed":
+        if self._judges and self._landing and self._outcome == "passed":
             self._judge(item, nextitem)
         return result
 

@@ -23,6 +23,7 @@ TESTS = """
     def test_listed(): busy(0.3)
     def test_new(): busy(0.3)
     def test_cheap(): pass
+    def test_nightly(): busy(0.3)
     def test_first(known=[]):
         if not known:
             busy(0.3)
@@ -33,7 +34,12 @@ TESTS = """
 def test_a_test_over_its_budget_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers, "budget", lambda: {"test_it.py::test_listed": (0.5, "landing")})
+    lines = {
+        "test_it.py::test_listed": (0.5, "landing"),
+        "test_it.py::test_nightly": (0.01, "nightly"),
+    }
+    monkeypatch.setattr(tiers, "budget", lambda: lines)
+    monkeypatch.setattr(budget, "SLACK", 0.0)
     monkeypatch.setattr(budget, "NEW", 0.1)
     monkeypatch.setattr(budget, "_totals", defaultdict(float))  # not of the tests before
     monkeypatch.setattr(budget, "slowness", lambda: 1.0)
@@ -50,10 +56,10 @@ def test_a_test_over_its_budget_fails(
         "tests.budget",
     )
     made = pytester.runpytest_inprocess(*plugins, "--budget", "--costs=costs.jsonl")
-    made.assert_outcomes(passed=4, errors=1)
+    made.assert_outcomes(passed=5, errors=1)
     made.stdout.fnmatch_lines(["*test_it.py::test_new took 0.? CPU seconds*allows 0.1*"])
     monkeypatch.setattr(budget, "slowness", lambda: 9.0)  # a busy machine
-    pytester.runpytest_inprocess(*plugins, "--budget").assert_outcomes(passed=4)
+    pytester.runpytest_inprocess(*plugins, "--budget").assert_outcomes(passed=5)
     monkeypatch.setattr(budget, "LANDING", 0.01)
     ran = pytester.runpytest_inprocess(*plugins, "--budget")
     assert ran.ret == pytest.ExitCode.TESTS_FAILED
