@@ -12,6 +12,7 @@ from purevk.frontends.reading import NEXT, place_of
 from purevk.frontends.result_types import equal_at
 from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, Symbol, TensorType, Value
 from purevk.ir import dims as _dims
+from purevk.ir import guards as _guards
 from purevk.ops import registry
 
 
@@ -32,7 +33,7 @@ def check_results(graph: Graph, where: str, examples: Mapping[str, int]) -> None
         symbol: max(examples[symbol.name], 1) for symbol in graph.symbols if symbol.name in examples
     }
     most = largest_sizes(graph.constraints)
-    with GuardLog():  # decisions that the graph was made under, see `SavedProgram.graph`
+    with GuardLog() as log:
         for inner in graph.nested():
             for node in inner.nodes:
                 _check_node(inner, node, where, traced, most)
@@ -45,6 +46,11 @@ def check_results(graph: Graph, where: str, examples: Mapping[str, int]) -> None
                         why=f"it has {constant.nbytes} bytes, not {value.type.nbytes}",
                         next=NEXT,
                     )
+    # Files state the decisions that their graphs were made under, or constraints that settle these. What
+    # one does not state, calls check too. What does not hold for the traced sizes was not decided so.
+    for guard in log.guards:
+        if not guard.symbols <= traced.keys() or guard.holds(traced):
+            _guards.note(guard)
 
 
 # Parameters of pointwise operators that are texts although no default says so. Each chooses one of

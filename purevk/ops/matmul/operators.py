@@ -15,7 +15,7 @@ from purevk.ops.matmul.choice import both_half
 from purevk.ops.matmul.matmul import KERNEL_TYPES, NAME, check_kinds, is_of_columns, matmul_type
 from purevk.ops.promotion import promote_types
 from purevk.ops.registry import ShapeError, define, rewrite_node
-from purevk.ops.shapes import broadcast
+from purevk.ops.shapes import broadcast, equal_shapes
 from purevk.ops.signatures import signature
 
 _UNROUNDED_MATMUL = "purevk.unrounded_matmul"
@@ -33,7 +33,13 @@ def _multiply(builder: Builder, a: Value, b: Value, unrounded: bool = False) -> 
     return multiply_elements(builder, a, b, dtype)
 
 
-@rewrite_node("aten.bmm.default", matmul_type)
+def _bmm_shape(a: TensorType, b: TensorType) -> TensorType:
+    if a.rank != 3 or b.rank != 3 or not equal_shapes(a.dims[:1], b.dims[:1]):
+        raise ShapeError(f"bmm of {a} and {b}", why="as many matrices of both are expected")
+    return matmul_type(a, b)
+
+
+@rewrite_node("aten.bmm.default", _bmm_shape)
 @rewrite_node("aten.mm.default", matmul_type, rowwise=of_matmul)
 def _expand_mm(builder: Builder, node: Node) -> Value:
     return _multiply(builder, node.tensor("a"), node.tensor("b"))
