@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from purevk import __version__
-from purevk.cli.command import Command, CommandModule
+from purevk.cli.command import Command, CommandModule, option
 from purevk.cli.commands import COMMANDS
 from purevk.errors import InputError, PurevkError
 from purevk.plain_text import json_text, printable
@@ -53,12 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
         )
         command.add_arguments(sub)
         common = sub.add_argument_group("output")
-        common.add_argument(
-            "--json", action="store_true", help="print one JSON object instead of tables"
-        )
-        common.add_argument(
-            "--traceback", action="store_true", help="show the Python traceback of an error"
-        )
+        option(common, "--json", "print one JSON object instead of tables")
+        option(common, "--traceback", "show the Python traceback of an error")
         own = sub.add_argument_group("own operators")
         own.add_argument(
             "--import",

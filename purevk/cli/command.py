@@ -46,65 +46,64 @@ class CommandModule(Protocol):
         """Prints the same for people."""
 
 
+def option(parser: argparse._ActionsContainer, usage: str, help: str, **settings: Any) -> None:
+    """Adds an argument by how it is written: "MODEL", "--spill", "--runs N", "--data FILE..." for an
+    option that may be repeated. `settings` are those of `add_argument`."""
+    names = [word for word in usage.split() if word.startswith("-")]
+    value = usage.split()[-1]
+    if not names:
+        settings["metavar"], names = value, [value.lower()]
+    elif not value.startswith("-"):
+        settings["metavar"] = value.removesuffix("...")
+        if value.endswith("..."):
+            settings |= {"action": "append", "default": []}
+    elif "choices" not in settings:
+        settings["action"] = "store_true"
+    parser.add_argument(*names, help=help, **settings)
+
+
 def add_device(parser: argparse.ArgumentParser, no_device: bool = False) -> None:
     """Adds --device, and --no-device if the command can run without a device."""
     group = parser.add_mutually_exclusive_group() if no_device else parser
-    group.add_argument(
-        "--device",
-        metavar="NAME",
-        help="Vulkan device: its index, or a part of its name (default: PUREVK_DEVICE, or the best)",
+    option(
+        group,
+        "--device NAME",
+        "Vulkan device: its index, or a part of its name (default: PUREVK_DEVICE, or the best)",
     )
     if no_device:
-        group.add_argument(
-            "--no-device",
-            action="store_true",
-            help="do not use Vulkan; assume a typical desktop GPU",
-        )
+        option(group, "--no-device", "do not use Vulkan; assume a typical desktop GPU")
 
 
 def add_model(parser: argparse.ArgumentParser, method: bool = True) -> None:
     """Adds the file, its data files and the method."""
-    parser.add_argument("model", metavar="MODEL", help="a .pte, .ptn, .pvk or .pt2 file")
+    option(parser, "MODEL", "a .pte, .ptn, .pvk or .pt2 file")
     add_data(parser)
     if method:
-        parser.add_argument(
-            "--method", metavar="NAME", help='method (default: "forward", or the only one)'
-        )
+        option(parser, "--method NAME", 'method (default: "forward", or the only one)')
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds --data."""
-    parser.add_argument(
-        "--data",
-        metavar="FILE.ptd",
-        action="append",
-        default=[],
-        help="data file with weights; may be repeated",
-    )
+    option(parser, "--data FILE.ptd...", "data file with weights; may be repeated")
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the inputs of a call."""
     group = parser.add_argument_group("inputs")
-    group.add_argument(
-        "--input",
-        "-i",
-        metavar="SPEC",
-        action="append",
-        default=[],
-        help="one input; repeat it for further inputs, in order; the last word or number serves the rest."
+    option(
+        group,
+        "--input -i SPEC...",
+        "one input; repeat it for further inputs, in order; the last word or number serves the rest."
         " FILE.npy; FILE.npz (all its arrays); FILE.npz:PATTERN (the arrays with matching names, such"
         " as x.npz:in_*); a number; random; random:N (integers below N); ones; zeros"
         " (default: random)",
     )
-    group.add_argument(
-        "--size",
-        metavar="NAME=N",
-        action="append",
-        default=[],
-        type=size_argument,
-        help="value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect`"
+    option(
+        group,
+        "--size NAME=N...",
+        "value of a dynamic size, such as s0=17 (default: its upper bound); `purevk inspect`"
         " lists the sizes",
+        type=size_argument,
     )
     group.add_argument("--seed", type=natural, default=0, help="seed of random inputs (default: 0)")
 

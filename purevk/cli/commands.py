@@ -13,44 +13,38 @@ from purevk.cli.command import (
     add_model,
     byte_size,
     natural_number,
+    option,
     positive,
 )
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also show the numbers and cost models of the device's profile",
-    )
+    option(parser, "--all", "also show the numbers and cost models of the device's profile")
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="the program: a .pte, .ptn, .pvk or .pt2 file"
-    )
+    option(parser, "MODEL", "the program: a .pte, .ptn, .pvk or .pt2 file")
     add_data(parser)
-    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
-    parser.add_argument(
-        "--graph", action="store_true", help="print the optimized graph, one node per line"
-    )
-    parser.add_argument(
+    option(parser, "--method NAME", "only this method (default: all)")
+    option(parser, "--graph", "print the optimized graph, one node per line")
+    option(
+        parser,
         "--node-table",
-        action="store_true",
-        help="list all nodes in the order in which they run, with their kernels, and their lines in the"
+        "list all nodes in the order in which they run, with their kernels, and their lines in the"
         " user's code where the file knows them",
     )
-    parser.add_argument(
-        "--etrecord",
-        metavar="FILE",
-        help="the ETRecord that executorch wrote for a .pte file: it knows modules and lines (for"
+    option(
+        parser,
+        "--etrecord FILE",
+        "the ETRecord that executorch wrote for a .pte file: it knows modules and lines (for"
         " the node table)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--format",
+        "print only the optimized graph of one method",
         choices=("text", "json", "mermaid"),
-        help="print only the optimized graph of one method",
     )
     add_device(parser, no_device=True)
 
@@ -58,72 +52,60 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
-    parser.add_argument(
-        "--output",
-        "-o",
-        metavar="FILE.npz",
-        help="write the outputs to a file, as output_0, output_1, ...",
+    option(
+        parser, "--output -o FILE.npz", "write the outputs to a file, as output_0, output_1, ..."
     )
     add_device(parser)
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a language model: a GGUF file, a folder of transformers, a .pvk or a .pte file",
+    option(
+        parser,
+        "MODEL",
+        "a language model: a GGUF file, a folder of transformers, a .pvk or a .pte file",
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="of a .pte file: tokenizer.json or tokenizer.model, with the chat template beside it",
+    option(
+        parser,
+        "--tokenizer FILE",
+        "of a .pte file: tokenizer.json or tokenizer.model, with the chat template beside it",
     )
     add_data(parser)
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="answer this and end (default: read messages, a line each)",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="the message before all others")
-    parser.add_argument(
-        "--context",
-        metavar="N",
+    option(parser, "--prompt TEXT", "answer this and end (default: read messages, a line each)")
+    option(parser, "--system TEXT", "the message before all others")
+    option(
+        parser,
+        "--context N",
+        "tokens that the cache holds (default: what the model was trained with, 4096 at most)",
         type=int,
-        help="tokens that the cache holds (default: what the model was trained with, 4096 at most)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--dtype",
+        "what is computed in (default: float16 on GPUs that have it, else float32)",
+        default="auto",
         choices=("auto", "float32", "float16", "bfloat16"),
-        default="auto",
-        help="what is computed in (default: float16 on GPUs that have it, else float32)",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--cache",
-        choices=("auto", "float32", "float16", "bfloat16", "int8", "float8"),
+        "what the cache holds (default: as --dtype)",
         default="auto",
-        help="what the cache holds (default: as --dtype)",
+        choices=("auto", "float32", "float16", "bfloat16", "int8", "float8"),
     )
-    parser.add_argument(
-        "--spill",
-        action="store_true",
-        help="keep weights that do not fit on the device in memory of the host",
-    )
-    parser.add_argument(
+    option(parser, "--spill", "keep weights that do not fit on the device in memory of the host")
+    option(
+        parser,
         "--overflow",
-        choices=("slide", "grow", "error"),
+        "when the cache is full: forget the oldest turns, enlarge it, or end (default: slide)",
         default="slide",
-        help="when the cache is full: forget the oldest turns, enlarge it, or end (default: slide)",
+        choices=("slide", "grow", "error"),
     )
-    parser.add_argument(
-        "--max-tokens", metavar="N", type=int, help="of an answer (default: no limit)"
-    )
-    parser.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="0: the most likely token (0)"
-    )
-    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="0: all tokens (0)")
-    parser.add_argument("--top-p", metavar="P", type=float, default=1.0, help="(1)")
-    parser.add_argument("--min-p", metavar="P", type=float, default=0.0, help="(0)")
-    parser.add_argument("--seed", metavar="N", type=int, help="of the random numbers")
+    option(parser, "--max-tokens N", "of an answer (default: no limit)", type=int)
+    option(parser, "--temperature T", "0: the most likely token (0)", type=float, default=0.0)
+    option(parser, "--top-k N", "0: all tokens (0)", type=int, default=0)
+    option(parser, "--top-p P", "(1)", type=float, default=1.0)
+    option(parser, "--min-p P", "(0)", type=float, default=0.0)
+    option(parser, "--seed N", "of the random numbers", type=int)
     add_device(parser)
 
 
@@ -131,48 +113,38 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument(
-        "--runs",
+    option(
+        group,
+        "--runs N",
+        "number of timed calls (default: as many as fit into --seconds)",
         type=positive,
-        metavar="N",
-        help="number of timed calls (default: as many as fit into --seconds)",
     )
-    group.add_argument(
-        "--seconds",
+    option(
+        group,
+        "--seconds S",
+        "total time of the timed calls (default: 5)",
         type=natural_number,
         default=5.0,
-        metavar="S",
-        help="total time of the timed calls (default: 5)",
     )
-    group.add_argument(
-        "--no-load",
-        action="store_true",
-        help="do not measure cold and warm loading",
-    )
-    group.add_argument(
-        "--profile",
-        action="store_true",
-        help="time every dispatch and compare it with the device's limits",
-    )
+    option(group, "--no-load", "do not measure cold and warm loading")
+    option(group, "--profile", "time every dispatch and compare it with the device's limits")
     _add_rows(group)
-    group.add_argument(
-        "--load-only", action="store_true", help=argparse.SUPPRESS
-    )  # what the processes of their own run
+    option(group, "--load-only", argparse.SUPPRESS)  # what the processes of their own run
     add_device(parser)
 
 
 def _add_profile(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
-    parser.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        help="write a trace of a call, for ui.perfetto.dev or chrome://tracing",
+    option(
+        parser,
+        "--trace FILE.json",
+        "write a trace of a call, for ui.perfetto.dev or chrome://tracing",
     )
-    parser.add_argument(
-        "--etdump",
-        metavar="FILE",
-        help="write the times of a .pte file's nodes for executorch's Inspector (needs executorch)",
+    option(
+        parser,
+        "--etdump FILE",
+        "write the times of a .pte file's nodes for executorch's Inspector (needs executorch)",
     )
     _add_rows(parser)
     add_device(parser)
@@ -180,33 +152,26 @@ def _add_profile(parser: argparse.ArgumentParser) -> None:
 
 def _add_rows(parser: argparse._ActionsContainer) -> None:
     """Adds what a profile shows."""
-    parser.add_argument(
+    option(
+        parser,
         "--by",
-        choices=("operator", "template", "dispatch"),
+        "what a row of the profile is (default: operator)",
         default="operator",
-        help="what a row of the profile is (default: operator)",
+        choices=("operator", "template", "dispatch"),
     )
-    parser.add_argument(
-        "--remeasure",
-        action="store_true",
-        help="measure the device's limits again",
-    )
+    option(parser, "--remeasure", "measure the device's limits again")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_model(parser, method=False)
-    parser.add_argument("--method", metavar="NAME", help="only this method (default: all)")
-    parser.add_argument(
-        "--output",
-        "-o",
-        metavar="FILE.html",
-        default="report.html",
-        help="the page (default: report.html)",
+    option(parser, "--method NAME", "only this method (default: all)")
+    option(
+        parser, "--output -o FILE.html", "the page (default: report.html)", default="report.html"
     )
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument("--no-times", action="store_true", help="do not time the dispatches")
-    group.add_argument("--remeasure", action="store_true", help="measure the device's limits again")
+    option(group, "--no-times", "do not time the dispatches")
+    option(group, "--remeasure", "measure the device's limits again")
     add_device(parser, no_device=True)
 
 
@@ -214,19 +179,19 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_inputs(parser)
     group = parser.add_argument_group("measuring")
-    group.add_argument(
-        "--candidates",
+    option(
+        group,
+        "--candidates N",
+        "kernels to measure for each problem, at most (default: 16)",
         type=positive,
         default=16,
-        metavar="N",
-        help="kernels to measure for each problem, at most (default: 16)",
     )
-    group.add_argument(
-        "--runs",
+    option(
+        group,
+        "--runs N",
+        "calls with each kernel; the median counts (default: 5)",
         type=positive,
         default=5,
-        metavar="N",
-        help="calls with each kernel; the median counts (default: 5)",
     )
     add_device(parser)
 
@@ -238,17 +203,8 @@ def _add_bisect(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ops(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        metavar="PATTERN",
-        help="only operators whose name matches, such as '*norm*'",
-    )
-    parser.add_argument(
-        "--check",
-        metavar="MODEL",
-        help="show where each operator of a model would run, and why",
-    )
+    option(parser, "PATTERN", "only operators whose name matches, such as '*norm*'", nargs="?")
+    option(parser, "--check MODEL", "show where each operator of a model would run, and why")
     add_data(parser)
     add_device(parser, no_device=True)
 
@@ -258,25 +214,19 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
         "models", metavar="MODEL", nargs="*", help="models whose kernels to compile"
     )
     add_data(parser)
-    parser.add_argument(
-        "--max-specializations",
+    option(
+        parser,
+        "--max-specializations N",
+        "number of lowerings of a method to prepare: one for the exported bounds, and one for"
+        " each combination of sizes that it does not serve (default: 256)",
         type=positive,
         default=256,
-        metavar="N",
-        help="number of lowerings of a method to prepare: one for the exported bounds, and one for"
-        " each combination of sizes that it does not serve (default: 256)",
     )
-    parser.add_argument(
-        "--bundle",
-        metavar="FILE.zip",
-        help="also write the compiled SPIR-V of the models to one file",
-    )
-    parser.add_argument(
-        "--from-bundle",
-        metavar="FILE.zip",
-        action="append",
-        default=[],
-        help="first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
+    option(parser, "--bundle FILE.zip", "also write the compiled SPIR-V of the models to one file")
+    option(
+        parser,
+        "--from-bundle FILE.zip...",
+        "first copy the SPIR-V of a bundle into this machine's cache; may be repeated",
     )
     _add_trust(parser, "--from-bundle: the SHA-256 of the file; one for each bundle", many=True)
     add_device(parser)
@@ -286,10 +236,10 @@ def _add_trust(parser: argparse.ArgumentParser, help: str, many: bool) -> None:
     """Adds --sha256 and --trust, for a bundle that is read."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--sha256", metavar="H", action="append" if many else "store", help=help)
-    group.add_argument(
+    option(
+        group,
         "--trust",
-        action="store_true",
-        help="take bundles without a SHA-256: they are code, which can do what this user can",
+        "take bundles without a SHA-256: they are code, which can do what this user can",
     )
 
 
@@ -301,29 +251,21 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         " diff: compare with the folder PATH; export, import: write, read the archive PATH",
     )
     parser.add_argument("paths", metavar="PATH", nargs="*", help="of diff, export and import")
-    parser.add_argument(
-        "--folder", metavar="DIR", help="cache folder (default: that of PUREVK_CACHE)"
-    )
-    parser.add_argument(
-        "--remove", action="store_true", help="verify: also remove the damaged entries"
-    )
-    parser.add_argument(
-        "--older-than",
+    option(parser, "--folder DIR", "cache folder (default: that of PUREVK_CACHE)")
+    option(parser, "--remove", "verify: also remove the damaged entries")
+    option(
+        parser,
+        "--older-than DAYS",
+        "prune: remove entries that were not used for so long",
         type=natural_number,
-        metavar="DAYS",
-        help="prune: remove entries that were not used for so long",
     )
-    parser.add_argument(
-        "--max-size",
+    option(
+        parser,
+        "--max-size SIZE",
+        "prune: keep the last used entries up to this size, such as 500M",
         type=byte_size,
-        metavar="SIZE",
-        help="prune: keep the last used entries up to this size, such as 500M",
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="prune, verify: remove nothing, and say what would go",
-    )
+    option(parser, "--dry-run", "prune, verify: remove nothing, and say what would go")
     _add_trust(parser, "import: the SHA-256 of the file, as export printed it", many=False)
 
 
@@ -345,11 +287,11 @@ def _check_cache(args: argparse.Namespace) -> str:
         return f"{action} takes no PATH"
     if wanted is not None and len(args.paths) != 1:
         return f"{action} takes {wanted}, and {len(args.paths)} are given"
-    for option, actions in _CACHE_OPTIONS.items():
-        value = getattr(args, option.strip("-").replace("-", "_"))
+    for name, actions in _CACHE_OPTIONS.items():
+        value = getattr(args, name.strip("-").replace("-", "_"))
         if value is not None and value is not False and action not in actions:
             verb = "takes" if len(actions) == 1 else "take"
-            return f"{action} has no {option}: {' and '.join(actions)} {verb} it"
+            return f"{action} has no {name}: {' and '.join(actions)} {verb} it"
     if action == "prune" and args.older_than is None and args.max_size is None:
         return "prune needs --older-than DAYS, --max-size SIZE, or both"
     return ""
