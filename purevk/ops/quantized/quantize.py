@@ -6,7 +6,7 @@ broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from purevk.dtypes import DType
@@ -41,15 +41,43 @@ def _number(builder: Builder, node: Node, name: str) -> Number:
     return builder.aten.view(value, ()) if value.type.rank else value
 
 
+# -- types ---------------------------------------------------------------------------------------
+def _checked(x: TensorType, axis: int | None, block_size: Sequence[Size] | None) -> TensorType:
+    """The tensor, if it has such an axis and such blocks."""
+    if axis is not None:
+        wrap(axis, x.rank)
+    if block_size is not None:
+        Blocks(x.dims, block_size)
+    return x
+
+
+def _quantized_type(
+    x: TensorType,
+    dtype: FileDType = None,
+    axis: int | None = None,
+    block_size: Sequence[Size] | None = None,
+) -> TensorType:
+    return _checked(x, axis, block_size).with_dtype(dtype_or(dtype, DType.int8))
+
+
+def _real_type(
+    x: TensorType,
+    out_dtype: FileDType = None,
+    output_dtype: FileDType = None,
+    axis: int | None = None,
+    block_size: Sequence[Size] | None = None,
+) -> TensorType:
+    dtype = output_dtype if out_dtype is None else out_dtype
+    return _checked(x, axis, block_size).with_dtype(dtype_or(dtype, REAL))
+
+
 # -- per tensor ----------------------------------------------------------------------------------
-@signature("x, scale, zero_point, quant_min, quant_max, dtype=None")
-def _quantize_shape(x: TensorType, dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(dtype, DType.int8))
-
-
-@signature("x, scale, zero_point, quant_min, quant_max, input_dtype=None, out_dtype=None")
-def _dequantize_shape(x: TensorType, out_dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(out_dtype, REAL))
+_quantize_shape = signature("x, scale, zero_point, quant_min, quant_max, dtype=None")(
+    _quantized_type
+)
+_dequantize_shape = signature(
+    "x, scale, zero_point, quant_min, quant_max, input_dtype=None, out_dtype=None"
+)(_real_type)
 
 
 def _expand_quantize(builder: Builder, node: Node) -> Value:
@@ -72,25 +100,16 @@ for _overload in ("default", "tensor", "tensor2"):
 
 
 # Files made from ExecuTorch's sources in the autumn of 2025 have these around convolutions.
-def _quantize_int8_shape(
-    x: TensorType, scale: TensorType | float, zero_point: TensorType | int
-) -> TensorType:
-    return x.with_dtype(DType.int8)
+_parameters_only = signature("x, scale, zero_point")
 
 
-def _dequantize_int8_shape(
-    x: TensorType, scale: TensorType | float, zero_point: TensorType | int
-) -> TensorType:
-    return x.with_dtype(REAL)
-
-
-@rewrite_node("et_vk.quantize_q8ta_for_conv2d.default", _quantize_int8_shape)
+@rewrite_node("et_vk.quantize_q8ta_for_conv2d.default", _parameters_only(_quantized_type))
 def _expand_quantize_int8(builder: Builder, node: Node) -> Value:
     scale, zero = (_number(builder, node, name) for name in ("scale", "zero_point"))
     return emit_quantize(builder, node.tensor("x"), scale, zero, *INT8, DType.int8)
 
 
-rewrite_node("et_vk.dequantize_q8to_from_conv2d.default", _dequantize_int8_shape)(
+rewrite_node("et_vk.dequantize_q8to_from_conv2d.default", _parameters_only(_real_type))(
     _expand_dequantize
 )
 
@@ -106,223 +125,122 @@ def _expand_convert(builder: Builder, node: Node) -> Value:
     return builder.aten._to_copy(node.tensor("x"), node.result.type.dtype)
 
 
-# -- per channel ---------------------------------------------------------------------------------
-@signature("x, scales, zero_points, axis: int, quant_min: int, quant_max: int, dtype=None")
-def _quantize_channel_shape(x: TensorType, axis: int, dtype: FileDType) -> TensorType:
-    wrap(axis, x.rank)
-    return x.with_dtype(dtype_or(dtype, DType.int8))
-
-
-@signature(
-    "x, scales, zero_points, axis: int, quant_min: int, quant_max: int, input_dtype=None, "
-    "out_dtype=None"
-)
-def _dequantize_channel_shape(x: TensorType, axis: int, out_dtype: FileDType) -> TensorType:
-    wrap(axis, x.rank)
-    return x.with_dtype(dtype_or(out_dtype, REAL))
-
-
-@signature("x, scales, zero_points, axis: int, quant_min: int, quant_max: int")
-def _fake_quantize_channel_shape(x: TensorType) -> TensorType:
-    return x
-
-
-def _channel_parameters(builder: Builder, node: Node) -> tuple[Value, Value | None]:
-    """Scales and zero points as they broadcast along the axis."""
-    rank = node.tensor("x").type.rank
-    axis = wrap(node.int("axis"), rank)
-
-    def along(values: Value) -> Value:
-        sizes = tuple(values.type.numel if d == axis else 1 for d in range(rank))
-        return builder.aten.view(values, sizes)
-
-    scales, zeros = along(node.tensor("scales")), node.optional_tensor("zero_points")
-    return scales, None if zeros is None else along(zeros)
-
-
-@rewrite_node(f"{_SPACE}.quantize_per_channel.default", _quantize_channel_shape)
-def _expand_quantize_channel(builder: Builder, node: Node) -> Value:
-    scales, zeros = _channel_parameters(builder, node)
-    bounds = node.int("quant_min"), node.int("quant_max")
-    return emit_quantize(builder, node.tensor("x"), scales, zeros, *bounds, node.result.type.dtype)
-
-
-@rewrite_node(f"{_SPACE}.dequantize_per_channel.default", _dequantize_channel_shape)
-def _expand_dequantize_channel(builder: Builder, node: Node) -> Value:
-    scales, zeros = _channel_parameters(builder, node)
-    return emit_dequantize(builder, node.tensor("x"), scales, zeros, node.result.type.dtype)
-
-
-@rewrite_node(f"{_SPACE}.fake_quant_per_channel.default", _fake_quantize_channel_shape)
-def _expand_fake_quantize_channel(builder: Builder, node: Node) -> Value:
-    x, (scales, zeros) = node.tensor("x"), _channel_parameters(builder, node)
-    bounds = node.int("quant_min"), node.int("quant_max")
-    quantized = emit_quantize(builder, x, scales, zeros, *bounds, DType.int32)
-    return emit_dequantize(builder, quantized, scales, zeros, x.type.dtype)
-
-
-# -- per token -----------------------------------------------------------------------------------
-@signature("x, scales, zero_points, quant_min: int, quant_max: int, dtype=None")
-def _quantize_token_shape(x: TensorType, dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(dtype, DType.int8))
-
-
-@signature(
-    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, output_dtype=None"
-)
-def _dequantize_token_shape(x: TensorType, output_dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(output_dtype, REAL))
-
-
-def _token_parameters(builder: Builder, node: Node) -> tuple[Value, Value]:
-    """Scales and zero points as they broadcast along the last dim."""
-    sizes = (*node.tensor("x").type.dims[:-1], 1)
-    scales = builder.aten.view(node.tensor("scales"), sizes)
-    return scales, builder.aten.view(node.tensor("zero_points"), sizes)
-
-
-@rewrite_node(f"{_SPACE}.quantize_per_token.default", _quantize_token_shape)
-def _expand_quantize_token(builder: Builder, node: Node) -> Value:
-    scales, zeros = _token_parameters(builder, node)
-    return emit_quantize(
-        builder,
-        node.tensor("x"),
-        scales,
-        zeros,
-        node.int("quant_min"),
-        node.int("quant_max"),
-        node.result.type.dtype,
-        zero_first=True,
-    )
-
-
-@rewrite_node(f"{_SPACE}.dequantize_per_token.default", _dequantize_token_shape)
-def _expand_dequantize_token(builder: Builder, node: Node) -> Value:
-    scales, zeros = _token_parameters(builder, node)
-    return emit_dequantize(builder, node.tensor("x"), scales, zeros, node.result.type.dtype)
-
-
 # -- by blocks -----------------------------------------------------------------------------------
-def _quantize_blocks(
-    builder: Builder,
-    node: Node,
-    blocks: Blocks,
-    scale: Value,
-    zero: Value | None,
-    bounds: tuple[int, int],
-    zero_first: bool = False,
-) -> Value:
-    x, (scale, zero) = node.tensor("x"), _block_parameters(builder, blocks, scale, zero)
-    view, dtype = blocks.view(builder, x), node.result.type.dtype
-    quantized = emit_quantize(builder, view, scale, zero, *bounds, dtype, zero_first)
-    return builder.aten.view(quantized, x.type.dims)
-
-
-def _dequantize_blocks(
-    builder: Builder, node: Node, blocks: Blocks, scale: Value, zero: Value | None
-) -> Value:
-    x, (scale, zero) = node.tensor("x"), _block_parameters(builder, blocks, scale, zero)
-    view, dtype = blocks.view(builder, x), node.result.type.dtype
-    numbers = emit_dequantize(builder, view, scale, zero, dtype)
-    return builder.aten.view(numbers, x.type.dims)
-
-
-def _block_parameters(
-    builder: Builder, blocks: Blocks, scale: Value, zero: Value | None
-) -> tuple[Value, Value | None]:
-    scale = blocks.parameters(builder, scale)
-    return scale, None if zero is None else blocks.parameters(builder, zero)
-
-
-# -- per group of a row --------------------------------------------------------------------------
-@signature(
-    "x, scales, zero_points, quant_min: int, quant_max: int, dtype=None, group_size: int = 128"
-)
-def _quantize_group_shape(x: TensorType, dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(dtype, DType.int8))
-
-
-@signature(
-    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, "
-    "group_size: int = 128, output_dtype=None"
-)
-def _dequantize_group_shape(x: TensorType, output_dtype: FileDType) -> TensorType:
-    return x.with_dtype(dtype_or(output_dtype, REAL))
-
-
-def _groups(node: Node) -> Blocks:
-    """The groups of each row. A group that is longer than a row is the row."""
-    sizes = node.tensor("x").type.dims
-    return Blocks(sizes, (1, min(node.int("group_size"), sizes[1])))
-
-
-@rewrite_node(f"{_SPACE}.quantize_per_channel_group.default", _quantize_group_shape)
-def _expand_quantize_group(builder: Builder, node: Node) -> Value:
-    return _quantize_blocks(
-        builder,
-        node,
-        _groups(node),
-        node.tensor("scales"),
-        node.tensor("zero_points"),
-        (node.int("quant_min"), node.int("quant_max")),
-        zero_first=True,
-    )
-
-
-@rewrite_node(f"{_SPACE}.dequantize_per_channel_group.default", _dequantize_group_shape)
-def _expand_dequantize_group(builder: Builder, node: Node) -> Value:
-    zeros = node.optional_tensor("zero_points")
-    return _dequantize_blocks(builder, node, _groups(node), node.tensor("scales"), zeros)
-
-
-# -- torchao: blocks of any shape ----------------------------------------------------------------
 _RANGES = {
     DType.int8: INT8,
     DType.uint8: (0, 255),
     DType.int16: (-(2**15), 2**15 - 1),
     DType.int32: (-(2**31), 2**31 - 1),
 }
+_BlockSizes: TypeAlias = Callable[[Node], Sequence[Size]]
 
 
-@signature(
+def _channels(node: Node) -> Sequence[Size]:
+    """A block for each index along the axis."""
+    type = node.tensor("x").type
+    axis = wrap(node.int("axis"), type.rank)
+    return [1 if d == axis else size for d, size in enumerate(type.dims)]
+
+
+def _tokens(node: Node) -> Sequence[Size]:
+    """A block for each row."""
+    *lead, columns = node.tensor("x").type.dims
+    return [*(1 for _ in lead), columns]
+
+
+def _groups(node: Node) -> Sequence[Size]:
+    """The groups of each row. A group that is longer than a row is the row."""
+    return 1, min(node.int("group_size"), node.tensor("x").type.dims[1])
+
+
+def _block_parameters(
+    builder: Builder, node: Node, block: _BlockSizes
+) -> tuple[Blocks, Value, Value | None]:
+    """The blocks, with their scales and zero points as they broadcast. Files have empty zero points
+    for none."""
+    blocks = Blocks(node.tensor("x").type.dims, block(node))
+    plural = "" if node.op.startswith("torchao.") else "s"
+    scale, zero = node.tensor(f"scale{plural}"), node.optional_tensor(f"zero_point{plural}")
+    if zero is not None:
+        zero = None if zero.type.numel == 0 else blocks.parameters(builder, zero)
+    return blocks, blocks.parameters(builder, scale), zero
+
+
+def _bounds(node: Node, dtype: DType) -> tuple[int, int]:
+    """The least and the largest quantized value; those of the dtype if the node has none."""
+    low, high = node.optional_int("quant_min"), node.optional_int("quant_max")
+    return (
+        _RANGES[dtype][0] if low is None else low,
+        _RANGES[dtype][1] if high is None else high,
+    )
+
+
+def _register(
+    operator: str, block: _BlockSizes, quantize: str, dequantize: str, zero_first: bool = False
+) -> None:
+    """Registers an operator that quantizes blocks, and its inverse.
+
+    Args:
+        operator: a name with "quantize". block: the sizes of a block.
+        quantize, dequantize: the parameters of both.
+        zero_first: zero points are added before values are rounded.
+    """
+
+    @rewrite_node(operator, signature(quantize)(_quantized_type))
+    def expand_quantize(builder: Builder, node: Node) -> Value:
+        x, dtype = node.tensor("x"), node.result.type.dtype
+        blocks, scale, zero = _block_parameters(builder, node, block)
+        view, bounds = blocks.view(builder, x), _bounds(node, dtype)
+        quantized = emit_quantize(builder, view, scale, zero, *bounds, dtype, zero_first)
+        return builder.aten.view(quantized, x.type.dims)
+
+    @rewrite_node(operator.replace(".quantize", ".dequantize"), signature(dequantize)(_real_type))
+    def expand_dequantize(builder: Builder, node: Node) -> Value:
+        x = node.tensor("x")
+        blocks, scale, zero = _block_parameters(builder, node, block)
+        view = blocks.view(builder, x)
+        numbers = emit_dequantize(builder, view, scale, zero, node.result.type.dtype)
+        return builder.aten.view(numbers, x.type.dims)
+
+
+_register(
+    f"{_SPACE}.quantize_per_channel.default",
+    _channels,
+    "x, scales, zero_points, axis: int, quant_min: int, quant_max: int, dtype=None",
+    "x, scales, zero_points, axis: int, quant_min: int, quant_max: int, input_dtype=None, "
+    "out_dtype=None",
+)
+_register(
+    f"{_SPACE}.quantize_per_token.default",
+    _tokens,
+    "x, scales, zero_points, quant_min: int, quant_max: int, dtype=None",
+    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, output_dtype=None",
+    zero_first=True,
+)
+_register(
+    f"{_SPACE}.quantize_per_channel_group.default",
+    _groups,
+    "x, scales, zero_points, quant_min: int, quant_max: int, dtype=None, group_size: int = 128",
+    "x, scales, zero_points, quant_min: int, quant_max: int, input_dtype=None, "
+    "group_size: int = 128, output_dtype=None",
+    zero_first=True,
+)
+_register(  # blocks of any shape
+    "torchao.quantize_affine.default",
+    lambda node: node.sizes("block_size"),
     "x, block_size, scale, zero_point, dtype=None, quant_min: int | None = None, "
-    "quant_max: int | None = None"
-)
-def _quantize_affine_shape(
-    x: TensorType, block_size: Sequence[Size], dtype: FileDType
-) -> TensorType:
-    Blocks(x.dims, block_size)
-    return x.with_dtype(dtype_or(dtype, DType.int8))
-
-
-@signature(
+    "quant_max: int | None = None",
     "x, block_size, scale, zero_point, input_dtype=None, quant_min: int | None = None, "
-    "quant_max: int | None = None, output_dtype=None"
+    "quant_max: int | None = None, output_dtype=None",
 )
-def _dequantize_affine_shape(
-    x: TensorType, block_size: Sequence[Size], output_dtype: FileDType
-) -> TensorType:
-    Blocks(x.dims, block_size)
-    return x.with_dtype(dtype_or(output_dtype, REAL))
 
 
-def _affine_blocks(node: Node) -> tuple[Blocks, Value, Value | None]:
-    """The blocks, their scales and zero points. Files have empty zero points for none."""
-    zero = node.optional_tensor("zero_point")
-    if zero is not None and zero.type.numel == 0:
-        zero = None
-    blocks = Blocks(node.tensor("x").type.dims, node.sizes("block_size"))
-    return blocks, node.tensor("scale"), zero
-
-
-@rewrite_node("torchao.quantize_affine.default", _quantize_affine_shape)
-def _expand_quantize_affine(builder: Builder, node: Node) -> Value:
-    low, high = _RANGES[node.result.type.dtype]
-    least, most = node.optional_int("quant_min"), node.optional_int("quant_max")
-    bounds = (low if least is None else least, high if most is None else most)
-    return _quantize_blocks(builder, node, *_affine_blocks(node), bounds)
-
-
-@rewrite_node("torchao.dequantize_affine.default", _dequantize_affine_shape)
-def _expand_dequantize_affine(builder: Builder, node: Node) -> Value:
-    return _dequantize_blocks(builder, node, *_affine_blocks(node))
+@rewrite_node(
+    f"{_SPACE}.fake_quant_per_channel.default",
+    signature("x, scales, zero_points, axis: int, quant_min: int, quant_max: int")(lambda x: x),
+)
+def _expand_fake_quantize_channel(builder: Builder, node: Node) -> Value:
+    x, (_, scales, zeros) = node.tensor("x"), _block_parameters(builder, node, _channels)
+    bounds = _bounds(node, DType.int32)
+    quantized = emit_quantize(builder, x, scales, zeros, *bounds, DType.int32)
+    return emit_dequantize(builder, quantized, scales, zeros, x.type.dtype)
