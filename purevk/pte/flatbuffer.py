@@ -10,7 +10,7 @@ shared many times from multiplying. A reader of a schema that nests in itself co
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -282,12 +282,14 @@ class Union(Kind):
 
 class Schema:
     """The name of a table and its fields in file order. A new release may append fields; more are
-    ignored."""
+    ignored. `make` is called with all fields for `Table.record`."""
 
-    __slots__ = ("fields", "name")
+    __slots__ = ("fields", "make", "name")
 
-    def __init__(self, name: str, /, **fields: Kind) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, make: Callable[..., Any] | None = None, /, **fields: Kind
+    ) -> None:
+        self.name, self.make = name, make
         self.fields: dict[str, tuple[int, Kind, str]] = {}
         self.define(**fields)
 
@@ -343,6 +345,17 @@ class Table:
         if schema.fields:
             reader.fail(f"{name} says {schema.name} but holds nothing", self.pos)
         return Table(reader, schema, self.pos, ())
+
+    def record(self) -> Any:
+        """What `make` of the schema gives for the fields."""
+        assert self.schema.make is not None
+        return self.schema.make(*map(self.__getitem__, self.schema.fields))
+
+    def check_indices(self, what: str, indices: Iterable[int], count: int) -> None:
+        """Raise FileFormatError if an index is out of range."""
+        for index in indices:
+            if not 0 <= index < count:
+                self.fail(f"{what} refers to number {index}", f"there are {count}")
 
     def fail(self, what: str, why: str = "", next: str = _NEXT_DAMAGED) -> NoReturn:
         """Raise FileFormatError about this table."""

@@ -3,7 +3,7 @@ index checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from purevk.pte.flatbuffer import (
@@ -14,7 +14,6 @@ from purevk.pte.flatbuffer import (
     Table,
     Text,
     Union,
-    f64,
     flag,
     i8,
     i32,
@@ -48,7 +47,18 @@ from purevk.pte.types import (
     Tensor,
     TensorList,
 )
-from purevk.pte.values import MAX_RANK, Bool, BoolList, Double, DoubleList, Int, Null, String
+from purevk.pte.values import (
+    BOOL,
+    BOOL_LIST,
+    DOUBLE,
+    DOUBLE_LIST,
+    INT,
+    MAX_RANK,
+    NULL,
+    STRING,
+    Int,
+    Null,
+)
 
 _ALLOCATION = Schema(
     "AllocationDetails", memory_id=u32(), memory_offset_low=u32(), memory_offset_high=u32()
@@ -74,43 +84,29 @@ _TENSOR = Schema(
     shape_dynamism=i8(),
     extra_tensor_info=One(_EXTRA),
 )
-_NULL = Schema("Null")
-_INT = Schema("Int", int_val=i64())
-_BOOL = Schema("Bool", bool_val=flag())
-_DOUBLE = Schema("Double", double_val=f64())
-_STRING = Schema("String", string_val=Text())
-_INT_LIST = Schema("IntList", items=numbers(i64()))
-_DOUBLE_LIST = Schema("DoubleList", items=numbers(f64()))
-_BOOL_LIST = Schema("BoolList", items=numbers(flag()))
-_TENSOR_LIST = Schema("TensorList", items=numbers(i32()))
-_OPTIONAL_TENSOR_LIST = Schema("OptionalTensorList", items=numbers(i32()))
+_INT_LIST = Schema("IntList", BoxedIntList, items=numbers(i64()))
+_TENSOR_LIST = Schema("TensorList", TensorList, items=numbers(i32()))
+_OPTIONAL_TENSOR_LIST = Schema("OptionalTensorList", OptionalTensorList, items=numbers(i32()))
 _EVALUE = Schema(
     "EValue",
     val=Union(
-        _NULL,
-        _INT,
-        _BOOL,
-        _DOUBLE,
-        _TENSOR,
-        _STRING,
-        _INT_LIST,
-        _DOUBLE_LIST,
-        _BOOL_LIST,
-        _TENSOR_LIST,
-        _OPTIONAL_TENSOR_LIST,
+        *(NULL, INT, BOOL, DOUBLE, _TENSOR, STRING),
+        *(_INT_LIST, DOUBLE_LIST, BOOL_LIST, _TENSOR_LIST, _OPTIONAL_TENSOR_LIST),
     ),
 )
-_OPERATOR = Schema("Operator", name=Text(), overload=Text())
-_KERNEL_CALL = Schema("KernelCall", op_index=i32(), args=numbers(i32()))
-_DELEGATE_CALL = Schema("DelegateCall", delegate_index=i32(), args=numbers(i32()))
-_MOVE_CALL = Schema("MoveCall", move_from=i32(), move_to=i32())
-_JUMP_FALSE_CALL = Schema("JumpFalseCall", cond_value_index=i32(), destination_instruction=i32())
-_FREE_CALL = Schema("FreeCall", value_index=i32())
+_OPERATOR = Schema("Operator", Operator, name=Text(), overload=Text())
+_KERNEL_CALL = Schema("KernelCall", KernelCall, op_index=i32(), args=numbers(i32()))
+_DELEGATE_CALL = Schema("DelegateCall", DelegateCall, delegate_index=i32(), args=numbers(i32()))
+_MOVE_CALL = Schema("MoveCall", MoveCall, move_from=i32(), move_to=i32())
+_JUMP_FALSE_CALL = Schema(
+    "JumpFalseCall", JumpFalse, cond_value_index=i32(), destination_instruction=i32()
+)
+_FREE_CALL = Schema("FreeCall", Free, value_index=i32())
 _INSTRUCTION = Schema(
     "Instruction",
     instr_args=Union(_KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL, _JUMP_FALSE_CALL, _FREE_CALL),
 )
-_FRAME = Schema("Frame", filename=Text(), lineno=i32(), name=Text(), context=Text())
+_FRAME = Schema("Frame", Frame, filename=Text(), lineno=i32(), name=Text(), context=Text())
 _FRAME_LIST = Schema("FrameList", items=Many(_FRAME))
 _DATA_REFERENCE = Schema("BackendDelegateDataReference", location=i8(), index=u32())
 _COMPILE_SPEC = Schema("CompileSpec", key=Text(), value=Blob())
@@ -126,7 +122,7 @@ _CHAIN = Schema(
 )
 _CONTAINER = Schema("ContainerMetadata", encoded_inp_str=Text(), encoded_out_str=Text())
 _BUFFER_DEVICE = Schema(
-    "NonConstBufferDevice", buffer_idx=i32(), device_type=i8(), device_index=i8()
+    "NonConstBufferDevice", ArenaDevice, buffer_idx=i32(), device_type=i8(), device_index=i8()
 )
 PLAN = Schema(
     "ExecutionPlan",
@@ -159,15 +155,15 @@ def read_plan(table: Table, segments: int, inline_delegates: int) -> ExecutionPl
     if any(size < 0 for size in arenas):
         table.fail("an arena has a negative size", f"sizes are {arenas[:16]}")
     unions = [row.union("val") for row in rows]
-    values = tuple(_VALUES[row.schema](row) for row in unions)
+    values = tuple(_tensor(row) if row.schema is _TENSOR else row.record() for row in unions)
     for row, value in zip(unions, values, strict=True):
         _check_value(row, value, values, arenas)
-    operators = tuple(Operator(row["name"], row["overload"]) for row in table["operators"])
+    operators = tuple(row.record() for row in table["operators"])
     delegates = tuple(_delegate(row, segments, inline_delegates) for row in table["delegates"])
     container = table["container_meta_type"]
     inputs, outputs = table["inputs"], table["outputs"]
-    _in_range(table, "inputs", inputs, len(values))
-    _in_range(table, "outputs", outputs, len(values))
+    table.check_indices("inputs", inputs, len(values))
+    table.check_indices("outputs", outputs, len(values))
     return ExecutionPlan(
         name=table["name"],
         values=values,
@@ -179,10 +175,7 @@ def read_plan(table: Table, segments: int, inline_delegates: int) -> ExecutionPl
         operators=operators,
         delegates=delegates,
         arena_sizes=arenas,
-        arena_devices=tuple(
-            ArenaDevice(row["buffer_idx"], row["device_type"], row["device_index"])
-            for row in table["non_const_buffer_device"]
-        ),
+        arena_devices=tuple(row.record() for row in table["non_const_buffer_device"]),
         input_structure=container["encoded_inp_str"] if container is not None else "",
         output_structure=container["encoded_out_str"] if container is not None else "",
     )
@@ -244,20 +237,6 @@ def _tensor(row: Table) -> Tensor:
     )
 
 
-_VALUES: dict[Schema, Callable[[Table], EValue]] = {
-    _NULL: lambda row: Null(),
-    _INT: lambda row: Int(row["int_val"]),
-    _BOOL: lambda row: Bool(row["bool_val"]),
-    _DOUBLE: lambda row: Double(row["double_val"]),
-    _TENSOR: _tensor,
-    _STRING: lambda row: String(row["string_val"]),
-    _INT_LIST: lambda row: BoxedIntList(row["items"]),
-    _DOUBLE_LIST: lambda row: DoubleList(row["items"]),
-    _BOOL_LIST: lambda row: BoolList(row["items"]),
-    _TENSOR_LIST: lambda row: TensorList(row["items"]),
-    _OPTIONAL_TENSOR_LIST: lambda row: OptionalTensorList(row["items"]),
-}
-
 # What the items of a list may refer to.
 _ITEM_TYPES: dict[type[EValue], tuple[type[EValue], ...]] = {
     BoxedIntList: (Int,),
@@ -297,59 +276,36 @@ def _check_value(
             )
 
 
-def _in_range(row: Table, what: str, indices: Iterable[int], count: int) -> None:
-    for index in indices:
-        if not 0 <= index < count:
-            row.fail(f"{what} refers to number {index}", f"there are {count}")
-
-
-def _instruction(
-    row: Table, values: int, operators: int, delegates: int, instructions: int
-) -> Instruction:
+def _instruction(row: Table, counts: Mapping[str, int]) -> Instruction:
+    """An instruction. All its fields are indices."""
     call = row.union("instr_args")
-    kind = call.schema
-    if kind is _KERNEL_CALL:
-        kernel = KernelCall(call["op_index"], call["args"])
-        _in_range(call, "op_index", (kernel.op_index,), operators)
-        _in_range(call, "args", kernel.args, values)
-        return kernel
-    if kind is _DELEGATE_CALL:
-        delegate = DelegateCall(call["delegate_index"], call["args"])
-        _in_range(call, "delegate_index", (delegate.delegate_index,), delegates)
-        _in_range(call, "args", delegate.args, values)
-        return delegate
-    if kind is _MOVE_CALL:
-        move = MoveCall(call["move_from"], call["move_to"])
-        _in_range(call, "move", (move.source, move.target), values)
-        return move
-    if kind is _JUMP_FALSE_CALL:
-        jump = JumpFalse(call["cond_value_index"], call["destination_instruction"])
-        _in_range(call, "cond_value_index", (jump.condition,), values)
-        # one past the last instruction ends the chain
-        _in_range(call, "destination_instruction", (jump.destination,), instructions + 1)
-        return jump
-    free = Free(call["value_index"])
-    _in_range(call, "value_index", (free.value,), values)
-    return free
+    instruction: Instruction = call.record()
+    for name, indices in zip(call.schema.fields, instruction):
+        indices = indices if isinstance(indices, tuple) else (indices,)
+        call.check_indices(name, indices, counts[_COUNTED.get(name, "values")])
+    return instruction
+
+
+# What the fields of instructions refer to, if not to values.
+_COUNTED = {
+    "op_index": "operators",
+    "delegate_index": "delegates",
+    "destination_instruction": "destinations",
+}
 
 
 def _chain(row: Table, values: int, operators: int, delegates: int) -> Chain:
     inputs, outputs, instructions = row["inputs"], row["outputs"], row["instructions"]
-    _in_range(row, "inputs", inputs, values)
-    _in_range(row, "outputs", outputs, values)
+    row.check_indices("inputs", inputs, values)
+    row.check_indices("outputs", outputs, values)
+    counts = {"values": values, "operators": operators, "delegates": delegates}
+    counts["destinations"] = len(instructions) + 1  # one past the last instruction ends the chain
     return Chain(
         inputs=inputs,
         outputs=outputs,
-        instructions=tuple(
-            _instruction(item, values, operators, delegates, len(instructions))
-            for item in instructions
-        ),
+        instructions=tuple(_instruction(item, counts) for item in instructions),
         stacktrace=tuple(
-            tuple(
-                Frame(frame["filename"], frame["lineno"], frame["name"], frame["context"])
-                for frame in frames["items"]
-            )
-            for frames in row["stacktrace"]
+            tuple(frame.record() for frame in frames["items"]) for frames in row["stacktrace"]
         ),
     )
 
@@ -361,7 +317,7 @@ def _delegate(row: Table, segments: int, inline_delegates: int) -> Delegate:
     location, index = processed["location"], processed["index"]
     if location not in (0, 1):
         processed.fail(f"location {location}", "0 (inline) and 1 (segment) are accepted")
-    _in_range(processed, "index", (index,), segments if location else inline_delegates)
+    processed.check_indices("index", (index,), segments if location else inline_delegates)
     specs = row["compile_specs"]
     for spec in specs:
         row.reader.need(spec.pos, len(spec["value"]), "CompileSpec.value")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from purevk.pte.flatbuffer import Schema, Text, f64, flag, i64, numbers
+
 MAX_RANK = 64  # dims of a tensor; more is taken for damage (ExecuTorch itself stops at 16)
 
 
@@ -53,3 +55,12 @@ class BoolList(NamedTuple):
     """Bools."""
 
     items: tuple[bool, ...]
+
+
+NULL = Schema("Null", Null)
+INT = Schema("Int", Int, int_val=i64())
+BOOL = Schema("Bool", Bool, bool_val=flag())
+DOUBLE = Schema("Double", Double, double_val=f64())
+STRING = Schema("String", String, string_val=Text())
+DOUBLE_LIST = Schema("DoubleList", DoubleList, items=numbers(f64()))
+BOOL_LIST = Schema("BoolList", BoolList, items=numbers(flag()))

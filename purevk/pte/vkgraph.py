@@ -4,7 +4,6 @@ constants' bytes."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -12,14 +11,13 @@ from typing import NamedTuple
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.mapped import own
-from purevk.pte import flatbuffer as fb
 from purevk.pte.flatbuffer import (
     Many,
     Reader,
     Schema,
     Table,
     Text,
-    flag,
+    Union,
     i8,
     i32,
     i64,
@@ -29,7 +27,14 @@ from purevk.pte.flatbuffer import (
     u64,
 )
 from purevk.pte.values import (
+    BOOL,
+    BOOL_LIST,
+    DOUBLE,
+    DOUBLE_LIST,
+    INT,
     MAX_RANK,
+    NULL,
+    STRING,
     Bool,
     BoolList,
     Double,
@@ -44,57 +49,6 @@ _HEADER = struct.Struct("<4x4sHIIIQ")
 _BY_KEY = 2**64 - 1  # offset of a constant that is found by its key
 _UNSET = 127
 _DEFAULT = 255
-
-_NULL = Schema("Null")
-_INT = Schema("Int", int_val=i64())
-_DOUBLE = Schema("Double", double_val=fb.f64())
-_BOOL = Schema("Bool", bool_val=flag())
-_TENSOR = Schema(
-    "VkTensor",
-    datatype=i8(),
-    dims=numbers(u32()),
-    constant_id=i32(),
-    mem_obj_id=i32(),
-    storage_type=u8(_DEFAULT),
-    memory_layout=u8(_DEFAULT),
-    staging_datatype=i8(_UNSET),
-)
-_INT_LIST = Schema("IntList", items=numbers(i64()))
-_DOUBLE_LIST = Schema("DoubleList", items=numbers(fb.f64()))
-_BOOL_LIST = Schema("BoolList", items=numbers(flag()))
-_VALUE_LIST = Schema("ValueList", items=numbers(i32()))
-_STRING = Schema("String", string_val=Text())
-_SYM_INT = Schema("SymInt", value=i32())
-_VALUE = Schema(
-    "VkValue",
-    value=fb.Union(
-        _NULL,
-        _INT,
-        _DOUBLE,
-        _BOOL,
-        _TENSOR,
-        _INT_LIST,
-        _DOUBLE_LIST,
-        _BOOL_LIST,
-        _VALUE_LIST,
-        _STRING,
-        _SYM_INT,
-    ),
-)
-_CALL = Schema("OperatorCall", node_id=u32(), name=Text(), args=numbers(i32()))
-_BYTES = Schema("VkBytes", offset=u64(), length=u64(), named_key=Text())
-_GRAPH = Schema(
-    "VkGraph",
-    version=Text(),
-    chain=Many(_CALL),
-    values=Many(_VALUE),
-    input_ids=numbers(u32()),
-    output_ids=numbers(u32()),
-    constants=Many(_BYTES),
-    shaders=Many(_BYTES),
-    storage_type_override=u8(_DEFAULT),
-    memory_layout_override=u8(_DEFAULT),
-)
 
 
 class VkTensor(NamedTuple):
@@ -186,6 +140,43 @@ class VkGraph:
     region: memoryview = field(repr=False)
 
 
+_TENSOR = Schema(
+    "VkTensor",
+    VkTensor,
+    datatype=i8(),
+    dims=numbers(u32()),
+    constant_id=i32(),
+    mem_obj_id=i32(),
+    storage_type=u8(_DEFAULT),
+    memory_layout=u8(_DEFAULT),
+    staging_datatype=i8(_UNSET),
+)
+_INT_LIST = Schema("IntList", IntList, items=numbers(i64()))
+_VALUE_LIST = Schema("ValueList", ValueList, items=numbers(i32()))
+_SYM_INT = Schema("SymInt", SymInt, value=i32())
+_VALUE = Schema(
+    "VkValue",
+    value=Union(
+        *(NULL, INT, DOUBLE, BOOL, _TENSOR, _INT_LIST, DOUBLE_LIST, BOOL_LIST),
+        *(_VALUE_LIST, STRING, _SYM_INT),
+    ),
+)
+_CALL = Schema("OperatorCall", OperatorCall, node_id=u32(), name=Text(), args=numbers(i32()))
+_BYTES = Schema("VkBytes", offset=u64(), length=u64(), named_key=Text())
+_GRAPH = Schema(
+    "VkGraph",
+    version=Text(),
+    chain=Many(_CALL),
+    values=Many(_VALUE),
+    input_ids=numbers(u32()),
+    output_ids=numbers(u32()),
+    constants=Many(_BYTES),
+    shaders=Many(_BYTES),
+    storage_type_override=u8(_DEFAULT),
+    memory_layout_override=u8(_DEFAULT),
+)
+
+
 def graph_ranges(blob: memoryview) -> list[tuple[int, int]]:
     """(first byte, bytes) of a blob's header and its graph; of a blob that is no Vulkan graph, or a
     damaged one, all bytes."""
@@ -224,7 +215,7 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
     region = blob[bytes_start : bytes_start + bytes_size] if bytes_size else blob[bytes_start:]
     root = Reader(blob[start : start + size], where).root(_GRAPH, b"VK00")
     unions = [row.union("value") for row in root["values"]]
-    values = tuple(_VALUES[row.schema](row) for row in unions)
+    values = tuple(row.record() for row in unions)
     constants = tuple(_constant(row, len(region)) for row in root["constants"])
     for number, (row, value) in enumerate(zip(unions, values, strict=True)):
         if isinstance(value, VkTensor):
@@ -243,51 +234,18 @@ def read_vulkan_graph(blob: memoryview, where: str = "<Vulkan blob>") -> VkGraph
         region=region,
     )
     for what, ids in (("input_ids", graph.input_ids), ("output_ids", graph.output_ids)):
-        _in_range(root, what, ids, len(values))
+        root.check_indices(what, ids, len(values))
     return graph
 
 
-def _tensor(row: Table) -> VkTensor:
-    return VkTensor(
-        datatype=row["datatype"],
-        dims=row["dims"],
-        constant_id=row["constant_id"],
-        mem_obj_id=row["mem_obj_id"],
-        storage_type=row["storage_type"],
-        memory_layout=row["memory_layout"],
-        staging_datatype=row["staging_datatype"],
-    )
-
-
-_VALUES: dict[Schema, Callable[[Table], VkValue]] = {
-    _NULL: lambda row: Null(),
-    _INT: lambda row: Int(row["int_val"]),
-    _DOUBLE: lambda row: Double(row["double_val"]),
-    _BOOL: lambda row: Bool(row["bool_val"]),
-    _TENSOR: _tensor,
-    _INT_LIST: lambda row: IntList(row["items"]),
-    _DOUBLE_LIST: lambda row: DoubleList(row["items"]),
-    _BOOL_LIST: lambda row: BoolList(row["items"]),
-    _VALUE_LIST: lambda row: ValueList(row["items"]),
-    _STRING: lambda row: String(row["string_val"]),
-    _SYM_INT: lambda row: SymInt(row["value"]),
-}
-
-
-def _in_range(row: Table, what: str, indices: tuple[int, ...], count: int) -> None:
-    for index in indices:
-        if not 0 <= index < count:
-            row.fail(f"{what} refers to number {index}", f"there are {count}")
-
-
 def _call(row: Table, values: int) -> OperatorCall:
-    call = OperatorCall(row["node_id"], row["name"], row["args"])
-    _in_range(row, "args", call.args, values)
+    call: OperatorCall = row.record()
+    row.check_indices("args", call.args, values)
     return call
 
 
 def _check_list(row: Table, number: int, value: ValueList, values: tuple[VkValue, ...]) -> None:
-    _in_range(row, "items", value.items, len(values))
+    row.check_indices("items", value.items, len(values))
     for item in value.items:
         if isinstance(values[item], ValueList) and item >= number:
             row.fail(
@@ -300,7 +258,7 @@ def _check_tensor(row: Table, tensor: VkTensor, constants: tuple[VkConstant, ...
         row.fail(f"rank {len(tensor.dims)}", f"up to {MAX_RANK} dims are accepted")
     if not tensor.is_constant:
         return
-    _in_range(row, "constant_id", (tensor.constant_id,), len(constants))
+    row.check_indices("constant_id", (tensor.constant_id,), len(constants))
     if tensor.dtype is None:
         row.fail(f"constant with unknown datatype {tensor.datatype}", "0 to 7 are accepted")
     needed, there = prod(tensor.dims) * tensor.dtype.itemsize, constants[tensor.constant_id].length

@@ -11,6 +11,7 @@ import pytest
 from purevk import pte
 from purevk.errors import FileFormatError
 from purevk.pte import load, plan, vkgraph
+from purevk.pte.values import INT, NULL
 from tests.harness import DATA
 from tests.pte.harness import data_files
 from tests.pte.writer import data_file, vulkan_blob, with_header, write
@@ -30,7 +31,7 @@ def program_with_tensor(**changes: Any) -> bytes:
 def program_with_call(schema: Any, **fields: Any) -> bytes:
     """One value, one operator, no delegate, and one instruction."""
     return program_with(
-        values=[{"val": (plan._NULL, {})}],
+        values=[{"val": (NULL, {})}],
         operators=[{"name": "aten::relu"}],
         chains=[{"instructions": [{"instr_args": (schema, fields)}]}],
     )
@@ -39,8 +40,8 @@ def program_with_call(schema: Any, **fields: Any) -> bytes:
 def program_with_list(schema: Any, items: tuple[int, ...]) -> bytes:
     """A list beside an Int (value 0), a Null (1) and a tensor (2)."""
     values = [
-        (plan._INT, {"int_val": 3}),
-        (plan._NULL, {}),
+        (INT, {"int_val": 3}),
+        (NULL, {}),
         (plan._TENSOR, TENSOR),
         (schema, {"items": items}),
     ]
@@ -161,7 +162,7 @@ PROGRAMS = {
     ),
     "move": (
         program_with_call(plan._MOVE_CALL, move_to=4),
-        "move refers to number 4",
+        "move_to refers to number 4",
         "there are 1",
     ),
     "jump": (

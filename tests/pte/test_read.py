@@ -31,7 +31,7 @@ from purevk.pte.types import (
     Tensor,
     TensorList,
 )
-from purevk.pte.values import Bool, Double, Int, IntList, Null
+from purevk.pte.values import BOOL, DOUBLE, INT, NULL, Bool, Double, Int, IntList, Null
 from purevk.pte.vkgraph import SymInt, ValueList, VkTensor
 from tests.harness import DATA
 from tests.pte.harness import NAMES, data_files
@@ -402,10 +402,10 @@ def test_delegate_constants_inside_the_blob() -> None:
 
 def test_values_of_a_vulkan_graph() -> None:
     members = [
-        (vkgraph._NULL, {}),
-        (vkgraph._INT, {"int_val": -(2**62)}),
-        (vkgraph._DOUBLE, {"double_val": -math.inf}),
-        (vkgraph._BOOL, {"bool_val": True}),
+        (NULL, {}),
+        (INT, {"int_val": -(2**62)}),
+        (DOUBLE, {"double_val": -math.inf}),
+        (BOOL, {"bool_val": True}),
         (vkgraph._INT_LIST, {}),
         (vkgraph._VALUE_LIST, {"items": (0, 1)}),
         (vkgraph._SYM_INT, {"value": 7}),
