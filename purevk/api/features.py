@@ -90,280 +90,136 @@ def _preserves_denorms(physical: PhysicalDevice) -> bool:
     )
 
 
+def _always(physical: PhysicalDevice) -> bool:
+    """The test of features that no property tells."""
+    return True
+
+
+def _has_timestamps(physical: PhysicalDevice) -> bool:
+    return physical.timestamp_bits > 0 and physical.timestamp_period > 0
+
+
+_MATRIX_EXTRA = (
+    "cooperativeMatrixReductions cooperativeMatrixConversions"
+    " cooperativeMatrixPerElementOperations cooperativeMatrixTensorAddressing"
+    " cooperativeMatrixBlockLoads"
+)
 _MATRIX_2 = RawStruct(
     1000593000,
     (
         "cooperativeMatrixWorkgroupScope",
         "cooperativeMatrixFlexibleDimensions",
-        "cooperativeMatrixReductions",
-        "cooperativeMatrixConversions",
-        "cooperativeMatrixPerElementOperations",
-        "cooperativeMatrixTensorAddressing",
-        "cooperativeMatrixBlockLoads",
+        *_MATRIX_EXTRA.split(),
     ),
 )
 _BFLOAT16 = RawStruct(
     1000141000,
     ("shaderBFloat16Type", "shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"),
 )
-_MODEL = "VkPhysicalDeviceVulkanMemoryModelFeatures"
-_16, _8 = "VkPhysicalDevice16BitStorageFeatures", "VkPhysicalDevice8BitStorageFeatures"
-_ATOMIC = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
-_LAYOUT = "VkPhysicalDeviceWorkgroupMemoryExplicitLayoutFeaturesKHR"
 
+
+def _row(
+    name: str,
+    doc: str,
+    since: str = "1.0",
+    struct: str | RawStruct = "",
+    fields: str = "",
+    extra: str = "",
+    **settings: Any,
+) -> Feature:
+    """A feature. `since` is the version that has it, the extension for others, or both. A struct has
+    its name without VkPhysicalDevice."""
+    extension = since[since.find("VK_") :] if "VK_" in since else ""
+    version = since.removesuffix(extension).strip()
+    core = (int(version[0]), int(version[2])) if version else None
+    struct = f"VkPhysicalDevice{struct}" if isinstance(struct, str) and struct else struct
+    members = tuple(fields.split()), tuple(extra.split())
+    return Feature(name, doc, struct, *members, extension, core, **settings)
+
+
+# fmt: off
 FEATURES: tuple[Feature, ...] = (
-    Feature(
-        "storage_16bit",
-        "16-bit values in storage buffers",
-        _16,
-        ("storageBuffer16BitAccess",),
-        core=(1, 1),
-    ),
-    Feature(
-        "storage_8bit",
-        "8-bit values in storage buffers",
-        _8,
-        ("storageBuffer8BitAccess",),
-        extension="VK_KHR_8bit_storage",
-        core=(1, 2),
-    ),
-    Feature(
-        "float16",
-        "half precision arithmetic",
-        "VkPhysicalDeviceShaderFloat16Int8Features",
-        ("shaderFloat16",),
-        extension="VK_KHR_shader_float16_int8",
-        core=(1, 2),
-    ),
-    Feature(
-        "int8",
-        "8-bit integer arithmetic",
-        "VkPhysicalDeviceShaderFloat16Int8Features",
-        ("shaderInt8",),
-        extension="VK_KHR_shader_float16_int8",
-        core=(1, 2),
-    ),
-    Feature("int16", "16-bit integer arithmetic", fields=("shaderInt16",)),
-    Feature("int64", "64-bit integer arithmetic", fields=("shaderInt64",)),
-    Feature("float64", "double precision arithmetic", fields=("shaderFloat64",)),
-    Feature(
-        "denorm_preserve",
-        "subnormal float32 numbers are computed with, not taken for 0",
-        core=(1, 2),
-        test=_preserves_denorms,
-    ),
-    Feature("subgroup_basic", "subgroup identity and barriers", test=_subgroup(0x01)),
-    Feature("subgroup_vote", "subgroup votes", test=_subgroup(0x02)),
-    Feature("subgroup_arithmetic", "subgroup reductions and scans", test=_subgroup(0x04)),
-    Feature("subgroup_ballot", "subgroup ballots and broadcasts", test=_subgroup(0x08)),
-    Feature("subgroup_shuffle", "subgroup shuffles", test=_subgroup(0x10)),
-    Feature("subgroup_shuffle_relative", "subgroup shuffles up and down", test=_subgroup(0x20)),
-    Feature("subgroup_clustered", "subgroup reductions in clusters", test=_subgroup(0x40)),
-    Feature("subgroup_quad", "subgroup operations on quads", test=_subgroup(0x80)),
-    Feature(
-        "subgroup_extended_types",
-        "subgroup operations on 8, 16 and 64-bit types",
-        "VkPhysicalDeviceShaderSubgroupExtendedTypesFeatures",
-        ("shaderSubgroupExtendedTypes",),
-        extension="VK_KHR_shader_subgroup_extended_types",
-        core=(1, 2),
-    ),
-    Feature(
-        "subgroup_size_control",
-        "choice of the subgroup size",
-        "VkPhysicalDeviceSubgroupSizeControlFeatures",
-        ("subgroupSizeControl",),
-        ("computeFullSubgroups",),
-        extension="VK_EXT_subgroup_size_control",
-        core=(1, 3),
-    ),
-    Feature(
-        "maintenance4",
-        "workgroup sizes as SPIR-V 1.6 writes them",
-        "VkPhysicalDeviceMaintenance4Features",
-        ("maintenance4",),
-        extension="VK_KHR_maintenance4",
-        core=(1, 3),
-    ),
-    Feature(
-        "vulkan_memory_model",
-        "the Vulkan memory model, device scope",
-        _MODEL,
-        ("vulkanMemoryModel",),
-        ("vulkanMemoryModelDeviceScope",),
-        extension="VK_KHR_vulkan_memory_model",
-        core=(1, 2),
-    ),
-    Feature(
-        "cooperative_matrix",
-        "matrix cores, subgroup scope",
-        "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
-        ("cooperativeMatrix",),
-        extension="VK_KHR_cooperative_matrix",
-        core=None,
-        requires=("vulkan_memory_model",),
-    ),
-    Feature(
-        "cooperative_matrix2",
-        "matrix cores, workgroup scope, flexible sizes, tensor addressing",
-        _MATRIX_2,
-        ("cooperativeMatrixWorkgroupScope", "cooperativeMatrixFlexibleDimensions"),
-        (
-            "cooperativeMatrixReductions",
-            "cooperativeMatrixConversions",
-            "cooperativeMatrixPerElementOperations",
-            "cooperativeMatrixTensorAddressing",
-            "cooperativeMatrixBlockLoads",
-        ),
-        extension="VK_NV_cooperative_matrix2",
-        core=None,
-        requires=("cooperative_matrix",),
-    ),
-    Feature(
-        "bfloat16",
-        "bfloat16 as a shader type",
-        _BFLOAT16,
-        ("shaderBFloat16Type",),
-        ("shaderBFloat16DotProduct", "shaderBFloat16CooperativeMatrix"),
-        extension="VK_KHR_shader_bfloat16",
-        core=None,
-    ),
-    Feature(
-        "fragments",
-        "kernels that use elements of matrix-core fragments one by one",
-        test=lambda physical: True,
-        requires=("cooperative_matrix",),
-    ),
-    Feature(
-        "texels",
-        "texel buffers, where they are faster than storage buffers",
-        test=lambda physical: True,
-    ),
-    Feature(
-        "integer_dot_product",
-        "dot products of packed 8-bit integers",
-        "VkPhysicalDeviceShaderIntegerDotProductFeatures",
-        ("shaderIntegerDotProduct",),
-        extension="VK_KHR_shader_integer_dot_product",
-        core=(1, 3),
-    ),
-    Feature(
-        "atomic_float_add",
-        "float32 atomic addition in storage buffers",
-        _ATOMIC,
-        ("shaderBufferFloat32AtomicAdd",),
-        (
-            "shaderBufferFloat32Atomics",
-            "shaderSharedFloat32Atomics",
-            "shaderSharedFloat32AtomicAdd",
-        ),
-        extension="VK_EXT_shader_atomic_float",
-        core=None,
-    ),
-    Feature(
-        "workgroup_memory_explicit_layout",
-        "shared memory viewed as several types",
-        _LAYOUT,
-        ("workgroupMemoryExplicitLayout",),
-        (
-            "workgroupMemoryExplicitLayoutScalarBlockLayout",
-            "workgroupMemoryExplicitLayout8BitAccess",
-            "workgroupMemoryExplicitLayout16BitAccess",
-        ),
-        extension="VK_KHR_workgroup_memory_explicit_layout",
-        core=None,
-    ),
-    Feature(
-        "buffer_device_address",
-        "pointers to buffers",
-        "VkPhysicalDeviceBufferDeviceAddressFeatures",
-        ("bufferDeviceAddress",),
-        extension="VK_KHR_buffer_device_address",
-        core=(1, 2),
-    ),
-    Feature(
-        "scalar_block_layout",
-        "arrays without padding in every block",
-        "VkPhysicalDeviceScalarBlockLayoutFeatures",
-        ("scalarBlockLayout",),
-        extension="VK_EXT_scalar_block_layout",
-        core=(1, 2),
-    ),
-    Feature(
-        "push_descriptor",
-        "descriptors written into the command buffer",
-        extension="VK_KHR_push_descriptor",
-        core=None,
-        test=lambda physical: True,
-    ),
-    Feature("pipeline_cache", "compiled pipelines kept by the driver", test=lambda physical: True),
-    Feature(
-        "timestamp",
-        "timestamps on the compute queue",
-        test=lambda physical: physical.timestamp_bits > 0 and physical.timestamp_period > 0,
-    ),
-    Feature(
-        "host_query_reset",
-        "queries reset by the host",
-        "VkPhysicalDeviceHostQueryResetFeatures",
-        ("hostQueryReset",),
-        extension="VK_EXT_host_query_reset",
-        core=(1, 2),
-    ),
-    Feature(
-        "timeline_semaphore",
-        "semaphores that count",
-        "VkPhysicalDeviceTimelineSemaphoreFeatures",
-        ("timelineSemaphore",),
-        extension="VK_KHR_timeline_semaphore",
-        core=(1, 2),
-    ),
-    Feature(
-        "external_memory_fd",
-        "memory shared with other APIs on the device, such as CUDA",
-        extension="VK_KHR_external_memory_fd",
-        core=None,
-        test=lambda physical: True,
-    ),
-    Feature(
-        "external_semaphore_fd",
-        "semaphores shared with other APIs on the device, such as CUDA",
-        extension="VK_KHR_external_semaphore_fd",
-        core=None,
-        test=lambda physical: True,
-        requires=("timeline_semaphore",),
-    ),
-    Feature(
-        "robust_access",
-        "accesses outside a buffer stay harmless",
-        fields=("robustBufferAccess",),
-    ),
-    Feature(
-        "robust_access2",
-        "accesses outside a binding read zeros and write nothing",
-        "VkPhysicalDeviceRobustness2FeaturesEXT",
-        ("robustBufferAccess2",),
-        extension="VK_EXT_robustness2",
-        core=None,
-        requires=("robust_access",),
-    ),
-    Feature(
-        "memory_budget",
-        "how much memory is free on the device",
-        extension="VK_EXT_memory_budget",
-        core=None,
-        test=lambda physical: True,
-    ),
-    Feature(
-        "pipeline_statistics",
-        "the driver's statistics of compiled pipelines",
-        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR",
-        ("pipelineExecutableInfo",),
-        extension="VK_KHR_pipeline_executable_properties",
-        core=None,
-        on_request=True,
-    ),
+    _row("storage_16bit", "16-bit values in storage buffers", "1.1", "16BitStorageFeatures",
+         "storageBuffer16BitAccess"),
+    _row("storage_8bit", "8-bit values in storage buffers", "1.2 VK_KHR_8bit_storage",
+         "8BitStorageFeatures", "storageBuffer8BitAccess"),
+    _row("float16", "half precision arithmetic", "1.2 VK_KHR_shader_float16_int8",
+         "ShaderFloat16Int8Features", "shaderFloat16"),
+    _row("int8", "8-bit integer arithmetic", "1.2 VK_KHR_shader_float16_int8",
+         "ShaderFloat16Int8Features", "shaderInt8"),
+    _row("int16", "16-bit integer arithmetic", fields="shaderInt16"),
+    _row("int64", "64-bit integer arithmetic", fields="shaderInt64"),
+    _row("float64", "double precision arithmetic", fields="shaderFloat64"),
+    _row("denorm_preserve", "subnormal float32 numbers are computed with, not taken for 0", "1.2",
+         test=_preserves_denorms),
+    _row("subgroup_basic", "subgroup identity and barriers", test=_subgroup(0x01)),
+    _row("subgroup_vote", "subgroup votes", test=_subgroup(0x02)),
+    _row("subgroup_arithmetic", "subgroup reductions and scans", test=_subgroup(0x04)),
+    _row("subgroup_ballot", "subgroup ballots and broadcasts", test=_subgroup(0x08)),
+    _row("subgroup_shuffle", "subgroup shuffles", test=_subgroup(0x10)),
+    _row("subgroup_shuffle_relative", "subgroup shuffles up and down", test=_subgroup(0x20)),
+    _row("subgroup_clustered", "subgroup reductions in clusters", test=_subgroup(0x40)),
+    _row("subgroup_quad", "subgroup operations on quads", test=_subgroup(0x80)),
+    _row("subgroup_extended_types", "subgroup operations on 8, 16 and 64-bit types",
+         "1.2 VK_KHR_shader_subgroup_extended_types", "ShaderSubgroupExtendedTypesFeatures",
+         "shaderSubgroupExtendedTypes"),
+    _row("subgroup_size_control", "choice of the subgroup size", "1.3 VK_EXT_subgroup_size_control",
+         "SubgroupSizeControlFeatures", "subgroupSizeControl", "computeFullSubgroups"),
+    _row("maintenance4", "workgroup sizes as SPIR-V 1.6 writes them", "1.3 VK_KHR_maintenance4",
+         "Maintenance4Features", "maintenance4"),
+    _row("vulkan_memory_model", "the Vulkan memory model, device scope",
+         "1.2 VK_KHR_vulkan_memory_model", "VulkanMemoryModelFeatures", "vulkanMemoryModel",
+         "vulkanMemoryModelDeviceScope"),
+    _row("cooperative_matrix", "matrix cores, subgroup scope", "VK_KHR_cooperative_matrix",
+         "CooperativeMatrixFeaturesKHR", "cooperativeMatrix", requires=("vulkan_memory_model",)),
+    _row("cooperative_matrix2", "matrix cores, workgroup scope, flexible sizes, tensor addressing",
+         "VK_NV_cooperative_matrix2", _MATRIX_2,
+         "cooperativeMatrixWorkgroupScope cooperativeMatrixFlexibleDimensions", _MATRIX_EXTRA,
+         requires=("cooperative_matrix",)),
+    _row("bfloat16", "bfloat16 as a shader type", "VK_KHR_shader_bfloat16", _BFLOAT16,
+         "shaderBFloat16Type", "shaderBFloat16DotProduct shaderBFloat16CooperativeMatrix"),
+    _row("fragments", "kernels that use elements of matrix-core fragments one by one", test=_always,
+         requires=("cooperative_matrix",)),
+    _row("texels", "texel buffers, where they are faster than storage buffers", test=_always),
+    _row("integer_dot_product", "dot products of packed 8-bit integers",
+         "1.3 VK_KHR_shader_integer_dot_product", "ShaderIntegerDotProductFeatures",
+         "shaderIntegerDotProduct"),
+    _row("atomic_float_add", "float32 atomic addition in storage buffers",
+         "VK_EXT_shader_atomic_float", "ShaderAtomicFloatFeaturesEXT",
+         "shaderBufferFloat32AtomicAdd",
+         "shaderBufferFloat32Atomics shaderSharedFloat32Atomics shaderSharedFloat32AtomicAdd"),
+    _row("workgroup_memory_explicit_layout", "shared memory viewed as several types",
+         "VK_KHR_workgroup_memory_explicit_layout", "WorkgroupMemoryExplicitLayoutFeaturesKHR",
+         "workgroupMemoryExplicitLayout",
+         "workgroupMemoryExplicitLayoutScalarBlockLayout workgroupMemoryExplicitLayout8BitAccess"
+         " workgroupMemoryExplicitLayout16BitAccess"),
+    _row("buffer_device_address", "pointers to buffers", "1.2 VK_KHR_buffer_device_address",
+         "BufferDeviceAddressFeatures", "bufferDeviceAddress"),
+    _row("scalar_block_layout", "arrays without padding in every block",
+         "1.2 VK_EXT_scalar_block_layout", "ScalarBlockLayoutFeatures", "scalarBlockLayout"),
+    _row("push_descriptor", "descriptors written into the command buffer", "VK_KHR_push_descriptor",
+         test=_always),
+    _row("pipeline_cache", "compiled pipelines kept by the driver", test=_always),
+    _row("timestamp", "timestamps on the compute queue", test=_has_timestamps),
+    _row("host_query_reset", "queries reset by the host", "1.2 VK_EXT_host_query_reset",
+         "HostQueryResetFeatures", "hostQueryReset"),
+    _row("timeline_semaphore", "semaphores that count", "1.2 VK_KHR_timeline_semaphore",
+         "TimelineSemaphoreFeatures", "timelineSemaphore"),
+    _row("external_memory_fd", "memory shared with other APIs on the device, such as CUDA",
+         "VK_KHR_external_memory_fd", test=_always),
+    _row("external_semaphore_fd", "semaphores shared with other APIs on the device, such as CUDA",
+         "VK_KHR_external_semaphore_fd", test=_always, requires=("timeline_semaphore",)),
+    _row("robust_access", "accesses outside a buffer stay harmless", fields="robustBufferAccess"),
+    _row("robust_access2", "accesses outside a binding read zeros and write nothing",
+         "VK_EXT_robustness2", "Robustness2FeaturesEXT", "robustBufferAccess2",
+         requires=("robust_access",)),
+    _row("memory_budget", "how much memory is free on the device", "VK_EXT_memory_budget",
+         test=_always),
+    _row("pipeline_statistics", "the driver's statistics of compiled pipelines",
+         "VK_KHR_pipeline_executable_properties", "PipelineExecutablePropertiesFeaturesKHR",
+         "pipelineExecutableInfo", on_request=True),
 )
+# fmt: on
 BY_NAME: dict[str, Feature] = {feature.name: feature for feature in FEATURES}
 
 
