@@ -4,6 +4,8 @@ The numbers were measured on one GPU, an NVIDIA H200. They are a guess for all o
 ratios of latency to throughput that are not too different.
 """
 
+from typing import TypeVar
+
 from purevk.tuning.costs import (
     AttentionCosts,
     ConvolutionCosts,
@@ -33,6 +35,8 @@ from purevk.tuning.tiles import (
     VectorSizes,
     WorkgroupSizes,
 )
+
+_Sizes = TypeVar("_Sizes")
 
 # Measured over matmuls and convolutions of 1 to 12544 rows, alone and among the other layers of
 # models.
@@ -176,123 +180,64 @@ REGISTERS = RegisterCosts(
     depthwise_block=2.4,
     depthwise_spill=1.05,
 )
+
+
+def _sizes(kind: type[_Sizes], *rows: tuple[int, ...]) -> tuple[_Sizes, ...]:
+    return tuple(kind(*row) for row in rows)
+
+
 # Those that are the fastest for some shape, by a few percent or more. Similar tiles may take several
 # times as long, since registers do not suffice.
+# fmt: off
 TILES = TileSizes(
-    tiled=(
-        TiledSizes(16, 32, 64, 4, 4, 4),
-        TiledSizes(32, 32, 32, 4, 4, 1),
-        TiledSizes(32, 32, 64, 4, 4, 2),
-        TiledSizes(32, 32, 64, 4, 4, 4),
-        TiledSizes(64, 32, 32, 4, 4, 1),
-        TiledSizes(64, 32, 64, 4, 4, 2),
-        TiledSizes(64, 64, 16, 4, 4, 1),
-        TiledSizes(64, 64, 16, 8, 8, 1),
-        TiledSizes(64, 64, 32, 4, 8, 1),
+    tiled=_sizes(
+        TiledSizes, (16, 32, 64, 4, 4, 4), (32, 32, 32, 4, 4, 1), (32, 32, 64, 4, 4, 2),
+        (32, 32, 64, 4, 4, 4), (64, 32, 32, 4, 4, 1), (64, 32, 64, 4, 4, 2), (64, 64, 16, 4, 4, 1),
+        (64, 64, 16, 8, 8, 1), (64, 64, 32, 4, 8, 1),
     ),
-    tiled_long=(
-        TiledSizes(16, 16, 128, 4, 4, 8),
-        TiledSizes(32, 32, 128, 4, 4, 4),
-        TiledSizes(64, 64, 32, 8, 4, 2),
-        TiledSizes(64, 64, 16, 4, 8, 1),
-        TiledSizes(64, 128, 16, 8, 8, 1),
+    tiled_long=_sizes(
+        TiledSizes, (16, 16, 128, 4, 4, 8), (32, 32, 128, 4, 4, 4), (64, 64, 32, 8, 4, 2),
+        (64, 64, 16, 4, 8, 1), (64, 128, 16, 8, 8, 1),
     ),
-    coopmat=(
-        CoopmatSizes(32, 32, 32, 16, 16, 1),
-        CoopmatSizes(32, 32, 64, 16, 16, 1),
-        CoopmatSizes(32, 32, 128, 16, 16, 2),
-        CoopmatSizes(32, 32, 128, 16, 16, 4),
-        CoopmatSizes(16, 32, 128, 16, 16, 4),
-        CoopmatSizes(16, 16, 256, 16, 16, 8),
-        CoopmatSizes(32, 64, 64, 16, 32, 1),
-        CoopmatSizes(64, 32, 128, 32, 16, 1),
-        CoopmatSizes(64, 64, 64, 16, 32, 1),
-        CoopmatSizes(64, 64, 64, 32, 32, 1),
-        CoopmatSizes(64, 64, 128, 32, 32, 1),
-        CoopmatSizes(64, 128, 64, 32, 64, 1),
-        CoopmatSizes(128, 64, 32, 32, 32, 1),
-        CoopmatSizes(128, 64, 64, 32, 32, 1),
-        CoopmatSizes(128, 64, 64, 64, 32, 1),
-        CoopmatSizes(128, 128, 32, 64, 64, 1),
-        CoopmatSizes(128, 128, 64, 32, 64, 1),
-        CoopmatSizes(128, 128, 64, 64, 64, 1),
+    coopmat=_sizes(
+        CoopmatSizes, (32, 32, 32, 16, 16, 1), (32, 32, 64, 16, 16, 1), (32, 32, 128, 16, 16, 2),
+        (32, 32, 128, 16, 16, 4), (16, 32, 128, 16, 16, 4), (16, 16, 256, 16, 16, 8),
+        (32, 64, 64, 16, 32, 1), (64, 32, 128, 32, 16, 1), (64, 64, 64, 16, 32, 1),
+        (64, 64, 64, 32, 32, 1), (64, 64, 128, 32, 32, 1), (64, 128, 64, 32, 64, 1),
+        (128, 64, 32, 32, 32, 1), (128, 64, 64, 32, 32, 1), (128, 64, 64, 64, 32, 1),
+        (128, 128, 32, 64, 64, 1), (128, 128, 64, 32, 64, 1), (128, 128, 64, 64, 64, 1),
     ),
-    coopmat_more=(
-        CoopmatSizes(64, 96, 64, 32, 48, 1),
-        CoopmatSizes(96, 96, 64, 48, 48, 1),
-        CoopmatSizes(128, 96, 64, 64, 48, 1),
+    coopmat_more=_sizes(
+        CoopmatSizes, (64, 96, 64, 32, 48, 1), (96, 96, 64, 48, 48, 1), (128, 96, 64, 64, 48, 1),
     ),
-    workgroup_coopmat=(
-        WorkgroupSizes(128, 128, 64, 128, 32),
-        WorkgroupSizes(128, 64, 64, 128, 32),
+    workgroup_coopmat=_sizes(WorkgroupSizes, (128, 128, 64, 128, 32), (128, 64, 64, 128, 32)),
+    fragments=_sizes(
+        FragmentSizes, (2, 2, 4, 4, 1, 1, 2, 2), (2, 2, 3, 4, 1, 1, 4, 2), (2, 2, 3, 3, 1, 1, 4, 2),
+        (2, 2, 2, 3, 1, 2, 4, 3), (2, 2, 2, 2, 1, 4, 8, 3), (2, 2, 2, 2, 2, 2, 4, 2),
+        (2, 1, 4, 4, 2, 1, 2, 2), (2, 1, 2, 2, 4, 2, 4, 2), (1, 2, 2, 2, 4, 2, 4, 2),
+        (2, 1, 1, 2, 4, 4, 8, 2), (1, 1, 2, 1, 8, 4, 8, 2), (1, 1, 1, 2, 8, 4, 8, 2),
+        (1, 1, 1, 1, 8, 4, 4, 2),
     ),
-    fragments=(
-        FragmentSizes(2, 2, 4, 4, 1, 1, 2, 2),
-        FragmentSizes(2, 2, 3, 4, 1, 1, 4, 2),
-        FragmentSizes(2, 2, 3, 3, 1, 1, 4, 2),
-        FragmentSizes(2, 2, 2, 3, 1, 2, 4, 3),
-        FragmentSizes(2, 2, 2, 2, 1, 4, 8, 3),
-        FragmentSizes(2, 2, 2, 2, 2, 2, 4, 2),
-        FragmentSizes(2, 1, 4, 4, 2, 1, 2, 2),
-        FragmentSizes(2, 1, 2, 2, 4, 2, 4, 2),
-        FragmentSizes(1, 2, 2, 2, 4, 2, 4, 2),
-        FragmentSizes(2, 1, 1, 2, 4, 4, 8, 2),
-        FragmentSizes(1, 1, 2, 1, 8, 4, 8, 2),
-        FragmentSizes(1, 1, 1, 2, 8, 4, 8, 2),
-        FragmentSizes(1, 1, 1, 1, 8, 4, 4, 2),
+    convolution=_sizes(
+        ConvolutionSizes, (4, 1, 3, 4, 1, 2), (2, 2, 3, 4, 1, 2), (2, 2, 2, 4, 1, 2),
+        (1, 1, 3, 4, 4, 2), (2, 2, 2, 2, 1, 5), (1, 4, 2, 2, 1, 4), (1, 2, 2, 2, 2, 3),
+        (1, 1, 2, 2, 4, 3), (2, 2, 1, 2, 1, 2), (1, 1, 1, 2, 8, 3), (1, 1, 2, 1, 8, 3),
     ),
-    convolution=(
-        ConvolutionSizes(4, 1, 3, 4, 1, 2),
-        ConvolutionSizes(2, 2, 3, 4, 1, 2),
-        ConvolutionSizes(2, 2, 2, 4, 1, 2),
-        ConvolutionSizes(1, 1, 3, 4, 4, 2),
-        ConvolutionSizes(2, 2, 2, 2, 1, 5),
-        ConvolutionSizes(1, 4, 2, 2, 1, 4),
-        ConvolutionSizes(1, 2, 2, 2, 2, 3),
-        ConvolutionSizes(1, 1, 2, 2, 4, 3),
-        ConvolutionSizes(2, 2, 1, 2, 1, 2),
-        ConvolutionSizes(1, 1, 1, 2, 8, 3),
-        ConvolutionSizes(1, 1, 2, 1, 8, 3),
+    attention=_sizes(
+        AttentionSizes, (1, 4, 64), (1, 8, 64, 2), (1, 8, 64), (1, 4, 32), (1, 8, 32), (1, 2, 64),
+        (1, 2, 32), (1, 3, 48), (1, 6, 48), (1, 6, 96), (1, 4, 16, 12), (2, 4, 64), (2, 4, 32),
     ),
-    attention=tuple(
-        AttentionSizes(*sizes)
-        for sizes in (
-            (1, 4, 64),
-            (1, 8, 64, 2),
-            (1, 8, 64),
-            (1, 4, 32),
-            (1, 8, 32),
-            (1, 2, 64),
-            (1, 2, 32),
-            (1, 3, 48),
-            (1, 6, 48),
-            (1, 6, 96),
-            (1, 4, 16, 12),
-            (2, 4, 64),
-            (2, 4, 32),
-        )
-    ),
-    vector=tuple(
-        VectorSizes(*sizes)
-        for sizes in ((8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32))
-    ),
-    vector_rows=(VectorSizes(8, 32),),
-    vector_transposed=tuple(VectorSizes(1, slices) for slices in (32, 64, 128)),
-    dot=(DotSizes(256, 1), DotSizes(128, 2), DotSizes(128, 1), DotSizes(64, 1)),
-    distance=(TiledSizes(128, 64, 16, 8, 8, 1), TiledSizes(32, 32, 32, 4, 4, 1)),
+    vector=_sizes(VectorSizes, (8, 8), (8, 16), (8, 32), (8, 64), (16, 8), (16, 16), (4, 32)),
+    vector_rows=_sizes(VectorSizes, (8, 32)),
+    vector_transposed=_sizes(VectorSizes, (1, 32), (1, 64), (1, 128)),
+    dot=_sizes(DotSizes, (256, 1), (128, 2), (128, 1), (64, 1)),
+    distance=_sizes(TiledSizes, (128, 64, 16, 8, 8, 1), (32, 32, 32, 4, 4, 1)),
     # Wide and narrow outputs, few rows, one row.
-    registers=(
-        RegisterSizes(0, 1, 2),
-        RegisterSizes(0, 4, 2),
-        RegisterSizes(0, 8, 2),
-        RegisterSizes(0, 16, 1),
-        RegisterSizes(0, 16, 2),
-        RegisterSizes(1, 4, 1),
-        RegisterSizes(1, 4, 2),
-        RegisterSizes(1, 4, 4),
-        RegisterSizes(1, 3, 6),
+    registers=_sizes(
+        RegisterSizes, (0, 1, 2), (0, 4, 2), (0, 8, 2), (0, 16, 1), (0, 16, 2), (1, 4, 1),
+        (1, 4, 2), (1, 4, 4), (1, 3, 6),
     ),
-    winograd=(RegisterSizes(0, 16, 1), RegisterSizes(0, 4, 2)),
+    winograd=_sizes(RegisterSizes, (0, 16, 1), (0, 4, 2)),
     quantized_4bit=QuantizedSizes(tiles=1, subs_n=8, subs_k=1, blocks=4, ahead=0, segments=2),
     quantized_8bit=QuantizedSizes(tiles=1, subs_n=4, subs_k=4, blocks=1, ahead=1, segments=2),
     quantized_8bit_once=QuantizedSizes(tiles=1, subs_n=8, subs_k=2, blocks=2, ahead=1, segments=1),
@@ -304,17 +249,9 @@ TILES = TileSizes(
         QuantizedSizes(tiles=1, subs_n=4, subs_k=2, blocks=1, ahead=0, segments=1),
         QuantizedSizes(tiles=1, subs_n=4, subs_k=1, blocks=1, ahead=0, segments=1),
     ),
-    quantized_integers=tuple(
-        IntegerSizes(*sizes)
-        for sizes in (
-            (128, 128, 8, 64, 64),
-            (128, 128, 4, 64, 64),
-            (128, 64, 8, 64, 32),
-            (64, 64, 8, 32, 32),
-            (64, 64, 4, 32, 32),
-            (32, 64, 8, 16, 32),
-            (32, 32, 8, 16, 16),
-        )
+    quantized_integers=_sizes(
+        IntegerSizes, (128, 128, 8, 64, 64), (128, 128, 4, 64, 64), (128, 64, 8, 64, 32),
+        (64, 64, 8, 32, 32), (64, 64, 4, 32, 32), (32, 64, 8, 16, 32), (32, 32, 8, 16, 16),
     ),
     quantized_unrolled=True,
     nchw_pointwise=NchwStep(depth=32, unrolled=16, ahead=False),
@@ -322,6 +259,7 @@ TILES = TileSizes(
     nchw_small=NchwStep(depth=8, unrolled=8, ahead=True),
     nchw_window=NchwStep(depth=8, unrolled=2, ahead=True),
 )
+# fmt: on
 DEFAULT = DeviceProfile(
     name="default",
     has_fast_shared_memory=True,
