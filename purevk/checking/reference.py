@@ -22,7 +22,8 @@ from purevk.checking.differences import (
 from purevk.checking.kernels import rotated_keys, run_kernel
 from purevk.dtypes import DType
 from purevk.errors import FallbackError
-from purevk.ir import Arg, Dim, Graph, GuardLog, Node, Size, Symbol, TensorType, Value
+from purevk.graph.call import evaluated
+from purevk.ir import Arg, Graph, GuardLog, Node, Size, Symbol, TensorType, Value
 from purevk.ir import dims as _dims
 from purevk.ops import registry
 from purevk.ops.attention.cache import WRITE_ROWS
@@ -115,7 +116,7 @@ class Reference:
         types = [TensorType(v.type.dtype, _known(v.type.dims, env)) for v in node.results]
         if not registry.mutated(node):
             name = name_for_cpu(node)
-            args = tuple(_at(arg, env) for arg in _with_dtypes(node))
+            args = tuple(evaluated(arg, env) for arg in _with_dtypes(node))
             try:
                 return fallback.run(name, args, arrays, types, node.source, self._trusted), {}
             except FallbackError as error:
@@ -270,14 +271,6 @@ def _widened(dtype: DType) -> DType:
     if dtype.is_complex:
         return DType.complex128
     return DType.float64 if dtype.is_float else dtype
-
-
-def _at(arg: Arg, env: Mapping[Symbol, int]) -> Any:
-    if isinstance(arg, Dim):
-        return _dims.evaluate(arg, env)
-    if isinstance(arg, tuple):
-        return tuple(_at(item, env) for item in arg)
-    return arg
 
 
 def _with_dtypes(node: Node) -> tuple[Arg, ...]:

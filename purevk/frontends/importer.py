@@ -34,6 +34,7 @@ from purevk.ir import (
     SymbolSource,
     TensorType,
     Value,
+    dims_in,
     values_in,
 )
 from purevk.ir import dims as _dims
@@ -351,7 +352,7 @@ class Importer:
             types = self.types.infer(definition, full, recorded, source, exact)
         except FileFormatError as error:
             # A size without a bound is taken for the largest number, for which this may be wrong.
-            self.bounds.settle((*_sizes(self.nodes), *_dims_in(full)))
+            self.bounds.settle((*_sizes(self.nodes), *dims_in(full)))
             if definition.of_user:
                 raise InputError(
                     error.what,
@@ -483,15 +484,6 @@ class Importer:
 def _sizes(nodes: Iterable[Node]) -> Iterator[Size]:
     """The sizes of all results."""
     return (size for node in nodes for value in node.results for size in value.type.dims)
-
-
-def _dims_in(args: Sequence[Arg]) -> Iterator[Size]:
-    """The sizes among arguments and in lists of them."""
-    for arg in args:
-        if isinstance(arg, tuple):
-            yield from _dims_in(arg)
-        elif isinstance(arg, Dim):
-            yield arg
 
 
 def _without_relations(outputs: Sequence[Any]) -> tuple[Arg, ...]:

@@ -14,6 +14,7 @@ from purevk.ir.graph import (
     ReadLog,
     Sealed,
     SymbolSource,
+    dims_in,
     map_leaves,
     map_values,
     values_in,
@@ -28,5 +29,6 @@ __all__ = [
     "Arg", "Attribute", "BorrowedConstant", "Bound", "Constant", "Dim", "FixedInput", "Graph",
     "Guard", "GuardLog", "Input", "Label", "Layout", "Node", "Parameter", "ReadLog", "Relation",
     "Scalar", "Sealed", "Signature", "Size", "StructureError", "Symbol", "SymbolSource",
-    "TensorType", "Tree", "Value", "contiguous_strides", "map_leaves", "map_values", "values_in",
+    "TensorType", "Tree", "Value", "contiguous_strides", "dims_in", "map_leaves", "map_values",
+    "values_in",
 ]  # fmt: skip

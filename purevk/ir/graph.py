@@ -113,6 +113,15 @@ def values_in(args: Iterable[Arg]) -> Iterator[Value]:
             yield from values_in(arg)
 
 
+def dims_in(args: Iterable[Arg]) -> Iterator[Dim]:
+    """Every `Dim` among the arguments, depth first."""
+    for arg in args:
+        if isinstance(arg, Dim):
+            yield arg
+        elif isinstance(arg, tuple):
+            yield from dims_in(arg)
+
+
 def map_values(arg: Arg, function: Callable[[Value], Arg]) -> Arg:
     """The argument with each `Value` in it replaced by `function(value)`."""
     if isinstance(arg, Value):

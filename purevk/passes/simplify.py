@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from purevk.dtypes import DType
-from purevk.ir import Arg, Constant, Dim, Graph, Guard, Node, Symbol, SymbolSource, Value
+from purevk.ir import Arg, Constant, Dim, Graph, Guard, Node, Symbol, SymbolSource, Value, dims_in
 from purevk.ir import dims as _dims
 from purevk.ir import guards as _guards
 from purevk.ops import registry
@@ -226,7 +226,7 @@ def drop_unused(graph: Graph, traits: DeviceTraits) -> Graph:
     seen: set[Symbol] = set()
 
     def mention(*args: Arg) -> None:
-        for symbol in _symbols(args) - seen if unbacked else ():
+        for symbol in set().union(*map(_dims.symbols, dims_in(args))) - seen if unbacked else ():
             seen.add(symbol)
             source = unbacked.get(symbol)
             if source is not None and source.value is not None:
@@ -285,12 +285,6 @@ def drop_unread(graph: Graph, traits: DeviceTraits) -> Graph:
         return rewriter.emit_all(node.op, *node.args[:flag], False, *node.args[flag + 1 :])
 
     return each_node(graph, visit)
-
-
-def _symbols(arg: Arg) -> set[Symbol]:
-    if isinstance(arg, Dim):
-        return _dims.symbols(arg)
-    return set().union(*map(_symbols, arg)) if isinstance(arg, tuple) else set()
 
 
 def drop_empty(graph: Graph, traits: DeviceTraits) -> Graph:

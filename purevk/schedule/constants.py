@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from purevk.ir import Arg, Dim, Graph, Node, Value, values_in
+from purevk.ir import Graph, Node, Value, dims_in, values_in
 from purevk.ir.host import HOST
 from purevk.ops import registry
 
@@ -50,7 +50,7 @@ def split_constant(
             and node.results
             and node.op != HOST
             and all(value.type.is_static for value in node.results)
-            and not _symbolic(node.args)
+            and not any(True for _ in dims_in(node.args))
         )
         if fixed and all(
             value in constant or (storage_of(value) in constant and is_fixed(value))
@@ -66,7 +66,3 @@ def split_constant(
     read += [source.value for source in graph.symbols.values() if source.value is not None]
     kept = tuple(value for value in dict.fromkeys(map(storage_of, read)) if value in made)
     return Split(tuple(once), kept, graph.with_nodes(rest))
-
-
-def _symbolic(args: tuple[Arg, ...]) -> bool:
-    return any(isinstance(arg, Dim) or (isinstance(arg, tuple) and _symbolic(arg)) for arg in args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from purevk.errors import GraphError
-from purevk.ir import Arg, Dim, Graph, Node, Size, Symbol, Value, values_in
+from purevk.ir import Graph, Node, Size, Symbol, Value, dims_in, values_in
 from purevk.ir import dims as _dims
 from purevk.lower.copies import dense
 from purevk.lower.lowering import Dispatch, Lowering
@@ -110,7 +110,7 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
                 ),
             ]
             for each in nodes:
-                sizes += _sizes_in(each.args)
+                sizes += dims_in(each.args)
                 sizes += [
                     size for value in (*each.inputs, *each.results) for size in value.type.dims
                 ]
@@ -118,12 +118,6 @@ def _needs(graph: Graph, made: Mapping[Node, list[Dispatch]]) -> dict[Node, set[
         if needed:
             found[node] = needed
     return found
-
-
-def _sizes_in(arg: Arg) -> list[Size]:
-    if isinstance(arg, tuple):
-        return [size for item in arg for size in _sizes_in(item)]
-    return [arg] if isinstance(arg, Dim) else []
 
 
 def _lower(lowering: Lowering, node: Node) -> None:
