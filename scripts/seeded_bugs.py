@@ -154,8 +154,8 @@ BUGS = (
         "quantization-axis",
         "swapped dims",
         "ops/quantized/quantize.py",
-        'axis = wrap(node.int("axis"), rank)\n\n    def along',
-        "axis = 0\n\n    def along",
+        'axis = wrap(node.int("axis"), type.rank)',
+        "axis = 0",
     ),
     # -- passes, planning
     Bug(
