@@ -329,12 +329,12 @@ def _check_symbols(graph: Graph, guards: Iterable[Guard]) -> None:
         if isinstance(difference, Dim)
     }
     own = {source: Dim.of(symbol) for symbol, source in graph.symbols.items()}
-    for value in graph.inputs:
-        for dim, size in enumerate(value.type.dims if isinstance(value, Value) else ()):
+    for value in (value for value in graph.inputs if isinstance(value, Value)):
+        for dim, size in enumerate(value.type.dims):
             if not isinstance(size, Dim):
                 continue
-            symbol = own.get(SymbolSource(value, dim))
-            difference = symbol - size if symbol is not None else size
+            own_size = own.get(SymbolSource(value, dim))
+            difference = own_size - size if own_size is not None else size
             if isinstance(difference, Dim) and difference.terms not in equal:
                 raise ValueError(
                     f"input {value!r} has size {size} along dim {dim}, which no call would check"
