@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from purevk.api.instance import Instance
 
 _TYPES = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
-_OPERATIONS = (
-    "basic",
-    "vote",
-    "arithmetic",
-    "ballot",
-    "shuffle",
-    "shuffle_relative",
-    "clustered",
-    "quad",
-)
 _COMPONENTS = {
     0: "float16", 1: "float32", 2: "float64", 3: "int8", 4: "int16", 5: "int32", 6: "int64",
     7: "uint8", 8: "uint16", 9: "uint32", 10: "uint64", 1000141000: "bfloat16",
@@ -245,13 +235,6 @@ class PhysicalDevice:
         found.sort(key=lambda i: bool(rows[i].queueFlags & graphics))
         self.queue_family: int | None = found[0] if found else None
         self.timestamp_bits: int = rows[found[0]].timestampValidBits if found else 0
-
-    @property
-    def subgroup_operation_names(self) -> tuple[str, ...]:
-        """Names of the subgroup operations: "basic", "arithmetic" and so on."""
-        return tuple(
-            name for bit, name in enumerate(_OPERATIONS) if self.subgroup_operations >> bit & 1
-        )
 
     @property
     def is_unified(self) -> bool:

@@ -102,7 +102,6 @@ def emit_map(
     numbers: Mapping[str, Size],
     outputs: Sequence[Operand],
     over: Sequence[Size] | None = None,
-    label: str = "",
 ) -> None:
     """Appends the dispatch of a `MapSpec`.
 
@@ -123,9 +122,9 @@ def emit_map(
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return
     if over is None and any(map(lowering.is_large, outputs)):
-        _emit_parts(lowering, spec, tuple(inputs), numbers, outputs, label)
+        _emit_parts(lowering, spec, tuple(inputs), numbers, outputs)
         return
-    _Writer(lowering, spec, tuple(inputs), numbers, tuple(outputs), sizes, over is None).emit(label)
+    _Writer(lowering, spec, tuple(inputs), numbers, tuple(outputs), sizes, over is None).emit()
 
 
 def takes_windows(spec: MapSpec) -> bool:
@@ -141,7 +140,6 @@ def _emit_parts(
     inputs: tuple[Operand, ...],
     numbers: Mapping[str, Size],
     outputs: Sequence[Operand],
-    label: str,
 ) -> None:
     """Appends a dispatch for each part of results that are larger than one binding."""
     lowering.in_parts = True
@@ -152,7 +150,7 @@ def _emit_parts(
             layout = Layout(part.offset - skipped, part.strides)
             results.append(Operand(part.storage, layout, whole.type))
         sizes = parts[0].dims
-        _Writer(lowering, spec, inputs, numbers, tuple(results), sizes, False, first).emit(label)
+        _Writer(lowering, spec, inputs, numbers, tuple(results), sizes, False, first).emit()
     lowering.in_parts = False
 
 
@@ -300,7 +298,7 @@ class _Writer:
             for operand in self.outputs
         )
 
-    def emit(self, label: str) -> None:
+    def emit(self) -> None:
         lowering, spec = self.lowering, self.spec
         helpers = {**self.access.macros(), **dict(spec.helpers)}
         macros = dict(spec.macros)
@@ -364,7 +362,6 @@ class _Writer:
             params={"work": work, **words},
             constants=constants,
             grid=grid,
-            label=label,
             flops=count * spec.flops,
             specialize=(),
         )

@@ -109,10 +109,10 @@ class _Known(NamedTuple):
             return Range(arg, arg)
         return None
 
-    def size_along(self, name: str = "dim") -> Size:
+    def size_along(self) -> Size:
         """The size of x along a dim; of all of x if there is no dim."""
         x = self.node.tensor("x")
-        dim = self.node.arg(name)
+        dim = self.node.arg("dim")
         if not isinstance(dim, int) or not x.type.rank:
             return x.type.numel
         return x.type.dims[wrap(dim, x.type.rank)]
