@@ -10,7 +10,19 @@ from purevk.errors import FileFormatError
 from purevk.frontends.bounds import largest_sizes
 from purevk.frontends.reading import NEXT, place_of
 from purevk.frontends.result_types import equal_at
-from purevk.ir import Arg, Dim, Graph, GuardLog, Layout, Node, Size, Symbol, TensorType, Value
+from purevk.ir import (
+    Arg,
+    Dim,
+    Graph,
+    GuardLog,
+    Layout,
+    Node,
+    Size,
+    Symbol,
+    SymbolSource,
+    TensorType,
+    Value,
+)
 from purevk.ir import dims as _dims
 from purevk.ir import guards as _guards
 from purevk.ops import registry
@@ -34,6 +46,7 @@ def check_results(graph: Graph, where: str, examples: Mapping[str, int]) -> None
     }
     most = largest_sizes(graph.constraints)
     with GuardLog() as log:
+        _check_inputs(graph, where)
         for inner in graph.nested():
             for node in inner.nodes:
                 _check_node(inner, node, where, traced, most)
@@ -83,6 +96,37 @@ def check_numbers(definition: registry.Operator, args: Sequence[Arg]) -> None:
                 f"argument {name!r} of {definition.name} is a list",
                 why="a tensor or a number is expected",
             )
+
+
+def _check_inputs(graph: Graph, where: str) -> None:
+    """Every size of an input that is not fixed is a symbol that calls read, or a call compares it with
+    that symbol."""
+    equal = {
+        difference.terms
+        for guard in graph.constraints
+        if guard.op == "==" and guard.answer
+        for difference in (guard.left - guard.right, guard.right - guard.left)
+        if isinstance(difference, Dim)
+    }
+    read = {source: Dim.of(symbol) for symbol, source in graph.symbols.items()}
+    dynamic = {
+        SymbolSource(value, dim): size
+        for value in graph.inputs
+        for dim, size in enumerate(value.type.dims if isinstance(value, Value) else ())
+        if isinstance(value, Value) and isinstance(size, Dim)
+    }
+    for source, size in dynamic.items():
+        symbol = read.get(source)
+        if symbol is None:
+            raise FileFormatError(
+                f"input {source.value!r} has size {size} along dim {source.dim}",
+                where=where,
+                why="no symbol is read from that dim, so that no call would check it",
+                next=NEXT,
+            )
+        difference = symbol - size
+        if isinstance(difference, Dim) and difference.terms not in equal:
+            _dims.assume(symbol, "==", size)
 
 
 def _check_sources(graph: Graph, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from purevk.closing import Closing
 from purevk.errors import FileFormatError
 from purevk.frontends.reading import check_depth, reading
-from purevk.ir import Dim, Graph, Guard, GuardLog, SymbolSource, Value
+from purevk.ir import Graph, Guard, GuardLog
 from purevk.ir.expected import FAR, rounding
 from purevk.ir.serial import GraphReader, GraphWriter
 from purevk.ir.verify import verify
@@ -315,27 +315,8 @@ def _damaged(source: Source, why: str) -> FileFormatError:
 
 
 def _check_symbols(graph: Graph, guards: Iterable[Guard]) -> None:
-    """Raises ValueError if a guard names a size that no input has, or if calls do not compare a size
-    of an input with what the file states of it."""
+    """Raises ValueError if a guard names a size that no input has."""
     sizes = {symbol for inner in graph.nested() for symbol in inner.symbols}
     for symbol in {symbol for guard in guards for symbol in guard.symbols} - sizes:
         if symbol.is_size and not symbol.unbacked:
             raise ValueError(f"a guard names {symbol.name}, which no input has as a size")
-    equal = {
-        difference.terms
-        for guard in graph.constraints
-        if guard.op == "==" and guard.answer
-        for difference in (guard.left - guard.right, guard.right - guard.left)
-        if isinstance(difference, Dim)
-    }
-    own = {source: Dim.of(symbol) for symbol, source in graph.symbols.items()}
-    for value in (value for value in graph.inputs if isinstance(value, Value)):
-        for dim, size in enumerate(value.type.dims):
-            if not isinstance(size, Dim):
-                continue
-            own_size = own.get(SymbolSource(value, dim))
-            difference = own_size - size if own_size is not None else size
-            if isinstance(difference, Dim) and difference.terms not in equal:
-                raise ValueError(
-                    f"input {value!r} has size {size} along dim {dim}, which no call would check"
-                )

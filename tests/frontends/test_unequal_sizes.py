@@ -91,7 +91,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("case", UNREAD.values(), ids=UNREAD)
 def test_a_size_that_no_call_would_check(case: Case) -> None:
-    with pytest.raises(FileFormatError, match="which no call would check"):
+    with pytest.raises(FileFormatError, match="no call would check it"):
         load(case, (64, 64), sources=False)
 
 
