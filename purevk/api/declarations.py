@@ -83,9 +83,21 @@ FUNCTIONS = """
 
 # Types as the calls of ffi.new() and ffi.cast() write them: cffi looks the text up first.
 OTHER = (
-    "char *", "char[]", "char *[]", "float[]", "int *", "size_t *", "uint32_t *", "uint32_t[]",
-    "uint64_t *", "uint64_t[]", "uintptr_t", "uintptr_t *", "void *", "void **",
-)  # fmt: skip
+    "char *",
+    "char[]",
+    "char *[]",
+    "float[]",
+    "int *",
+    "size_t *",
+    "uint32_t *",
+    "uint32_t[]",
+    "uint64_t *",
+    "uint64_t[]",
+    "uintptr_t",
+    "uintptr_t *",
+    "void *",
+    "void **",
+)
 
 
 def build(ffi: Any) -> None:

@@ -14,10 +14,21 @@ if TYPE_CHECKING:
 
 _TYPES = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
 _COMPONENTS = {
-    0: "float16", 1: "float32", 2: "float64", 3: "int8", 4: "int16", 5: "int32", 6: "int64",
-    7: "uint8", 8: "uint16", 9: "uint32", 10: "uint64", 1000141000: "bfloat16",
-    1000491002: "float8_e4m3", 1000491003: "float8_e5m2",
-}  # fmt: skip
+    0: "float16",
+    1: "float32",
+    2: "float64",
+    3: "int8",
+    4: "int16",
+    5: "int32",
+    6: "int64",
+    7: "uint8",
+    8: "uint16",
+    9: "uint32",
+    10: "uint64",
+    1000141000: "bfloat16",
+    1000491002: "float8_e4m3",
+    1000491003: "float8_e5m2",
+}
 _SCOPES = {1: "device", 2: "workgroup", 3: "subgroup", 5: "queue_family"}
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 _UNIFORM_TEXEL_BUFFER = 0x8  # VkFormatFeatureFlagBits

@@ -27,10 +27,17 @@ _PIPE_WIDTH = 120  # columns of text where the output is no terminal and COLUMNS
 _UNLIMITED = 100_000  # columns of tables there: other programs read them
 _PATH = 16  # columns that a path keeps at least
 STYLES = {
-    "ok": "green", "gpu": "green", "on": "green", "cached": "green", "cpu": "yellow",
-    "warning": "yellow", "optional": "dim", "off": "dim", "missing": "bold red",
+    "ok": "green",
+    "gpu": "green",
+    "on": "green",
+    "cached": "green",
+    "cpu": "yellow",
+    "warning": "yellow",
+    "optional": "dim",
+    "off": "dim",
+    "missing": "bold red",
     "error": "bold red",
-}  # fmt: skip
+}
 
 
 class _Console(Console):

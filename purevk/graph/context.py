@@ -28,12 +28,30 @@ from purevk.tuning import (
 
 # Features of nearly every desktop GPU, for work without a device.
 _TYPICAL = (
-    "storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "subgroup_basic",
-    "subgroup_vote", "subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle",
-    "subgroup_shuffle_relative", "subgroup_clustered", "subgroup_quad", "subgroup_extended_types",
-    "subgroup_size_control", "vulkan_memory_model", "scalar_block_layout", "integer_dot_product",
-    "buffer_device_address", "pipeline_cache", "timestamp", "host_query_reset",
-)  # fmt: skip
+    "storage_16bit",
+    "storage_8bit",
+    "float16",
+    "int8",
+    "int16",
+    "int64",
+    "subgroup_basic",
+    "subgroup_vote",
+    "subgroup_arithmetic",
+    "subgroup_ballot",
+    "subgroup_shuffle",
+    "subgroup_shuffle_relative",
+    "subgroup_clustered",
+    "subgroup_quad",
+    "subgroup_extended_types",
+    "subgroup_size_control",
+    "vulkan_memory_model",
+    "scalar_block_layout",
+    "integer_dot_product",
+    "buffer_device_address",
+    "pipeline_cache",
+    "timestamp",
+    "host_query_reset",
+)
 _lock = threading.Lock()
 _default: Context | None = None
 

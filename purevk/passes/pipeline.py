@@ -59,14 +59,39 @@ Pass = Callable[[Graph, DeviceTraits], Graph]
 # The passes without which a graph runs too, by name: they make it faster. `purevk bisect` and
 # PUREVK_SKIP_PASSES switch them off.
 OPTIONAL = (
-    "compute_selected_rows", "drop_no_ops", "drop_unread", "drop_unused", "find_attention",
-    "find_key_limits", "find_rms_norm", "find_rotary", "fold_batch_norm", "fuse_epilogues",
-    "fuse_few_rows", "fuse_pointwise", "guard_softmax", "join_attention", "join_pieces",
-    "keep_weights_quantized", "merge_equal", "merge_matmuls", "merge_quantized", "move_views",
-    "order_for_fragments", "pack_convolutions", "pack_panels", "pad_hidden", "rotate_norms",
-    "rotate_to_caches", "select_matrices", "settle_control", "share_cats", "share_heads",
-    "use_winograd", "write_in_place",
-)  # fmt: skip
+    "compute_selected_rows",
+    "drop_no_ops",
+    "drop_unread",
+    "drop_unused",
+    "find_attention",
+    "find_key_limits",
+    "find_rms_norm",
+    "find_rotary",
+    "fold_batch_norm",
+    "fuse_epilogues",
+    "fuse_few_rows",
+    "fuse_pointwise",
+    "guard_softmax",
+    "join_attention",
+    "join_pieces",
+    "keep_weights_quantized",
+    "merge_equal",
+    "merge_matmuls",
+    "merge_quantized",
+    "move_views",
+    "order_for_fragments",
+    "pack_convolutions",
+    "pack_panels",
+    "pad_hidden",
+    "rotate_norms",
+    "rotate_to_caches",
+    "select_matrices",
+    "settle_control",
+    "share_cats",
+    "share_heads",
+    "use_winograd",
+    "write_in_place",
+)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,32 @@ _CAPABILITY, _VARIABLE = 17, 59
 _WORKGROUP = 4  # the storage class of shared memory
 _HEADER = 5  # words
 _CAPABILITIES: Mapping[int, str] = {
-    1: "Shader", 9: "Float16", 10: "Float64", 11: "Int64", 12: "Int64Atomics", 22: "Int16",
-    39: "Int8", 46: "SampledBuffer", 47: "ImageBuffer", 50: "ImageQuery", 61: "GroupNonUniform",
-    62: "GroupNonUniformVote", 63: "GroupNonUniformArithmetic", 64: "GroupNonUniformBallot",
-    65: "GroupNonUniformShuffle", 66: "GroupNonUniformShuffleRelative",
-    67: "GroupNonUniformClustered", 4433: "StorageBuffer16BitAccess",
-    4434: "UniformAndStorageBuffer16BitAccess", 4435: "StoragePushConstant16",
-    4448: "StorageBuffer8BitAccess", 4449: "UniformAndStorageBuffer8BitAccess",
-    5345: "VulkanMemoryModel", 6019: "DotProduct", 6022: "CooperativeMatrixKHR",
-}  # fmt: skip
+    1: "Shader",
+    9: "Float16",
+    10: "Float64",
+    11: "Int64",
+    12: "Int64Atomics",
+    22: "Int16",
+    39: "Int8",
+    46: "SampledBuffer",
+    47: "ImageBuffer",
+    50: "ImageQuery",
+    61: "GroupNonUniform",
+    62: "GroupNonUniformVote",
+    63: "GroupNonUniformArithmetic",
+    64: "GroupNonUniformBallot",
+    65: "GroupNonUniformShuffle",
+    66: "GroupNonUniformShuffleRelative",
+    67: "GroupNonUniformClustered",
+    4433: "StorageBuffer16BitAccess",
+    4434: "UniformAndStorageBuffer16BitAccess",
+    4435: "StoragePushConstant16",
+    4448: "StorageBuffer8BitAccess",
+    4449: "UniformAndStorageBuffer8BitAccess",
+    5345: "VulkanMemoryModel",
+    6019: "DotProduct",
+    6022: "CooperativeMatrixKHR",
+}
 
 
 @dataclass(frozen=True)

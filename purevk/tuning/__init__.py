@@ -26,6 +26,15 @@ from purevk.tuning.registry import (
 from purevk.tuning.traits import DeviceTraits
 
 __all__ = [
-    "DEFAULT", "SOFTWARE", "Choices", "DeviceIdentity", "DeviceProfile", "DeviceTraits", "Family",
-    "choose_profile", "default_profile", "question", "register",
-]  # fmt: skip
+    "DEFAULT",
+    "SOFTWARE",
+    "Choices",
+    "DeviceIdentity",
+    "DeviceProfile",
+    "DeviceTraits",
+    "Family",
+    "choose_profile",
+    "default_profile",
+    "question",
+    "register",
+]

@@ -46,10 +46,18 @@ _HEAD = 4096  # first bytes of a file, which tell apart most files of one size
 _log = logging.getLogger("purevk")
 # Variables that change neither graphs nor plans, and what differs between machines.
 _WITHOUT_EFFECT = (
-    knobs.CACHE, knobs.CHECK, knobs.COMPILE_THREADS, knobs.DEVICE, knobs.EAGER_FALLBACK,
-    knobs.PROGRESS, knobs.SEED, knobs.SHADERC, knobs.TIMEOUT, knobs.VALIDATION,
+    knobs.CACHE,
+    knobs.CHECK,
+    knobs.COMPILE_THREADS,
+    knobs.DEVICE,
+    knobs.EAGER_FALLBACK,
+    knobs.PROGRESS,
+    knobs.SEED,
+    knobs.SHADERC,
+    knobs.TIMEOUT,
+    knobs.VALIDATION,
     knobs.VISIBLE_DEVICES,
-)  # fmt: skip
+)
 
 
 class PlanCache:
