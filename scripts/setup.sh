@@ -46,8 +46,8 @@ has_driver() {
 
 find_python() {
     local name
-    for name in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
-        if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    for name in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
+        if "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
             command -v "$name"
             return
         fi
@@ -78,8 +78,8 @@ esac
 # come without their dependencies, and the rest may not move the pinned versions.
 if [ ! -x .venv/bin/python ]; then
     python=$(find_python) || {
-        install_packages 'No Python 3.10 to 3.13 found' python3 python3-venv
-        python=$(find_python) || die 'no Python 3.10 to 3.13; set PYTHON to one'
+        install_packages 'No Python 3.10 to 3.14 found' python3 python3-venv
+        python=$(find_python) || die 'no Python 3.10 to 3.14; set PYTHON to one'
     }
     if ! "$python" -m venv .venv 2>/dev/null; then
         rm -rf .venv

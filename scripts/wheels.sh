@@ -58,7 +58,7 @@ $tools/bin/twine check --strict dist/*
 wheel=$(echo dist/*manylinux*.whl)
 [ -f "$wheel" ] || die "auditwheel made no manylinux wheel: $(ls dist)"
 
-for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13}; do
+for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
     if ! "$python" -c 'import sys, venv, ensurepip' 2>/dev/null; then
         say "$python: not tested, it is not here"
         continue
