@@ -18,7 +18,7 @@ from purevk.graph.compute_graph import ComputeGraph, OverlappedCalls, StartedCal
 from purevk.graph.context import Context
 from purevk.graph.control import ControlStep
 from purevk.graph.external import ExternalCalls, ExternalDevice, ExternalRange
-from purevk.graph.load_time import run_load_time
+from purevk.graph.load_time import content_of, run_load_time
 from purevk.graph.memory import DeviceStore
 from purevk.graph.unbacked import Replan, UnbackedSymbols
 from purevk.ir import Guard, Node, Symbol, Value
@@ -176,14 +176,11 @@ class Executable:
         )
 
     def _fill(self, progress: Progress | None) -> None:
-        graph, plan = self.plan.graph, self.plan
+        plan = self.plan
         fresh = [value for value in plan.constants if value not in self.weights.ranges]
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         self.weights.add(
-            [
-                (value, plan.sizes[value], graph.constants[value].data[: value.type.nbytes])
-                for value in fresh
-            ],
+            [(value, plan.sizes[value], content_of(plan, value)) for value in fresh],
             report,
         )
         initial = plan.assignment.graph.states

@@ -6,7 +6,7 @@ Otherwise the device would hold most weights twice at that moment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from purevk.graph.call_memory import Cut
@@ -52,11 +52,13 @@ def batches(
     ]
     starts: list[int] = []
     held: set[Value] = set()
+    total = 0
     for number, mine in enumerate(reads):
-        fits = mine <= held or sum(sizes[value] for value in held | mine) <= limit
+        total += sum(sizes[value] for value in mine - held)
+        fits = mine <= held or total <= limit
         if not starts or not fits:
             starts.append(number)
-            held = set()
+            held, total = set(), sum(sizes[value] for value in mine)
         held |= mine
     spans = list(zip(starts, [*starts[1:], len(reads)]))
     users: dict[Value, set[int]] = {}
@@ -84,12 +86,12 @@ def run_load_time(context: Context, plan: Plan, weights: DeviceStore) -> None:
     try:
         raw.reserve_in_turn([[(value, sizes[value]) for value in part.constants] for part in parts])
         shared = [value for value in sizes if value not in raw.ranges]
-        raw.add([(value, sizes[value], _content(plan, value)) for value in shared])
+        raw.add([(value, sizes[value], content_of(plan, value)) for value in shared])
         cuts = [Cut(part.first, part.last, (), ()) for part in parts]
         graph = ComputeGraph(context, plan.once, cuts, [weights, raw], plan.sizes, plan.windows)
         try:
             for number, part in enumerate(parts):
-                raw.upload([(value, _content(plan, value)) for value in part.constants])
+                raw.upload([(value, content_of(plan, value)) for value in part.constants])
                 graph.submit(number, {}).wait()
         finally:
             graph.close()
@@ -98,5 +100,6 @@ def run_load_time(context: Context, plan: Plan, weights: DeviceStore) -> None:
         staging.close()
 
 
-def _content(plan: Plan, value: Value) -> memoryview:
-    return plan.graph.constants[value].data[: value.type.nbytes]
+def content_of(plan: Plan, value: Value) -> Callable[[], memoryview]:
+    """Gives the bytes of a constant."""
+    return lambda: plan.graph.constants[value].data[: value.type.nbytes]

@@ -20,6 +20,8 @@ from purevk.pool import Pool
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
 _PART = 4 << 20  # bytes that are worth a thread of their own
 _THREADS = 4  # that copy: more are not faster
+Content = memoryview | Callable[[], memoryview] | None
+"""Bytes of a tensor, or what gives them; None: zeros."""
 
 
 class Writer(Protocol):
@@ -185,7 +187,7 @@ class DeviceStore:
 
     def add(
         self,
-        items: Sequence[tuple[object, int, memoryview | None]],
+        items: Sequence[tuple[object, int, Content]],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Reserves memory for (key, bytes, content) and fills it as `upload` does. After an error it
@@ -264,11 +266,11 @@ class DeviceStore:
 
     def upload(
         self,
-        items: Iterable[tuple[object, memoryview | None]],
+        items: Iterable[tuple[object, Content]],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Fills buffer ranges with bytes (None: zeros): directly if the host can write there, else
-        through a staging buffer.
+        """Fills buffer ranges: directly if the host can write there, else through a staging buffer.
+        What gives bytes is called when they are copied, so that the host holds few at a time.
 
         Args:
             progress: called with (bytes done, bytes in all).
@@ -276,7 +278,7 @@ class DeviceStore:
         self._settle()
         work = [(self.ranges[key], data) for key, data in items]
         total, done = sum(span.nbytes for span, _ in work), 0
-        staged: list[tuple[BufferRange, memoryview | None]] = []
+        staged: list[tuple[BufferRange, Content]] = []
         for span, data in work:
             if span.buffer.mapped:
                 _write(span, data)
@@ -290,7 +292,7 @@ class DeviceStore:
 
     def _stage(
         self,
-        work: list[tuple[BufferRange, memoryview | None]],
+        work: list[tuple[BufferRange, Content]],
         done: int,
         total: int,
         progress: Callable[[int, int], None] | None,
@@ -302,26 +304,30 @@ class DeviceStore:
             staging = self._staging or stack.enter_context(Staging(self.device))
             buffer = staging.buffer(size)
             commands = _commands(self.device, stack, "upload")
-            pieces = list(_pieces(work, size))
-            while pieces:
-                used, batch = 0, []
-                while pieces and used + pieces[0][3] <= size:
-                    piece = pieces.pop(0)
-                    batch.append((used, piece))
-                    used += -(-piece[3] // 16) * 16
-                commands.begin()
-                for at, (span, data, start, nbytes) in batch:
-                    if data is None:
-                        commands.fill_buffer(span.buffer, span.offset + start, -(-nbytes // 4) * 4)
-                    else:
-                        staging.write(at, data[start : start + nbytes])
-                        commands.copy_buffer(buffer, span.buffer, nbytes, at, span.offset + start)
-                commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
-                commands.end()
-                self.device.queue.run(commands)
-                done += sum(piece[3] for _, piece in batch)
-                if progress is not None:  # ranges are longer than what is copied into them
-                    progress(min(done, total) if pieces else total, total)
+            used = 0
+            commands.begin()
+            for span, data, start, nbytes in _pieces(work, size):
+                if used + nbytes > size:
+                    self._copy(commands)
+                    if progress is not None:  # ranges are longer than what is copied into them
+                        progress(min(done, total - 1), total)
+                    used = 0
+                    commands.begin()
+                if data is None:
+                    commands.fill_buffer(span.buffer, span.offset + start, -(-nbytes // 4) * 4)
+                else:
+                    staging.write(used, data[start : start + nbytes])
+                    commands.copy_buffer(buffer, span.buffer, nbytes, used, span.offset + start)
+                used += -(-nbytes // 16) * 16
+                done += nbytes
+            self._copy(commands)
+            if progress is not None:
+                progress(total, total)
+
+    def _copy(self, commands: api.CommandBuffer) -> None:
+        commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
+        commands.end()
+        self.device.queue.run(commands)
 
     def read(self, key: object, nbytes: int) -> bytes:
         """The bytes of a tensor."""
@@ -388,7 +394,8 @@ def _commands(device: api.Device, stack: contextlib.ExitStack, label: str) -> ap
     return commands
 
 
-def _write(span: BufferRange, data: memoryview | None) -> None:
+def _write(span: BufferRange, content: Content) -> None:
+    data = content() if callable(content) else content
     if data is None:
         span.buffer.write(span.offset, bytes(span.nbytes))
     elif len(data):
@@ -400,8 +407,9 @@ def _write(span: BufferRange, data: memoryview | None) -> None:
 _Piece = tuple[BufferRange, "memoryview | None", int, int]
 
 
-def _pieces(work: list[tuple[BufferRange, memoryview | None]], limit: int) -> Iterable[_Piece]:
-    for span, data in work:
+def _pieces(work: list[tuple[BufferRange, Content]], limit: int) -> Iterable[_Piece]:
+    for span, content in work:
+        data = content() if callable(content) else content
         length = span.nbytes if data is None else len(data)
         for start in range(0, length, limit):
             yield span, data, start, min(limit, length - start)

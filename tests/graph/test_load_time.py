@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,9 @@ import pytest
 import torch
 
 import purevk
+from purevk import api
 from purevk.dtypes import DType
-from purevk.graph import load_time
+from purevk.graph import load_time, memory
 from purevk.graph.context import default_context
 from purevk.graph.load_time import Batch, batches
 from purevk.graph.memory import DeviceStore, Staging
@@ -124,6 +128,38 @@ def test_the_host_keeps_no_copy_of_the_weights(tmp_path: Path) -> None:
     peak, weights = map(int, done.stdout.split())
     assert weights >= 12 * 4 * 1024 * 1024
     assert peak < 2.5 * weights
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_the_host_has_few_tensors_at_a_time(
+    is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What gives bytes is called when they are copied, also through a buffer that is smaller."""
+    if is_staged:
+        reached = property(lambda buffer: buffer.kind is not api.MemoryKind.DEVICE, lambda *_: None)
+        monkeypatch.setattr(api.Buffer, "mapped", reached, raising=False)
+        monkeypatch.setattr(memory, "_CHUNK", 10_000)
+    alive: set[int] = set()
+    most = 0
+
+    def content(number: int) -> memoryview:
+        nonlocal most
+        array = np.full(3001 + number, number, np.uint8)
+        alive.add(number)
+        weakref.finalize(array, alive.discard, number)
+        most = max(most, len(alive))
+        return array.data
+
+    done: list[tuple[int, int]] = []
+    with contextlib.closing(DeviceStore(default_context().device, "weights")) as store:
+        items = [(n, 3001 + n, functools.partial(content, n)) for n in range(9)]
+        store.add([*items, ("zeros", 999, None)], lambda *counts: done.append(counts))
+        for number, nbytes, _ in items:
+            assert store.read(number, nbytes) == bytes([number]) * nbytes
+        assert not any(store.read("zeros", 999))
+    assert most <= 1 + is_staged and not alive
+    assert done == sorted(done) and done[-1][0] == done[-1][1]
 
 
 @pytest.mark.device
