@@ -227,18 +227,20 @@ class _Cursor:
     def _texts(self, key: str, count: int) -> list[str]:
         """So many texts; those that lie in the piece that was read ahead without a call for each."""
         texts: list[str] = []
-        size_of = struct.Struct("<Q").unpack_from
+        size_of, add = struct.Struct("<Q").unpack_from, texts.append
         while len(texts) < count:
             piece, at = bytes(self._piece), self.at - self._first
+            most = len(piece)
             try:
-                while len(texts) < count and at + 8 <= len(piece):
-                    end = at + 8 + size_of(piece, at)[0]
-                    if end > len(piece):
+                for _ in range(count - len(texts)):
+                    start = at + 8
+                    end = start + size_of(piece, at)[0]
+                    if end > most:
                         break
-                    texts.append(piece[at + 8 : end].decode())
+                    add(piece[start:end].decode())
                     at = end
-            except UnicodeDecodeError:
-                pass  # `text` says where
+            except (struct.error, UnicodeDecodeError):
+                pass  # the piece is at its end, or `text` says where
             self.at = self._first + at
             if len(texts) < count:
                 texts.append(self.text(key))

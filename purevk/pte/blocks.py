@@ -51,6 +51,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
 """The types that can be read, by their number in a GGUF file."""
 
 
+BLOCK_BYTES = {each.name: each.nbytes for each in BLOCK_TYPES.values()}
 FORMS: Mapping[str, Form] = {
     "Q4_0": Form(4, 32), "Q4_1": Form(4, 32, True), "Q5_0": Form(8, 32),
     "Q5_1": Form(8, 32, True), "Q8_0": Form(8, 32), "Q2_K": Form(4, 16, True),
@@ -73,14 +74,20 @@ def scales(kind: str, blocks: _Array, exact: bool = False) -> dict[str, _Array]:
     return {name: np.ascontiguousarray(each, dtype) for name, each in parts.items()}
 
 
+def has_half_scales(kind: str) -> bool:
+    """Whether blocks of a type have their scales, and minimums, as float16."""
+    empty = np.empty((0, BLOCK_BYTES[kind]), np.uint8)
+    return all(each.dtype == np.float16 for each in _TYPES[kind].scales(empty))
+
+
 def weight(kind: str, blocks: _Array) -> _Array:
     """The quantized values of blocks uint8 [blocks, bytes] as kernels read them: bytes [blocks,
     bytes]. Of 4 bits, the low nibble has the even element."""
     form, values = FORMS[kind], _TYPES[kind].values(blocks)
     if form.bits == 8:
         return (values.view(np.uint8) ^ 0x80).view(np.int8) if form.has_minimums else values
-    nibbles = values.view(np.uint8) + (0 if form.has_minimums else 8)
-    return nibbles[:, ::2] | nibbles[:, 1::2] << 4
+    pairs = (values if form.has_minimums else values + np.int8(8)).view("<u2")
+    return np.asarray(pairs | pairs >> 4).astype(np.uint8)
 
 
 def _fits_half(numbers: _Array) -> bool:
@@ -98,7 +105,11 @@ def _half(blocks: _Array, at: int) -> _Array:
 
 def _nibbles(packed: _Array) -> _Array:
     """All low nibbles of each block, then all high ones."""
-    return np.concatenate((packed & 15, packed >> 4), -1)
+    half = packed.shape[-1]
+    nibbles = np.empty((*packed.shape[:-1], 2 * half), np.uint8)
+    np.bitwise_and(packed, 15, out=nibbles[..., :half])
+    np.right_shift(packed, 4, out=nibbles[..., half:])
+    return nibbles
 
 
 def _bits(packed: _Array, count: int) -> _Array:
@@ -109,8 +120,8 @@ def _bits(packed: _Array, count: int) -> _Array:
 
 
 def _signed(values: _Array, offset: int = 0) -> _Array:
-    signed: _Array = values.astype(np.int8) - np.int8(offset)
-    return signed.reshape(len(values), -1)
+    signed: _Array = values.view(np.int8)
+    return (signed - np.int8(offset) if offset else signed).reshape(len(values), -1)
 
 
 def _fifth_bits(blocks: _Array, at: int) -> _Array:

@@ -94,9 +94,10 @@ def test_characters(tmp_path: Path) -> None:
             if "\u2581" not in text and "<|" not in text:
                 assert tokenizer.decode(ids) == text
         assert tokenizer.end_tokens == {tokens.index("<eos>"), tokens.index("<turn|>")}
-        file.metadata["tokenizer.ggml.merges"] = ["T h", "no pair"]
-        with pytest.raises(FileFormatError, match="is not one of two tokens"):
-            tokenizer_of(file, 1 << 20)
+        for merge, why in (("no pair", "out of vocabulary"), ("T h e", "not one of two tokens")):
+            file.metadata["tokenizer.ggml.merges"] = ["T h", merge]
+            with pytest.raises(FileFormatError, match=why):
+                tokenizer_of(file, 1 << 20)
 
 
 def test_what_ends_an_answer_of_gpt_oss() -> None:

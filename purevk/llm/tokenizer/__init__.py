@@ -16,6 +16,7 @@ import numpy as np
 from purevk.errors import InputError, PurevkError, UnsupportedProgramError
 from purevk.llm.arguments import not_installed
 from purevk.llm.files import ModelFile, damaged
+from purevk.program.variants.lowering import uncollected
 
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
@@ -204,7 +205,8 @@ def tokenizer_of(file: ModelFile, vocab: int) -> Tokenizer:
         raise not_installed("tokenizers", "give token ids to generate()") from None
     try:
         text = file.metadata.get("tokenizer.json")
-        return _of_json(file, text) if isinstance(text, str) else _of_gguf(file, vocab)
+        with uncollected():
+            return _of_json(file, text) if isinstance(text, str) else _of_gguf(file, vocab)
     except PurevkError:
         raise
     except BaseException as error:  # whatever the package raises
@@ -244,18 +246,19 @@ def _of_gguf(file: ModelFile, vocab: int) -> Tokenizer:
     return Tokenizer(*(file.name, texts, special, hidden, implementation, metadata, kind == "gpt2"))
 
 
-def _merges(file: ModelFile, ids: dict[str, int]) -> list[Any]:
+def _merges(file: ModelFile) -> list[Any]:
+    """Pairs of texts. The package sees to it that they, and what they become, are tokens."""
     merges: list[Any] = [tuple(each.split(" ")) for each in _list(file, "tokenizer.ggml.merges")]
-    for pair in merges:
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-            raise _damaged(file.name, f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
+    if {*map(len, merges)} - {2}:
+        pair = next(pair for pair in merges if len(pair) != 2)
+        raise _damaged(file.name, f"the merge {' '.join(pair)[:40]!r} is not one of two tokens")
     return merges
 
 
 def _byte_level(file: ModelFile, texts: list[str], ids: dict[str, int], types: list[int]) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    merges = _merges(file, ids)
+    merges = _merges(file)
     pre = file.metadata.get("tokenizer.ggml.pre", "")
     tokenizer: Any = Tokenizer(
         models.BPE(ids, merges, ignore_merges=pre in (*_WHOLE_WORDS, "tekken"))
@@ -315,7 +318,7 @@ def _characters(file: ModelFile, texts: list[str], ids: dict[str, int], types: l
     of newlines."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
-    tokenizer = _of_merges(texts, ids, types, _merges(file, ids))
+    tokenizer = _of_merges(texts, ids, types, _merges(file))
     tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|[^\n]+"), "isolated")
     return tokenizer
@@ -374,7 +377,7 @@ def _growth(normalizer: Any) -> int:
 
 def _list(file: ModelFile, key: str) -> list[str]:
     texts: list[str] = file.value(key, list)
-    if not all(isinstance(text, str) for text in texts):
+    if {*map(type, texts)} - {str}:
         raise _damaged(file.name, f"{key} is no list of texts")
     return texts
 
