@@ -41,10 +41,7 @@ class ReadGraph:
         graph: as it was read.
         guards: what was decided from sizes while it was read.
         examples: the sizes of the example inputs, by symbols.
-        built: the graph, if it was built and not read: its plan is in the cache by the graph itself.
     """
-
-    built: Graph | None = None
 
     def __init__(
         self,

@@ -207,10 +207,18 @@ class BorrowedConstant(Constant):
     Args:
         memory, nbytes: see `Constant`.
         read: gives a view of the bytes. Raises `InputError` if they were released.
+        name: by which who made the graph finds the constant again; "": it does not.
+
+    Attributes:
+        name: as the argument.
     """
 
-    def __init__(self, memory: Hashable, nbytes: int, read: Callable[[], memoryview]) -> None:
-        vars(self).update(known=True, _memory=memory, _nbytes=nbytes, _view=read)
+    name: str
+
+    def __init__(
+        self, memory: Hashable, nbytes: int, read: Callable[[], memoryview], name: str = ""
+    ) -> None:
+        vars(self).update(known=True, name=name, _memory=memory, _nbytes=nbytes, _view=read)
 
     @property
     def data(self) -> memoryview:

@@ -12,11 +12,12 @@ import numpy as np
 
 from purevk.dtypes import DType
 from purevk.errors import InputError
+from purevk.ir import Graph
 from purevk.llm.checkpoints import TAIL, Checkpoints
 from purevk.llm.grammar import Constraint
-from purevk.llm.graphs import source_of
 from purevk.llm.pieces import Stats, TokenLogprobs
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
+from purevk.llm.sources import BuiltGraph
 from purevk.program.program import Program
 from purevk.program.variants.variant import GraphSource
 
@@ -217,22 +218,28 @@ class Decoder:
         self, prompt: Sequence[int], sampling: Sampling, constraint: Constraint | None
     ) -> str:
         """The method that chooses tokens, lowered at its first use; "" if "decode" does."""
-        if sampling.logprobs is not None and "logprobs" not in self.program.methods:
-            build = functools.partial(logprobs_graph, self.vocab, self.dtype)
-            self.program.add_methods({"logprobs": source_of(build)})
+        if sampling.logprobs is not None:
+            self._add("logprobs", logprobs_graph)
         if sampling.greedy and not sampling.adjusts and constraint is None:
             return ""
         features = sampling.adjusts, constraint is not None
         name = sampling_name(*features)
-        if name not in self.program.methods:
-            build = functools.partial(sampling_graph, self.vocab, self.dtype, *features)
-            self.program.add_methods({name: source_of(build)})
+        self._add(
+            name, functools.partial(sampling_graph, adjusts=features[0], constrained=features[1])
+        )
         if sampling.adjusts:
             seen = np.zeros((2, self.vocab), np.float32)
             seen[0, np.asarray(prompt)] = 1
             self.program.state["seen"] = seen
             self.program.state["bias"] = sampling.bias(self.vocab)
         return name
+
+    def _add(self, name: str, graph: Callable[[int, DType], Graph]) -> None:
+        """Has the program have a method that follows from its name, the vocabulary and the dtype."""
+        if name not in self.program.methods:
+            build = functools.partial(graph, self.vocab, self.dtype)
+            built = f"{name} of {self.vocab} {self.dtype.name}"
+            self.program.add_methods({name: BuiltGraph(build, name, built)})
 
     def _choose(
         self,

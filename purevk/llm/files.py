@@ -4,6 +4,8 @@ names."""
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +40,11 @@ class Tensor(ABC):
         """How it is quantized; None: it is not."""
         return None
 
+    @property
+    def scale_dtype(self) -> DType:
+        """Of what `parts` gives."""
+        return DType.float32
+
     def floats(self) -> np.ndarray:
         """The elements of a tensor that is not quantized, float32."""
         raise NotImplementedError
@@ -57,6 +64,13 @@ class BlockTensor(Tensor):
     @property
     def form(self) -> blocks.Form | None:
         return blocks.FORMS.get(self.kind)
+
+    @functools.cached_property
+    def scale_dtype(self) -> DType:
+        is_half = blocks.has_half_scales(self.kind)
+        if not is_half:  # it follows from the numbers
+            is_half = self.parts()["scales"].dtype == np.float16
+        return DType.float16 if is_half else DType.float32
 
     @abstractmethod
     def _blocks(self) -> np.ndarray:
@@ -92,6 +106,29 @@ class ModelFile(Closing):
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         self.sources: list[Source] = []
+        self._parts: tuple[Tensor | None, Mapping[str, np.ndarray]] = None, {}
+
+    @functools.cached_property
+    def about(self) -> str:
+        """What graphs of the file follow from: the SHA-256 of its metadata without the tokenizer, of
+        the types and sizes of its tensors, and of the elements of those that are `DECIDING`."""
+        hasher = hashlib.sha256(repr((self.rotates_neighbours, self.is_raw)).encode())
+        for key, value in sorted(self.metadata.items()):
+            if not key.startswith("tokenizer."):
+                plain = value.tolist() if isinstance(value, np.ndarray) else value
+                hasher.update(repr((key, plain)).encode("utf-8", "surrogatepass"))
+        for name, tensor in sorted(self.tensors.items()):
+            dtype = tensor.scale_dtype if tensor.form is not None else None
+            hasher.update(repr((name, tensor.dims, tensor.kind, tensor.form, dtype)).encode())
+            if name.startswith(DECIDING) and tensor.form is None:
+                hasher.update(tensor.floats().tobytes())
+        return hasher.hexdigest()
+
+    def parts(self, tensor: Tensor) -> Mapping[str, np.ndarray]:
+        """Its `parts`. Those of the last tensor are kept: they are asked for one by one."""
+        if self._parts[0] is not tensor:
+            self._parts = tensor, tensor.parts()
+        return self._parts[1]
 
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """A value of the metadata.
@@ -114,7 +151,7 @@ class ModelFile(Closing):
 
     def close(self) -> None:
         """Lets go of the files. Their maps stay as long as somebody has bytes of a tensor."""
-        self.tensors = {}
+        self.tensors, self._parts = {}, (None, {})
         for source in self.sources:
             with contextlib.suppress(BufferError):
                 source.close()
@@ -150,6 +187,9 @@ def unknown_architecture(where: str, name: object, known: Iterable[str]) -> Unsu
 
 DTYPES = {each.name: each for each in (DType.float32, DType.float16, DType.bfloat16)}
 """What models compute in, by the names of `purevk.llm.load`."""
+DECIDING = "rope_f"
+"""Names of tensors whose elements graphs depend on begin so."""
+MOST_HEAD_WIDTH = 4096
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from purevk.ir import (
     Constant,
     Dim,
     Graph,
-    GuardLog,
     Input,
     Label,
     Size,
@@ -25,9 +23,6 @@ from purevk.ir import (
 )
 from purevk.ops.builder import Builder, NameSource
 from purevk.tuning import DeviceTraits
-
-if TYPE_CHECKING:
-    from purevk.frontends.respecialize import ReadGraph
 
 
 class GraphBuilder(Builder):
@@ -112,14 +107,3 @@ class GraphBuilder(Builder):
 def types_of(values: Iterable[object]) -> str:
     """The types of values, for messages."""
     return ", ".join(str(getattr(value, "type", value)) for value in values) or "nothing"
-
-
-def source_of(build: Callable[[], Graph]) -> ReadGraph:
-    """What a program reads the graph from that `build` makes. Its plan is in the cache by the graph."""
-    from purevk.frontends.respecialize import ReadGraph
-
-    with GuardLog() as log:
-        graph = build()
-    source = ReadGraph(graph, tuple(log.guards), graph.name)
-    source.built = graph
-    return source

@@ -15,15 +15,14 @@ from purevk.graph.context import Context, typical_traits
 from purevk.graph.devices import choose_context
 from purevk.ir import Graph, TensorType, Value
 from purevk.llm.architectures import ARCHITECTURES
+from purevk.llm.architectures.transformer import Transformer
 from purevk.llm.checkpoint import Folder
 from purevk.llm.decoding import Decoder, prompt_lengths
 from purevk.llm.files import DTYPES, ModelFile, close_on_error, unknown_architecture
 from purevk.llm.gguf import GgufFile
-from purevk.llm.graphs import source_of
 from purevk.llm.model import Model
-from purevk.llm.network import Network
 from purevk.llm.plan import Plan, check_context, check_fits, plan_of, workspace_of
-from purevk.llm.transformer import Transformer
+from purevk.llm.sources import BuiltGraph, constant_named
 from purevk.paths import path_text
 from purevk.program.devices.memory import heaps_of
 from purevk.program.program import Program
@@ -198,6 +197,8 @@ def _step_graph(
 
     Both take the position of the first token, int64 [1], store the logits of the last one and the
     token with the largest, and return this token, int64 [1, 1]."""
+    from purevk.llm.network import Network  # it imports all operators
+
     net = Network(name, file, dtype, rows, cache)
     token = net.state(TensorType(DType.int64, (1, 1)), name="token")
     tokens: Value = token
@@ -248,22 +249,29 @@ def _load(
                 f"{architecture.trained}",
             )
         build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
-        decode = source_of(build)
-        released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
-        prompts = _prompts(rows, device.traits)
-        *_, (longest, length) = prompts.items()
-        plan = check_fits(
-            plan_of(decode.graph, rows),
-            device,
-            file.name,
-            functools.partial(build, longest, length),
-            spill,
-            released,
-        )
-        if replaced is not None:
-            replaced.close()
-        name, local = os.path.basename(file.name), plan.local_weights
-        program = Program(name, {"decode": decode}, device, closing=file.close, local_weights=local)
-    source = lambda name: source_of(functools.partial(build, name, prompts[name]))  # noqa: E731
+        name, prompts = os.path.basename(file.name), _prompts(rows, device.traits)
+        plans: list[Plan] = []
+
+        def source(method: str) -> BuiltGraph:
+            length = prompts.get(method)
+            built = repr((file.about, rows, dtype.name, cache, length))
+            graph = functools.partial(build, method, length)
+            return BuiltGraph(
+                graph, f"{name}, {method}", built, functools.partial(constant_named, file)
+            )
+
+        def local_weights(graph: Graph) -> int | None:
+            plan = plan_of(graph, rows)
+            released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
+            *_, (longest, length) = prompts.items()
+            graph_of_longest = functools.partial(build, longest, length)
+            plan = check_fits(plan, device, file.name, graph_of_longest, spill, released)
+            if replaced is not None:
+                replaced.close()
+            plans.append(plan)
+            return plan.local_weights
+
+        sources = {"decode": source("decode")}
+        program = Program(name, sources, device, closing=file.close, local_weights=local_weights)
     sizes = (rows, architecture.vocab, dtype, architecture.is_recurrent)
-    return Decoder(program, prompts, source, *sizes), file, plan
+    return Decoder(program, prompts, source, *sizes), file, plans[0]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from purevk.dtypes import DType
+from purevk.dtypes import DType, dtype_named
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, TensorType, Value
-from purevk.ir.graph import BorrowedConstant
-from purevk.llm.files import DTYPES, ModelFile, Tensor, damaged, to_bfloat16
+from purevk.llm.files import DECIDING, DTYPES, MOST_HEAD_WIDTH, ModelFile, Tensor, damaged
 from purevk.llm.graphs import GraphBuilder
+from purevk.llm.sources import Angles, Weight, constant_of
 from purevk.pte import blocks
 
 _FLOAT8 = DType.float8_e4m3fn
-MOST_HEAD_WIDTH = 4096
 _MOST_ROTATIONS = 8  # tables of angles; models have one or two
 
 
@@ -93,14 +91,16 @@ class Network(GraphBuilder):
         return self._tensor(name, there.dims if there else ()).dims
 
     def vector(
-        self, name: str, *dims: int, order: np.ndarray | None = None, plus: float = 0.0
+        self, name: str, *dims: int, heads: int = 0, plus: float = 0.0, wide: bool = False
     ) -> Value:
-        """A weight that is not quantized; `order` as for `matrix`, `plus`: is added to it."""
-        tensor = self._vector(name, dims)
-        return self._borrowed(name, "", self.dtype, dims, lambda: self._cast(tensor, order, plus))
+        """A weight that is not quantized; `heads` and `plus` as for `Weight`; `wide`: float32."""
+        self._vector(name, dims)
+        dtype = DType.float32 if wide else self.dtype
+        return self._weight(Weight(name, "", dtype.name, heads, plus), dims)
 
     def numbers(self, name: str, *dims: int) -> np.ndarray:
-        """The elements of a weight that is not quantized, float32."""
+        """The elements of a weight that graphs depend on, float32, see `ModelFile.about`."""
+        assert name.startswith(DECIDING), name
         return self._vector(name, dims).floats()
 
     def _vector(self, name: str, dims: tuple[int, ...]) -> Tensor:
@@ -113,74 +113,45 @@ class Network(GraphBuilder):
             )
         return tensor
 
-    def matrix(self, name: str, *dims: int, order: np.ndarray | None = None) -> Matrix:
-        """A weight of two dims or more, packed as it is in the file. Quantized ones become [rows,
-        columns], with the rows of all outer dims.
+    def matrix(self, name: str, *dims: int, heads: int = 0) -> Matrix:
+        """A weight of two dims or more, packed as it is in the file; `heads` as for `Weight`.
+        Quantized ones become [rows, columns], with the rows of all outer dims."""
+        if name not in self._matrices:
+            self._matrices[name] = self._matrix(name, dims, heads)
+        return self._matrices[name]
 
-        Args:
-            order: the rows of the file that become rows 0, 1, ...; None: the same.
-        """
-        if name in self._matrices:
-            return self._matrices[name]
+    def _matrix(self, name: str, dims: tuple[int, ...], heads: int) -> Matrix:
         tensor = self._tensor(name, dims)
-        if tensor.form is None:
-            read = lambda: self._cast(tensor, order)  # noqa: E731
-            matrix = Matrix(self._borrowed(name, "", self.dtype, dims, read))
-        else:
-            matrix = self._quantized(tensor, tensor.form, order)
-        self._matrices[name] = matrix
-        return matrix
+        form = tensor.form
+        if form is None:
+            return Matrix(self._weight(Weight(name, "", self.dtype.name, heads), dims))
+        rows, columns = math.prod(dims[:-1]), dims[-1]
 
-    def _quantized(self, tensor: Tensor, form: blocks.Form, order: np.ndarray | None) -> Matrix:
-        rows, columns = math.prod(tensor.dims[:-1]), tensor.dims[-1]
+        def part(part: str, dtype: DType, columns: int) -> Value:
+            return self._weight(Weight(name, part, dtype.name, heads), (rows, columns))
 
-        def ordered(array: np.ndarray) -> np.ndarray:
-            return array if order is None else array[order]
-
-        parts = {}
-        for name, part in tensor.parts().items():
-            dtype = DType.float16 if part.dtype == np.float16 else DType.float32
-            read = functools.partial(lambda name: ordered(tensor.parts()[name]), name)
-            dims = (rows, columns // form.group)
-            parts[name] = self._borrowed(tensor.name, name, dtype, dims, read)
-        dims = (rows, columns * form.bits // 8)
         dtype = DType.uint8 if form.bits == 4 else DType.int8
-        values = self._borrowed(
-            tensor.name, "values", dtype, dims, lambda: ordered(tensor.values())
+        parts = ("scales", "minimums") if form.has_minimums else ("scales",)
+        return Matrix(
+            part("values", dtype, columns * form.bits // 8),
+            form,
+            *(part(each, tensor.scale_dtype, columns // form.group) for each in parts),
         )
-        return Matrix(values, form, parts["scales"], parts.get("minimums"))
 
-    def _cast(self, tensor: Tensor, order: np.ndarray | None, plus: float = 0.0) -> np.ndarray:
-        numbers = tensor.floats() + np.float32(plus) if plus else tensor.floats()
-        numbers = numbers if order is None else numbers[order]
-        if self.dtype is DType.bfloat16:
-            return to_bfloat16(numbers)
-        return numbers.astype(self.dtype.numpy)
-
-    def _borrowed(
-        self,
-        name: str,
-        part: str,
-        dtype: DType,
-        dims: tuple[int, ...],
-        read: Callable[[], np.ndarray],
-    ) -> Value:
-        value = Value(f"{name}.{part}" if part else name, TensorType(dtype, dims))
-        key = (id(self.file), name, part, dtype)
-
-        def data() -> memoryview:
-            return np.ascontiguousarray(read()).reshape(-1).view(np.uint8).data
-
-        self._constants[value] = BorrowedConstant(key, value.type.nbytes, data)
+    def _weight(self, content: Weight | Angles, dims: tuple[int, ...], name: str = "") -> Value:
+        if isinstance(content, Weight):
+            name = f"{content.tensor}.{content.part}" if content.part else content.tensor
+        value = Value(name, TensorType(dtype_named(content.dtype), dims))
+        self._constants[value] = constant_of(self.file, content, value.type.nbytes)
         return value
 
     # -- layers -----------------------------------------------------------------------------------
-    def linear(self, x: Value, name: str, rows: int, order: np.ndarray | None = None) -> Value:
+    def linear(self, x: Value, name: str, rows: int, heads: int = 0) -> Value:
         """x [..., K] times the weight NAME.weight [rows, K], plus NAME.bias if there is one."""
-        matrix = self.matrix(f"{name}.weight", rows, int(x.type.dims[-1]), order=order)
+        matrix = self.matrix(f"{name}.weight", rows, int(x.type.dims[-1]), heads=heads)
         bias = None
         if self.has(f"{name}.bias"):
-            bias = self.vector(f"{name}.bias", rows, order=order)
+            bias = self.vector(f"{name}.bias", rows, heads=heads)
         if matrix.form is None:
             return self.op("linear.default", x, matrix.values, bias)
         form = matrix.form
@@ -319,15 +290,12 @@ class Network(GraphBuilder):
             if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
                 raise FileFormatError("a rotation is no number", where=self.file.name)
             dtype = DType.float32 if self.dtype is DType.bfloat16 else self.dtype
-
-            def read(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-                angles = np.arange(self.rows)[:, None] * frequencies.astype(np.float64)
-                return np.tile(function(angles) * factor, 2).astype(dtype.numpy)
-
+            numbers = tuple(frequencies.astype(np.float64).tolist())
             rows = []
-            for part, function in (("cos", np.cos), ("sin", np.sin)):
-                name, read_part = f"angles.{tables}", functools.partial(read, function)
-                table = self._borrowed(name, part, dtype, (self.rows, width), read_part)
+            for function in ("cos", "sin"):
+                content = Angles(function, dtype.name, self.rows, factor, numbers)
+                name = f"angles.{tables}.{function}"
+                table = self._weight(content, (self.rows, width), name)
                 rows.append(self.op("index.Tensor", self.narrow(table), (self.positions,)))
             self._angles[key] = rows[0], rows[1]
         return self._angles[key]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from purevk.dtypes import DType
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.reading import reading
 from purevk.llm import files
@@ -91,6 +92,7 @@ class Computed(files.Tensor):
     kind: str = "F32"
     form: Form | None = None
     read_parts: Callable[[], Mapping[str, np.ndarray]] = dict
+    scale_dtype: DType = DType.float32
 
     def floats(self) -> np.ndarray:
         return np.ascontiguousarray(self.read(), np.float32)
@@ -144,7 +146,9 @@ def stacked(name: str, tensors: Sequence[files.Tensor]) -> Computed:
         parts = [tensor.parts() for tensor in tensors]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    return Computed(name, (len(tensors), *first.dims), read, first.kind, first.form, parts)
+    is_half = first.form and all(each.scale_dtype is DType.float16 for each in tensors)
+    dtype = DType.float16 if is_half else DType.float32
+    return Computed(name, (len(tensors), *first.dims), read, first.kind, first.form, parts, dtype)
 
 
 def read_tensors(path: Path) -> tuple[Source, dict[str, Stored]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Graph, TensorType, Value
 from purevk.llm.arguments import refuse
-from purevk.llm.graphs import GraphBuilder
+
+if TYPE_CHECKING:
+    from purevk.llm.graphs import GraphBuilder
 
 MOST_LOGPROBS = 20
 _PARAMETERS = 7
@@ -107,6 +110,8 @@ def sampling_graph(
             as OpenAI does.
         constrained: a second input, uint8 [bytes], has a bit for each token that may be chosen.
     """
+    from purevk.llm.graphs import GraphBuilder  # it imports all operators
+
     net = GraphBuilder(sampling_name(adjusts, constrained))
     numbers = net.input(DType.float32, (_PARAMETERS,))
     temperature, top_k, top_p, min_p, random, repetition, presence = (
@@ -162,6 +167,8 @@ def logprobs_graph(vocab: int, dtype: DType) -> Graph:
     """The method "logprobs": natural logarithms of the probabilities by the state "logits", before
     any filter. Returns that of the state "token", float32 [1], and the largest, float32 [N] and
     int64 [N]."""
+    from purevk.llm.graphs import GraphBuilder
+
     net = GraphBuilder("logprobs")
     logits = net.state(TensorType(dtype, (1, vocab)), name="logits")
     token = net.op("view.default", net.state(TensorType(DType.int64, (1, 1)), name="token"), (1,))

@@ -20,7 +20,6 @@ from purevk.ir import Constant, Graph, Size, Value
 from purevk.ir.dims import range_of
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import DTYPES, ModelFile, close_on_error, damaged
-from purevk.llm.graphs import types_of
 from purevk.llm.plan import Plan, check_fits
 from purevk.program.program import Program
 
@@ -73,6 +72,8 @@ class Description(NamedTuple):
 
     def check(self, graph: Graph, method: str, path: str) -> None:
         """Raises FileFormatError if a method takes, gives or keeps something else."""
+        from purevk.llm.graphs import types_of  # it imports all operators
+
         token, position = (DType.int64, (1, 1)), (DType.int64, (1,))
         states = {label.name: each for each, label in graph.labels.items() if each in graph.states}
         first = () if method == "decode" else graph.inputs[:1]
@@ -196,8 +197,11 @@ def load_saved(
         source = functools.partial(_CheckedSource, opened, about)
         longest = list(about.prompts)[-1]
         plan = check_fits(plan, device, path, lambda: source(longest)(None), spill)
-        methods, local = {"decode": source("decode")}, plan.local_weights
-        program = Program(opened.label, methods, device, closing=opened.close, local_weights=local)
+        local = plan.local_weights
+        methods = {"decode": source("decode")}
+        program = Program(
+            opened.label, methods, device, closing=opened.close, local_weights=lambda _: local
+        )
     sizes = (plan.context, about.vocab, about.dtype, about.is_recurrent)
     decoder = Decoder(program, about.prompts, source, *sizes)
     return decoder, SavedFile(path, about.metadata), plan

@@ -80,6 +80,8 @@ class Program(Closing):
         seconds: what loading took, by phase.
         reloading: whether changed weights are not completely on the device.
         origin: a function, and the arguments with which it makes the program again.
+        local_weights: gives the bytes of weights on the device by the first graph, before anything
+            is put there; others are in memory of the host. None: all are on the device.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Program(Closing):
         weight_watch: WeightWatch | None = None,
         compile: str = "allowed",
         round: str = "fused",
-        local_weights: int | None = None,
+        local_weights: Callable[[Graph], int | None] | None = None,
     ) -> None:
         if bounds not in ("exported", "grow", "strict", "open"):
             raise InputError(
@@ -115,7 +117,8 @@ class Program(Closing):
         self.weight_watch = weight_watch
         self.name, self.context, self.bounds = name, context, bounds
         self.progress, self._closing = progress, closing
-        self.weights = DeviceStore(context.device, "weights", local_bytes=local_weights)
+        self.weights = DeviceStore(context.device, "weights")
+        self.local_weights = local_weights
         self.states = DeviceStore(context.device, "state")
         self.seconds: dict[str, float] = {}
         self.executables: weakref.WeakSet[Executable] = weakref.WeakSet()
@@ -158,6 +161,11 @@ class Program(Closing):
         for key, count in vars(self.context.kernels.report).items():
             if key != "templates":
                 self._kernels[key] = self._kernels.get(key, 0) + count - before[key]
+
+    def admit(self, graph: Graph) -> None:
+        """Called with each graph, before anything of it is put onto the device."""
+        if self.local_weights is not None:
+            self.weights.local_bytes, self.local_weights = self.local_weights(graph), None
 
     # -- calls ------------------------------------------------------------------------------------
     def forward(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:

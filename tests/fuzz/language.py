@@ -160,7 +160,7 @@ def saved_model() -> bytes:
     from purevk.dtypes import DType
     from purevk.llm import loading, saved
     from purevk.llm.decoding import prompt_lengths
-    from purevk.llm.graphs import source_of
+    from purevk.llm.sources import BuiltGraph
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
@@ -172,7 +172,7 @@ def saved_model() -> bytes:
                 loading._step_graph, file, architecture, rows, DType.float32, "float32"
             )
             sources = {
-                name: source_of(functools.partial(build, name, length))
+                name: BuiltGraph(functools.partial(build, name, length), name)
                 for name, length in [("decode", None), *prompts.items()]
             }
             metadata = {key: file.metadata[key] for key in file.metadata if "tokenizer" in key}

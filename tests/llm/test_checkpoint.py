@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import struct
@@ -21,8 +22,9 @@ import purevk.llm  # noqa: E402
 from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import FileFormatError, PurevkError, UnsupportedProgramError  # noqa: E402
 from purevk.llm.checkpoint import Folder  # noqa: E402
+from purevk.llm.files import ModelFile  # noqa: E402
 from purevk.llm.network import Network  # noqa: E402
-from purevk.llm.safetensors import Stored, read_tensors  # noqa: E402
+from purevk.llm.safetensors import Computed, Stored, read_tensors  # noqa: E402
 from purevk.llm.tokenizer import tokenizer_of  # noqa: E402
 from purevk.pte import safetensors as tensor_files  # noqa: E402
 from tests.llm.families import tiny  # noqa: E402
@@ -194,6 +196,22 @@ def test_cut_and_empty_files(tmp_path: Path) -> None:
         (tmp_path / "x.safetensors").write_bytes(data)
         with pytest.raises(FileFormatError):
             read_tensors(tmp_path / "x.safetensors")
+
+
+def test_what_graphs_follow_from() -> None:
+    """Metadata, types and sizes of tensors, and elements that become numbers of graphs."""
+
+    def about(factor: float = 1, weight: float = 1, width: int = 4, **metadata: Any) -> str:
+        file = ModelFile("")
+        file.metadata = {"tokenizer.ends": [weight], "sizes": np.arange(3), **metadata}
+        for name, number in (("rope_freqs.weight", factor), ("output.weight", weight)):
+            read = functools.partial(np.full, width, number, np.float32)
+            file.tensors[name] = Computed(name, (width,), read)
+        return file.about
+
+    assert about() == about(weight=2)
+    others = [about(), about(factor=2), about(width=6), about(sizes=np.arange(4)), about(x=None)]
+    assert len({*others}) == len(others)
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from purevk.dtypes import DType  # noqa: E402
 from purevk.errors import InputError  # noqa: E402
 from purevk.graph.devices import choose_context  # noqa: E402
 from purevk.ir import Graph  # noqa: E402
-from purevk.llm.graphs import source_of  # noqa: E402
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph  # noqa: E402
+from purevk.llm.sources import BuiltGraph  # noqa: E402
 from purevk.program import Program  # noqa: E402
 
 pytestmark = pytest.mark.device
@@ -30,7 +30,7 @@ def program() -> Iterator[Program]:
         "sample_adjusted_constrained": sampling_graph(VOCAB, DType.float32, True, True),
         "logprobs": logprobs_graph(VOCAB, DType.float32),
     }
-    sources = {name: source_of(functools.partial(pick, graphs, name)) for name in graphs}
+    sources = {name: BuiltGraph(functools.partial(pick, graphs, name), name) for name in graphs}
     with Program("sampling", sources, choose_context(None, None)) as program:
         yield program
 

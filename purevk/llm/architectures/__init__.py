@@ -13,7 +13,7 @@ from purevk.llm.architectures.phi3 import Phi3
 from purevk.llm.architectures.qwen3moe import Qwen3Moe
 from purevk.llm.architectures.qwen35 import Qwen35, Qwen35Moe
 from purevk.llm.architectures.smollm3 import SmolLM3
-from purevk.llm.transformer import Transformer
+from purevk.llm.architectures.transformer import Transformer
 
 ARCHITECTURES: Mapping[str, type[Transformer]] = {
     "llama": Llama,

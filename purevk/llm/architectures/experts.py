@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from purevk.dtypes import DType
 from purevk.ir import Value
-from purevk.llm.network import Network
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Experts:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from purevk.ir import Value
+from purevk.llm.architectures.transformer import SLIDING, Transformer
 from purevk.llm.files import ModelFile
-from purevk.llm.network import Network
-from purevk.llm.transformer import SLIDING, Transformer
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Gemma3(Transformer):

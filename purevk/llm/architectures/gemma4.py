@@ -4,6 +4,7 @@ of each layer by the token."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from purevk.ir import Value
 from purevk.llm.architectures.experts import Experts
 from purevk.llm.architectures.gemma import Gemma3
 from purevk.llm.files import ModelFile
-from purevk.llm.network import Network
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Gemma4(Gemma3):

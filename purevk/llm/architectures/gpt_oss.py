@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from purevk.ir import Value
 from purevk.llm.architectures.qwen3moe import Qwen3Moe
-from purevk.llm.network import Network
-from purevk.llm.transformer import SLIDING
+from purevk.llm.architectures.transformer import SLIDING
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 _LIMIT, _SLOPE = 7.0, 1.702
 

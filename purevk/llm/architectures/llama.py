@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from purevk.llm.architectures.transformer import Transformer
 from purevk.llm.files import ModelFile
-from purevk.llm.transformer import Transformer
 
 
 class Llama(Transformer):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from purevk.llm.network import Network
-from purevk.llm.transformer import Transformer
+from purevk.llm.architectures.transformer import Transformer
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Phi3(Transformer):

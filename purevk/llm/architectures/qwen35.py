@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.ir import TensorType, Value
 from purevk.llm.architectures.qwen3moe import Qwen3Moe
+from purevk.llm.architectures.transformer import Transformer
 from purevk.llm.files import ModelFile
-from purevk.llm.network import Network
-from purevk.llm.transformer import Transformer
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Qwen35(Transformer):
@@ -85,8 +88,7 @@ class Qwen35(Transformer):
         """What is left of the state at each token, [S, heads]; nothing at the first of a sequence."""
         heads, length = self.value_heads, h.type.dims[1]
         bias, rate = (
-            net.constant(net.numbers(f"{name}.{part}", heads), DType.float32)
-            for part in ("ssm_dt.bias", "ssm_a")
+            net.vector(f"{name}.{part}", heads, wide=True) for part in ("ssm_dt.bias", "ssm_a")
         )
         steps = net.add(net.wide(net.linear(h, f"{name}.ssm_alpha", heads)), bias)
         steps = net.op("softplus.default", steps, 1, math.inf)

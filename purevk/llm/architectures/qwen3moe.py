@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from purevk.errors import FileFormatError
 from purevk.ir import Value
 from purevk.llm.architectures.experts import Experts
+from purevk.llm.architectures.transformer import Transformer
 from purevk.llm.files import ModelFile
-from purevk.llm.network import Network
-from purevk.llm.transformer import Transformer
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 
 class Qwen3Moe(Transformer):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from purevk.frontends.files import ModelFile
 from purevk.graph.context import Context
-from purevk.program.devices.cuts import read_leaves
+
+if TYPE_CHECKING:
+    from purevk.frontends.files import ModelFile
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def free_bytes(context: Context, local: bool = True) -> int:
 def weight_bytes(opened: ModelFile) -> int:
     """The bytes of the constants and states of all methods of a file; what methods share counts
     once."""
+    from purevk.program.devices.cuts import read_leaves  # it imports all operators
+
     leaves: dict[Any, int] = {}
     for method in opened.methods:
         graph = opened.graph(method)

@@ -7,25 +7,26 @@ Those of weights are left out, unless a decision was taken from their elements (
 these), or graphs are read from these bytes too. So no entry needs a file's name or date, and a model
 that was trained further keeps its plan.
 
-A graph that is built, not read from bytes of a file, is in the key itself: its record. Its weights
-are `BorrowedConstant`s, which go by their names there.
+A graph that is built, not read from bytes of a file, says itself what it follows from: a text in the
+key. Its weights are `BorrowedConstant`s, which go by their names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from purevk import knobs
 from purevk.dtypes import DType
 from purevk.errors import FileFormatError
 from purevk.graph.context import Context
-from purevk.ir import BorrowedConstant, Constant, Graph, Size, TensorType, Value
+from purevk.ir import BorrowedConstant, Constant, Size, TensorType, Value
 from purevk.ir.expected import Expected
 from purevk.mapped import address_of, own
 from purevk.program.leaves import ConstantKey, Leaves, StateKey
@@ -69,7 +70,8 @@ class PlanCache:
         leaves: of the program.
         digests: of parts of the files, as far as they are known.
         label: the file and the method, for lists of entries.
-        built: the graph, if it is from no file.
+        built: of a graph that is built, what it follows from.
+        borrowed: gives a constant of such a graph by its name.
     """
 
     def __init__(
@@ -79,16 +81,13 @@ class PlanCache:
         leaves: Leaves,
         digests: dict[str, str],
         label: str = "",
-        built: Graph | None = None,
+        built: str = "",
+        borrowed: Callable[[str], Constant] | None = None,
     ) -> None:
         self.context, self.parts, self.leaves, self.label = context, parts, leaves, label
         self.files = [part.view for part in parts]
         self._digests, self._built = digests, built
-        constants = built.constants.items() if built is not None else ()
-        # Names of borrowed constants by what tells them apart, and the constants by these.
-        borrowed = [(v.name, each) for v, each in constants if isinstance(each, BorrowedConstant)]
-        self._names = {each.memory: name for name, each in borrowed}
-        self._borrowed = dict(borrowed)
+        self._borrowed = None if borrowed is None else functools.cache(borrowed)
 
     @staticmethod
     def of(context: Context, source: Any, leaves: Leaves) -> PlanCache | None:
@@ -98,15 +97,15 @@ class PlanCache:
         # To write each graph, or to verify it, means to make it. And whoever tries other kernels
         # than those that were measured wants to be asked.
         stores_plans = knobs.CACHE().plans and not knobs.DUMP() and not knobs.VERIFY()
-        built: Graph | None = getattr(source, "built", None)
-        if parts is None and built is None:
+        built: str = getattr(source, "built", "")
+        if parts is None and not built:
             return None
         if not stores_plans or type(context.traits.choices) is not Choices:
             return None
         if context.cache.folder is None or _is_extended() or not CODE:
             return None
-        if built is not None:
-            return PlanCache(context, (), leaves, {}, built.name, built)
+        if built:
+            return PlanCache(context, (), leaves, {}, source.label, built, source.borrowed)
         assert parts is not None
         return PlanCache(context, parts, leaves, source.digests, source.label)
 
@@ -136,14 +135,14 @@ class PlanCache:
                     (len(file), hashlib.sha256(own(file[:_HEAD])).hexdigest())
                     for file in self.files
                 ],
-                "graph": self._record(),
+                "graph": self._built,
                 "method": method,
                 "sizes": plain(sizes),
                 "expected": plain(expected or {}),
                 "shares_weights": shares_weights,
                 "round": round,
             }
-        except (TypeError, FileFormatError, NotCacheable) as error:  # a file may be cut short
+        except (TypeError, FileFormatError) as error:  # a file may be cut short
             _log.debug("%s: its plan is not cached: %s", method, error)
             return None
         return json.dumps(parts, sort_keys=True)
@@ -198,20 +197,13 @@ class PlanCache:
             for value in (*inner.constants, *inner.states):
                 if value not in leaves:
                     leaves[value] = self._described(value, inner.constants.get(value))
-        writer = Writer(self._span_of, leaves, borrowed=self._names)
+        writer = Writer(self._span_of, leaves, borrowed=self._borrowed is not None)
 
         def head() -> dict[str, Any]:
             skipped = self._skipped(lowered, writer.ranges)
             return {"digest": self._digest(skipped), "skipped": skipped}
 
         return writer.payload(dataclasses.replace(lowered, read=()), head)
-
-    def _record(self) -> str:
-        """What the graph is that was built: the SHA-256 of its record. "" if it is read from files."""
-        if self._built is None:
-            return ""
-        payload = Writer(borrowed=self._names).payload(self._built, None)
-        return hashlib.sha256(payload).hexdigest()
 
     def _skipped(self, lowered: Lowered, ranges: Sequence[Span]) -> list[list[tuple[int, int]]]:
         """What a plan does not depend on, in each file: (first byte, bytes), sorted.
@@ -239,8 +231,10 @@ class PlanCache:
         if isinstance(leaf, StateKey):
             return value.name, leaf.dtype, leaf.dims, leaf.name, None
         if isinstance(leaf, ConstantKey) and constant is not None:
-            data = self._names.get(constant.memory) or constant.data
-            return value.name, leaf.dtype, leaf.dims, None, data
+            name = ""
+            if self._borrowed is not None and isinstance(constant, BorrowedConstant):
+                name = constant.name
+            return value.name, leaf.dtype, leaf.dims, None, name or constant.data
         raise NotCacheable(f"where {value.name} comes from is not known")
 
     def _digest(self, skipped: Sequence[Sequence[tuple[int, int]]]) -> str:
@@ -272,8 +266,11 @@ class PlanCache:
             return self.leaves.state(name, StateKey(state, dtype, dims))
         if data is None:
             raise Unreadable(f"the constant {name} has no bytes")
-        constant = self._borrowed[data] if isinstance(data, str) else Constant(data)
-        return self.leaves.constant(name, TensorType(dtype, dims), constant)
+        if isinstance(data, str):
+            if self._borrowed is None:
+                raise Unreadable(f"the constant {name} has no bytes")
+            return self.leaves.constant(name, TensorType(dtype, dims), self._borrowed(data))
+        return self.leaves.constant(name, TensorType(dtype, dims), Constant(data))
 
 
 def _ranges(skipped: Any) -> list[list[tuple[int, int]]]:

@@ -20,7 +20,7 @@ import importlib
 import json
 import re
 import struct
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -90,7 +90,7 @@ class Writer:
         leaves: what each value that methods share is: name, dtype, sizes, name of a state or None,
             bytes or their name or None.
         plain: there are no tensors.
-        borrowed: names of borrowed constants, by what tells these apart.
+        borrowed: whether borrowed constants go by their names.
 
     Attributes:
         ranges: where the tensors are that are in the files.
@@ -101,10 +101,10 @@ class Writer:
         span_of: Callable[[memoryview], Span | None] = lambda _: None,
         leaves: Mapping[Value, tuple[Any, ...]] | None = None,
         plain: bool = False,
-        borrowed: Mapping[Hashable, str] | None = None,
+        borrowed: bool = False,
     ) -> None:
         self._span_of, self._leaves, self._plain = span_of, leaves or {}, plain
-        self._borrowed = borrowed or {}
+        self._borrowed = borrowed
         self.ranges: list[Span] = []
         self._rows: list[tuple[int, str, tuple[int, ...], Any]] = []  # level, kind, fields, scalar
         self._known: dict[Any, int] = {}
@@ -195,8 +195,8 @@ class Writer:
             return self._row("complex", self._all([obj.real, obj.imag]))
         if kind is memoryview:
             return self._bytes(obj)
-        if kind is BorrowedConstant and obj.memory in self._borrowed:
-            return self._row("borrowed", self._all([self._borrowed[obj.memory]]))
+        if kind is BorrowedConstant and self._borrowed and obj.name:
+            return self._row("borrowed", self._all([obj.name]))
         if kind is Value and obj in self._leaves:
             return self._row("leaf", self._all(self._leaves[obj]), key=("leaf", id(obj)))
         if kind is Attribute:
@@ -327,7 +327,7 @@ class Reader:
         files: the bytes of the files of the program.
         leaf: makes a value that methods share, of its name, dtype, sizes, the name of a state or
             None, and its bytes or their name or None.
-        borrowed: constants by their names.
+        borrowed: gives a borrowed constant by its name.
 
     Attributes:
         head: see `Writer.payload`.
@@ -341,7 +341,7 @@ class Reader:
         payload: bytes | memoryview,
         files: Sequence[memoryview] = (),
         leaf: Callable[..., Value] | None = None,
-        borrowed: Mapping[str, Constant] | None = None,
+        borrowed: Callable[[str], Constant] | None = None,
     ) -> None:
         payload = memoryview(payload)
         size, self._count = _SIZES.unpack_from(payload)
@@ -354,7 +354,7 @@ class Reader:
         self._own = {
             "span": _kind(self._span, int, int, int),
             "bytes": _kind(self._inline, int, int),
-            "borrowed": _kind((borrowed or {}).__getitem__, str),
+            "borrowed": _kind(borrowed or {}.__getitem__, str),
         }
         if leaf is not None:
             state = str | tuple[str, str] | None

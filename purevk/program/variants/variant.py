@@ -78,6 +78,7 @@ class Variant:
     ) -> Specialization:
         program = self.program
         lowered = self._cached_or_lowered(sizes, expected)
+        program.admit(lowered.imported)
         try:
             executable = Executable(
                 program.context,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from purevk.errors import FileFormatError, UnsupportedProgramError
 from purevk.ir import Value
-from purevk.llm.files import ModelFile
-from purevk.llm.network import MOST_HEAD_WIDTH, Network
+from purevk.llm.files import MOST_HEAD_WIDTH, ModelFile
+
+if TYPE_CHECKING:
+    from purevk.llm.network import Network
 
 SLIDING = "sliding_attention"
 _SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -211,20 +214,12 @@ class Transformer:
                     h,
                     f"blk.{layer}.attn_{part}",
                     count * self.head_width,
-                    self.order(count) if part != "v" else None,
+                    count if part != "v" and self.file.rotates_neighbours else 0,
                 ),
                 count,
             )
             for part, count in zip("qkv", counts)
         ]
-
-    def order(self, heads: int) -> np.ndarray | None:
-        """The rows of a file in the order that rotates halves; None: they are."""
-        if not self.file.rotates_neighbours:
-            return None
-        rows = np.arange(heads * self.head_width).reshape(heads, self.head_width // 2, 2)
-        order: np.ndarray = rows.swapaxes(1, 2).reshape(-1)
-        return order
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer rotates queries and keys."""
