@@ -42,11 +42,20 @@ EXTERNAL = ("external_memory_fd", "external_semaphore_fd", "timeline_semaphore")
 _ALONG = {
     f"aten.{name}"
     for name in (
-        "gather.default", "index_add.default", "index_copy.default", "index_fill.int_Scalar",
-        "index_reduce.default", "index_select.default", "scatter.reduce", "scatter.src",
-        "scatter.value", "scatter.value_reduce", "scatter_add.default", "scatter_reduce.two",
+        "gather.default",
+        "index_add.default",
+        "index_copy.default",
+        "index_fill.int_Scalar",
+        "index_reduce.default",
+        "index_select.default",
+        "scatter.reduce",
+        "scatter.src",
+        "scatter.value",
+        "scatter.value_reduce",
+        "scatter_add.default",
+        "scatter_reduce.two",
     )
-}  # fmt: skip
+}
 _FROM_END = {"aten.index_fill.int_Scalar"}
 _BY_TENSORS = {"aten.index.Tensor", "aten.index_put.default"}
 _FLAT = {"aten.take.default", "aten.put.default"}

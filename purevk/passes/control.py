@@ -27,14 +27,33 @@ _UNROLLED = 128  # nodes of an unrolled loop
 _SAFE = {
     f"aten.{name}"
     for name in (
-        "linear.default", "mm.default", "addmm.default", "bmm.default", "matmul.default",
-        "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "amax.default",
-        "amin.default", "softmax.int", "_softmax.default", "cat.default",
-        "native_layer_norm.default", "layer_norm.default", "full.default", "full_like.default",
-        "scalar_tensor.default", "ones.default", "zeros.default", "zeros_like.default",
-        "ones_like.default", "clone.default", "stack.default",
+        "linear.default",
+        "mm.default",
+        "addmm.default",
+        "bmm.default",
+        "matmul.default",
+        "sum.default",
+        "sum.dim_IntList",
+        "mean.default",
+        "mean.dim",
+        "amax.default",
+        "amin.default",
+        "softmax.int",
+        "_softmax.default",
+        "cat.default",
+        "native_layer_norm.default",
+        "layer_norm.default",
+        "full.default",
+        "full_like.default",
+        "scalar_tensor.default",
+        "ones.default",
+        "zeros.default",
+        "zeros_like.default",
+        "ones_like.default",
+        "clone.default",
+        "stack.default",
     )
-}  # fmt: skip
+}
 
 
 def settle_control(graph: Graph, traits: DeviceTraits) -> Graph:

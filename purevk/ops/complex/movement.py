@@ -51,15 +51,30 @@ def by_parts(split: Split, node: Node) -> Sequence[Made]:
 
 # Linear operators on elements, whose other arguments are sizes, indices and masks of bools.
 apply_by(
-    "aten.gather.default", "aten.take.default", "aten.scatter.src", "aten.scatter_add.default",
-    "aten.index_add.default", "aten.index_copy.default", "aten.index_put.default",
-    "aten._unsafe_index_put.default", "aten.masked_scatter.default", "aten.select_scatter.default",
-    "aten.slice_scatter.default", "aten.diagonal_scatter.default", "aten.tril.default",
-    "aten.triu.default", "aten.diag_embed.default", "aten.repeat_interleave.self_int",
-    "aten.rot90.default", "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
-    "aten.channel_shuffle.default", "aten.put.default", "aten.unfold_backward.default",
+    "aten.gather.default",
+    "aten.take.default",
+    "aten.scatter.src",
+    "aten.scatter_add.default",
+    "aten.index_add.default",
+    "aten.index_copy.default",
+    "aten.index_put.default",
+    "aten._unsafe_index_put.default",
+    "aten.masked_scatter.default",
+    "aten.select_scatter.default",
+    "aten.slice_scatter.default",
+    "aten.diagonal_scatter.default",
+    "aten.tril.default",
+    "aten.triu.default",
+    "aten.diag_embed.default",
+    "aten.repeat_interleave.self_int",
+    "aten.rot90.default",
+    "aten.pixel_shuffle.default",
+    "aten.pixel_unshuffle.default",
+    "aten.channel_shuffle.default",
+    "aten.put.default",
+    "aten.unfold_backward.default",
     refuse=lambda node: _scaled(node),
-)(by_parts)  # fmt: skip
+)(by_parts)
 
 
 def _scaled(node: Node) -> str | None:
