@@ -3,6 +3,8 @@ next call, or the caller, would see it."""
 
 from __future__ import annotations
 
+import array
+import collections
 import types
 from typing import Any
 
@@ -65,6 +67,72 @@ def test_what_the_next_call_reads_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedProgramError, match=repr(name)):
         purevk.compile(made, (X,))
     assert str(vars(made)) == before
+
+
+class Numbers(list):
+    pass
+
+
+class Settings(dict):
+    pass
+
+
+CONTAINERS = {
+    "list": lambda: [1],
+    "a class of lists": lambda: Numbers([1]),
+    "deque": lambda: collections.deque([1]),
+    "bytes": lambda: bytearray([1]),
+    "array": lambda: array.array("i", [1]),
+    "dict": lambda: {0: 1},
+    "ordered": lambda: collections.OrderedDict({0: 1}),
+    "defaults": lambda: collections.defaultdict(int, {0: 1}),
+    "counts": lambda: collections.Counter({0: 1}),
+    "a class of dicts": lambda: Settings({0: 1}),
+    "nested": lambda: {0: collections.deque([1])},
+    "objects": lambda: [types.SimpleNamespace(step=1)],
+    "tuple of objects": lambda: (types.SimpleNamespace(step=1),),
+    "object in an object": lambda: types.SimpleNamespace(inner=types.SimpleNamespace(step=1)),
+}
+
+
+def owner_of(value: Any) -> tuple[Any, Any]:
+    """The innermost container or namespace, and the key of the number in it."""
+    if isinstance(value, types.SimpleNamespace):
+        return owner_of(value.inner) if hasattr(value, "inner") else (vars(value), "step")
+    return (value, 0) if isinstance(value[0], int) else owner_of(value[0])
+
+
+def counting(self: Any, x: Any) -> Any:
+    owner, key = owner_of(self.value)
+    owner[key] += 1
+    return x * owner[key]
+
+
+def reading(self: Any, x: Any) -> Any:
+    owner, key = owner_of(self.value)
+    return x * owner[key]
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
+def test_what_containers_hold(make: Any) -> None:
+    """A number that forward changes is refused. One that the caller changes later counts."""
+    made = module(counting, value=make())
+    with pytest.raises(UnsupportedProgramError, match="changes what the next call reads"):
+        purevk.compile(made, (X,))
+    assert repr(made.value) == repr(make()) and type(made.value) is type(make())
+    value = make()
+    program = purevk.compile(module(reading, value=value), (X,))
+    owner, key = owner_of(value)
+    for number in (1, 7):
+        owner[key] = number
+        assert torch.equal(program(X), X * number)
+
+
+def test_export_leaves_the_containers_of_a_module() -> None:
+    value = {"a": [1], "b": (2,)}
+    made = module(lambda self, x: x * self.value["a"][0], value=value)
+    purevk.compile(made, (X,))
+    assert made.value is value
 
 
 def harmless(self: Any, x: Any) -> Any:

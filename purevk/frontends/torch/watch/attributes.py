@@ -5,6 +5,8 @@ Export makes them part of the graph, so a change asks for another export.
 
 from __future__ import annotations
 
+import array
+import collections
 import dis
 import enum
 import functools
@@ -19,14 +21,16 @@ import numpy as np
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, np.generic)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)  # whose texts tell them apart
-_SEQUENCES = (list, tuple, set, frozenset)
-_CONTAINERS = (*_SEQUENCES, Mapping)
+_LISTS = (list, tuple, collections.deque, bytearray, array.array)
+SEQUENCES = (*_LISTS, set, frozenset)
+_CONTAINERS = (*SEQUENCES, Mapping)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 # Whose classes and objects hold no settings of a model.
 _LIBRARIES = ("builtins", "torch", "numpy", "logging", "threading", "functools")
 MAX_ITEMS = 1000  # of a container whose content is compared
 MAX_ARRAY = 1 << 20  # bytes of an array of numpy whose content is compared
-_MAX_DEPTH = 3  # of objects in objects
+MAX_OBJECTS = 100  # in a container whose attributes are read
+MAX_DEPTH = 3  # of objects in objects
 
 
 class Attributes:
@@ -35,9 +39,10 @@ class Attributes:
 
     Seen are:
 
-    - the attributes of modules, and of plain objects in them, such as a configuration;
-    - numbers, strings and what else is immutable by value; lists, tuples, dicts, sets and arrays
-      of numpy by their content, up to `MAX_ITEMS` items and `MAX_ARRAY` bytes; all others by
+    - the attributes of modules, and of plain objects in them or in their containers, such as a
+      configuration;
+    - numbers, strings and what else is immutable by value; lists, tuples, deques, dicts, sets and
+      arrays by their content, up to `MAX_ITEMS` items and `MAX_ARRAY` bytes; all others by
       identity;
     - sub-modules and hooks that are added, removed or exchanged;
     - of classes that are not torch's: their attributes and functions, and what these functions name
@@ -83,11 +88,16 @@ class Attributes:
             # What modules of torch keep in private attributes follows from their public ones.
             if key not in of_every_module() and not (torchs and key.startswith("_")):
                 self._slots.append((attributes, key))
-                self._read_object(value, _MAX_DEPTH)
+                self._read_object(value, MAX_DEPTH)
 
     def _read_object(self, value: Any, depth: int) -> None:
-        """The attributes of an object, such as a configuration, and of objects in it."""
-        if not depth or id(value) in self._seen or not is_plain_object(value):
+        """The attributes of an object, such as a configuration, and of objects in it or in a
+        container."""
+        if not depth or id(value) in self._seen:
+            return
+        for item in objects_in(value):
+            self._read_object(item, depth - 1)
+        if not is_plain_object(value):
             return
         self._seen.add(id(value))
         attributes = vars(value)
@@ -128,7 +138,7 @@ class Attributes:
                 if is_data(value) or is_plain_object(value):
                     self._slots.append((function.__globals__, name))
         for variable in variables:
-            self._read_named(variable, names - assigned, _MAX_DEPTH)
+            self._read_named(variable, names - assigned, MAX_DEPTH)
 
     def _read_named(self, value: Any, names: Set[str], depth: int) -> None:
         """The attributes of a class or a plain object, and of plain objects in it, by their names. Also
@@ -289,7 +299,7 @@ def _content(cell: types.CellType) -> Any:
 def items_of(container: Any) -> list[Any]:
     """The items of a container, or the values of a mapping. A class may override what lists, dicts
     and the like do, with code that raises or never ends: that code is not called."""
-    for base in _SEQUENCES:
+    for base in SEQUENCES:
         if isinstance(container, base):
             read: Any = base.__iter__
             return list(read(container))
@@ -307,6 +317,20 @@ def pairs_of(mapping: Any) -> list[tuple[Any, Any]]:
         return []
 
 
+def _count(container: Any) -> int:
+    """How many items a container has, without code of its class. That of mappings that are no dicts
+    is not asked."""
+    base = next((base for base in (dict, *SEQUENCES) if isinstance(container, base)), None)
+    return 0 if base is None else int(base.__len__(container))
+
+
+def objects_in(value: Any) -> list[Any]:
+    """What a container of at most `MAX_OBJECTS` items holds: plain objects, and containers of them."""
+    if not isinstance(value, (dict, *SEQUENCES)) or _count(value) > MAX_OBJECTS:
+        return []
+    return [item for item in items_of(value) if not isinstance(item, _ATOMS)]
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a container is compared by its content: atoms, tensors, and containers of these, not
     too many."""
@@ -316,6 +340,8 @@ def _is_plain(value: Any) -> bool:
         current = waiting.pop()
         if not isinstance(current, _CONTAINERS):
             continue
+        if _count(current) > left:
+            return False
         if isinstance(current, Mapping) and not all(
             isinstance(key, _ATOMS) for key, _ in pairs_of(current)
         ):
@@ -346,7 +372,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     """Whether a container holds only values that their texts tell apart."""
-    if type(value) in (dict, *_SEQUENCES):
+    if type(value) in (dict, *SEQUENCES):
         return all(map(_is_text, items_of(value)))
     return type(value) in _PLAIN
 
@@ -364,7 +390,7 @@ def copied(value: Any) -> Any:
     """A container whose containers and arrays are copies too. All else are the same objects."""
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in pairs_of(value)}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, _LISTS):
         return [copied(item) for item in items_of(value)]
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -387,7 +413,7 @@ def _is_equal(new: Any, old: Any) -> bool:
         return items.keys() == old_items.keys() and all(
             is_same(items[key], old_items[key]) for key in old_items
         )
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+    if isinstance(old, _LISTS) and isinstance(new, _LISTS):
         items_of_new, items_of_old = items_of(new), items_of(old)
         return len(items_of_new) == len(items_of_old) and all(
             map(is_same, items_of_new, items_of_old)

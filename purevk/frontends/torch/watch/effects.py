@@ -3,8 +3,12 @@ changes containers of its caller or its own attributes, or asks for the strides 
 
 from __future__ import annotations
 
+import array
+import collections
 import contextlib
+import copy
 import functools
+import operator
 import os
 import sys
 import warnings
@@ -18,9 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch.watch.attributes import (
+    MAX_DEPTH,
     is_plain_object,
     is_same,
     items_of,
+    objects_in,
     of_every_module,
     pairs_of,
 )
@@ -29,6 +35,9 @@ from purevk.frontends.torch.watch.attributes import (
 _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
 # Methods and functions that give a view or a copy, by the strides of a tensor.
 VIEW_OR_COPY = frozenset(("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"))
+# Containers that may hold others: derived ones before their bases.
+_NESTING = (tuple, list, collections.deque, collections.OrderedDict, collections.defaultdict, dict)
+_LIBRARIES = ("array", "builtins", "numpy")
 _TORCH = os.path.dirname(torch.__file__)
 
 
@@ -83,6 +92,7 @@ def watched(module: Any) -> Iterator[Effects]:
         return
     forward, own = module.forward, vars(module)
     patched = "forward" in own
+    objects = [(vars(submodule), dict(vars(submodule))) for submodule in module.modules()]
 
     @functools.wraps(forward)
     def watching(*args: Any, **kwargs: Any) -> Any:
@@ -108,6 +118,9 @@ def watched(module: Any) -> Iterator[Effects]:
             own["forward"] = forward
         else:
             del own["forward"]
+        # torch.export leaves copies of lists, tuples and dicts in modules.
+        for attributes, before_export in objects:
+            attributes.update(before_export)
         for attribute in effects.attributes:
             attribute.restore()
 
@@ -284,32 +297,62 @@ _Taken = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 def _attributes(module: Any) -> _Taken:
-    """The attributes of modules and of plain objects in them, copied where they can change in
-    place."""
+    """The attributes of modules, and of plain objects in them or in their containers, copied where
+    they can change in place."""
     attributes: _Taken = []
+    seen: set[int] = set()
+
+    def read(owner: dict[str, Any], keys: Sequence[str], depth: int) -> None:
+        attributes.append((owner, {key: _copied(owner[key]) for key in keys}))
+        for key in keys:
+            read_object(owner[key], depth)
+
+    def read_object(value: Any, depth: int) -> None:
+        if not depth or id(value) in seen:
+            return
+        for item in objects_in(value):
+            read_object(item, depth - 1)
+        if is_plain_object(value):
+            seen.add(id(value))
+            read(vars(value), list(vars(value)), depth - 1)
+
     for submodule in module.modules():
         own = vars(submodule)
         keys = [key for key in own if key not in of_every_module() and key != "forward"]
-        attributes.append((own, {key: _kept(own[key]) for key in keys}))
-        for key in keys:
-            if is_plain_object(own[key]):
-                inner = vars(own[key])
-                attributes.append((inner, {key: _kept(value) for key, value in inner.items()}))
+        read(own, keys, MAX_DEPTH)
     return attributes
 
 
-def _kept(value: Any, depth: int = 20) -> Any:
+def _copied(value: Any, depth: int = 20) -> Any:
     """A copy of a container or an array, of the same type; other values, and what is deeper in
-    containers, as they are."""
-    if not depth:
+    containers, as they are. Code of classes that are derived from containers is not called."""
+    if not depth or isinstance(value, frozenset):
         return value
-    if type(value) is dict:
-        return {key: _kept(item, depth - 1) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_kept(item, depth - 1) for item in value])
+    if isinstance(value, (np.ndarray, bytearray, array.array)):
+        return copy.copy(value) if type(value).__module__ in _LIBRARIES else value
     if isinstance(value, set):
         return set.copy(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
+    base: Any = next((base for base in _NESTING if isinstance(value, base)), None)
+    if base is None:
+        return value
+    items = [_copied(item, depth - 1) for item in items_of(value)]
+    if base is tuple:
+        if all(map(operator.is_, items, items_of(value))):
+            return value
+        return tuple.__new__(type(value), items)
+    new = base.__new__(type(value))
+    if isinstance(getattr(value, "__dict__", None), dict):
+        vars(new).update(vars(value))
+    if base is list:
+        list.extend(new, items)
+    elif base is collections.deque:
+        collections.deque.__init__(new, items, value.maxlen)
+    else:
+        if base is collections.defaultdict:
+            new.default_factory = value.default_factory
+        for (key, _), item in zip(pairs_of(value), items):
+            base.__setitem__(new, key, item)
+    return new
 
 
 def _changes(before: _Taken, after: _Taken) -> Iterator[Changed]:
