@@ -119,10 +119,10 @@ def constant_of(file: ModelFile, content: Weight | Angles, nbytes: int) -> Borro
     name = json.dumps((type(content).__name__, nbytes, *content))
 
     def data() -> memoryview:
-        found = np.ascontiguousarray(content.read(file)).reshape(-1).view(np.uint8).data
-        if len(found) != nbytes:
-            raise damaged(file.name, f"{name[:200]} has {len(found)} bytes")
-        return found
+        elements = np.ascontiguousarray(content.read(file)).reshape(-1).view(np.uint8).data
+        if len(elements) != nbytes:
+            raise damaged(file.name, f"{name[:200]} has {len(elements)} bytes")
+        return elements
 
     return BorrowedConstant((id(file), name), nbytes, data, name)
 

@@ -37,7 +37,7 @@ _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", 
 VIEW_OR_COPY = frozenset(("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"))
 # Containers that may hold others: derived ones before their bases.
 _NESTING = (tuple, list, collections.deque, collections.OrderedDict, collections.defaultdict, dict)
-_LIBRARIES = ("array", "builtins", "numpy")
+_OF_ARRAYS = ("array", "builtins", "numpy")  # modules whose arrays are copied
 _TORCH = os.path.dirname(torch.__file__)
 
 
@@ -329,7 +329,7 @@ def _copied(value: Any, depth: int = 20) -> Any:
     if not depth or isinstance(value, frozenset):
         return value
     if isinstance(value, (np.ndarray, bytearray, array.array)):
-        return copy.copy(value) if type(value).__module__ in _LIBRARIES else value
+        return copy.copy(value) if type(value).__module__ in _OF_ARRAYS else value
     if isinstance(value, set):
         return set.copy(value)
     base: Any = next((base for base in _NESTING if isinstance(value, base)), None)
