@@ -57,7 +57,7 @@ def facts() -> None:
             },
         },
         limits=dataclasses.asdict(physical.limits),
-        subgroup_operations=physical.subgroup_operation_names,
+        subgroup_operations=physical.subgroup_operations,
         chooses_subgroup_size=device.chooses_subgroup_size,
     )
 
