@@ -226,9 +226,10 @@ class QwenVision(nn.Module):
 
     def __init__(self, hf: Any) -> None:
         super().__init__()
+        from transformers.models.qwen2_5_vl import configuration_qwen2_5_vl as configuration
         from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
-        config = qwen.Qwen2_5_VLVisionConfig(
+        config = configuration.Qwen2_5_VLVisionConfig(
             depth=16,
             hidden_size=1280,
             intermediate_size=3420,

@@ -89,7 +89,7 @@ def prepare(
     module = copy.deepcopy(module).to("cuda")
     given = [each.to("cuda") for each in inputs]
     if form.channels_last:
-        module = module.to(memory_format=torch.channels_last)
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         given = [
             each.contiguous(memory_format=torch.channels_last) if each.ndim == 4 else each
             for each in given

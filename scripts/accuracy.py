@@ -82,8 +82,8 @@ def _two(low: float = 0.0, high: float = torch.inf) -> Callable[[int], Tensors]:
 
 
 def _larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The magnitude of the larger one of two arguments."""
-    return torch.maximum(x, y).abs()
+    """The larger magnitude of two arguments."""
+    return torch.maximum(x.abs(), y.abs())
 
 
 def _rows(mean: float, deviation: float, columns: int = 64) -> Callable[[int], Tensors]:
@@ -98,10 +98,6 @@ def _rows(mean: float, deviation: float, columns: int = 64) -> Callable[[int], T
 def _size_of_terms(x: torch.Tensor) -> torch.Tensor:
     """The largest term of a row: a sum of a row may cancel."""
     return x.abs().amax(-1, keepdim=True)
-
-
-def _larger(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.maximum(x.abs(), y.abs())
 
 
 def _batch_norm(x: torch.Tensor) -> torch.Tensor:

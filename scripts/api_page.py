@@ -177,7 +177,11 @@ def _signature(name: str, thing: Any) -> str:
         if each.kind is each.KEYWORD_ONLY and not star:
             arguments.append("*")
         star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        text = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + each.name
+        stars: dict[Any, str] = {
+            inspect.Parameter.VAR_POSITIONAL: "*",
+            inspect.Parameter.VAR_KEYWORD: "**",
+        }
+        text = stars.get(each.kind, "") + each.name
         if each.annotation is not each.empty:
             text += f": {_type(each.annotation)}"
         if each.default is not each.empty:

@@ -37,7 +37,8 @@ from purevk.program.variants import lowering, variant  # noqa: E402
 from purevk.report import lowered  # noqa: E402
 from purevk.shaders import shaderc  # noqa: E402
 from purevk.shaders.source import GLSL_FOLDER, expand, source_files  # noqa: E402
-from purevk.tuning import DEFAULT, DeviceTraits, families  # noqa: E402
+from purevk.tuning import DEFAULT, DeviceTraits  # noqa: E402
+from purevk.tuning.families import amd, mobile, nvidia  # noqa: E402
 
 _HEADER = 5  # words of SPIR-V
 _DEBUG = {3, 4, 5, 6, 7, 8, 317, 330}  # OpSource, OpName, OpString, OpLine and their like
@@ -63,9 +64,9 @@ def profiles(device: DeviceTraits) -> dict[str, DeviceTraits]:
     return {
         "own": device,
         "gpu": large,
-        "amd": replace(profile=families.amd.AMD, **matrices),
-        "mobile": replace(profile=families.mobile.MOBILE, cores=4, max_shared_memory=16384),
-        "nvidia": replace(profile=families.nvidia.NVIDIA, cores=132, **matrices, **workgroup),
+        "amd": replace(profile=amd.AMD, **matrices),
+        "mobile": replace(profile=mobile.MOBILE, cores=4, max_shared_memory=16384),
+        "nvidia": replace(profile=nvidia.NVIDIA, cores=132, **matrices, **workgroup),
     }
 
 
@@ -98,7 +99,9 @@ class Hook:
     def __init__(self) -> None:
         self.plans: Plans = {}
         self.name = ""
-        variant.lower_graph = lowered.lower_graph = self.lower  # type: ignore[assignment]
+        callers: Any = variant, lowered
+        for module in callers:
+            module.lower_graph = self.lower
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.name = item.nodeid

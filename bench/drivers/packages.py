@@ -157,11 +157,8 @@ def unpack(root: Root, base: Path) -> None:
     if (folder / "packages.txt").is_file():
         return
     options = _apt_options(base, root.release, root.architecture)
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run(["apt-get", *options, "-q", "update"], **quiet)
-    subprocess.run(
-        ["apt-get", *options, "-q", "-y", "--download-only", "install", *PACKAGES], **quiet
-    )
+    for command in (["update"], ["-y", "--download-only", "install", *PACKAGES]):
+        subprocess.run(["apt-get", *options, "-q", *command], check=True, stdout=subprocess.DEVNULL)
     archives = sorted(_state(base, root.release, root.architecture).glob("cache/archives/*.deb"))
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "lib", "lib64", "sbin"):  # one tree, whatever a package calls it
