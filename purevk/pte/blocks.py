@@ -160,7 +160,7 @@ def _q3_k_values(b: _Array) -> _Array:
 def _q3_k_scales(b: _Array) -> tuple[_Array, ...]:
     low = np.concatenate((b[:, 96:104] & 15, b[:, 96:104] >> 4), 1)
     shifts = np.array((0, 2, 4, 6), np.uint8)[:, None]
-    upper = (b[:, None, 104:108] >> shifts & 3).reshape(len(b), -1)
+    upper = (b[:, None, 104:108] >> shifts & 3).reshape(len(b), 16)
     return (_times(_half(b, 108), (low | upper << 4).astype(np.int8) - np.int8(32)),)
 
 

@@ -8,7 +8,7 @@ import pytest
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
-from purevk.pte.blocks import FORMS, scales, weight  # noqa: E402
+from purevk.pte.blocks import FORMS, has_half_scales, scales, weight  # noqa: E402
 from tests.llm.harness import random_blocks  # noqa: E402
 
 
@@ -37,6 +37,8 @@ def test_packed_blocks_are_those_of_the_file(kind: str) -> None:
     assert np.linalg.norm(products[0] - products[1]) <= 1e-3 * np.linalg.norm(products[1])
     stored = kind.startswith(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))
     assert error <= (1e-6 if stored else 1e-3), error
+    exact = scales(kind, blocks, exact=True)["scales"].dtype
+    assert has_half_scales(kind) == (exact == np.float16)
 
 
 def test_scales_that_float16_has_not_are_float32() -> None:
