@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import collections
+import itertools
 import types
 from typing import Any
 
@@ -133,6 +134,173 @@ def test_export_leaves_the_containers_of_a_module() -> None:
     made = module(lambda self, x: x * self.value["a"][0], value=value)
     purevk.compile(made, (X,))
     assert made.value is value
+
+
+class Shared:
+    """Attributes of a class that `forward` names."""
+
+    step = 1
+    steps = [1]  # noqa: RUF012
+
+
+class Slotted:
+    __slots__ = ("step",)
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+
+step, steps, slotted, plain = 1, [1], Slotted(1), types.SimpleNamespace(step=1)
+
+
+def add_global(self: Any, x: Any) -> Any:
+    global step
+    step += 1
+    return x * step
+
+
+def add_to_list(self: Any, x: Any) -> Any:
+    steps[0] += 1
+    return x * steps[0]
+
+
+def add_to_class(self: Any, x: Any) -> Any:
+    Shared.step += 1
+    return x * Shared.step
+
+
+def add_to_list_of_class(self: Any, x: Any) -> Any:
+    Shared.steps[0] += 1
+    return x * Shared.steps[0]
+
+
+def add_to_own_class(self: Any, x: Any) -> Any:
+    type(self).step = getattr(self, "step", 1) + 1
+    return x * self.step
+
+
+def add_to_object(self: Any, x: Any) -> Any:
+    plain.step += 1
+    return x * plain.step
+
+
+def add_to_slot(self: Any, x: Any) -> Any:
+    slotted.step += 1
+    return x * slotted.step
+
+
+def add_to_own_slot(self: Any, x: Any) -> Any:
+    self.slotted.step += 1
+    return x * self.slotted.step
+
+
+def add_to_default(self: Any, x: Any, steps: Any = [1]) -> Any:  # noqa: B006
+    steps[0] += 1
+    return x * steps[0]
+
+
+def add_to_named_default(self: Any, x: Any, *, steps: Any = [1]) -> Any:  # noqa: B006
+    steps[0] += 1
+    return x * steps[0]
+
+
+def add_to_function(self: Any, x: Any) -> Any:
+    add_to_function.step = getattr(add_to_function, "step", 1) + 1
+    return x * add_to_function.step
+
+
+def in_function(x: Any) -> Any:
+    in_function.values[0] += 1
+    return x * in_function.values[0]
+
+
+in_function.values = [1]
+
+
+def add_in_function(self: Any, x: Any) -> Any:
+    return in_function(x)
+
+
+@torch.no_grad()
+def add_under_decorator(self: Any, x: Any, steps: Any = [1]) -> Any:  # noqa: B006
+    steps[0] += 1
+    return x * steps[0]
+
+
+def add_in_closure() -> Any:
+    step = 1
+
+    def forward(self: Any, x: Any) -> Any:
+        nonlocal step
+        step += 1
+        return x * step
+
+    return forward
+
+
+def take_from(iterator: Any) -> Any:
+    return lambda self, x: x * next(iterator)
+
+
+VARIABLES = {
+    function.__name__: function
+    for function in (
+        *(add_global, add_to_list, add_to_class, add_to_list_of_class, add_to_own_class),
+        *(add_to_object, add_to_slot, add_to_own_slot, add_to_default, add_to_named_default),
+        *(add_to_function, add_in_function, add_under_decorator),
+    )
+} | {
+    "closure": add_in_closure(),
+    "count": take_from(itertools.count(2)),
+    "list": take_from(iter([2, 3, 4, 5])),
+    "generator": take_from(number for number in range(2, 9)),
+}
+
+
+@sets_attributes
+@pytest.mark.parametrize("forward", VARIABLES.values(), ids=VARIABLES)
+def test_variables_that_forward_changes(forward: Any) -> None:
+    """What they hold stays as it was. Iterators cannot go back."""
+    made = module(forward, slotted=Slotted(1))
+    with pytest.raises(UnsupportedProgramError, match="changes what the next call reads"):
+        purevk.compile(made, (X,))
+    if forward not in [VARIABLES[name] for name in ("count", "list", "generator")]:
+        assert torch.equal(made(X), X * 2)
+
+
+@pytest.mark.parametrize("name", ["default", "slot", "decorated"])
+def test_variables_that_the_caller_changes(name: str) -> None:
+    """Export reads them, so a change asks for another one."""
+    values = [1]
+
+    @torch.no_grad()
+    def decorated(self: Any, x: Any) -> Any:
+        return x * values[0]
+
+    def forward(self: Any, x: Any, values: Any = values) -> Any:
+        return x * (self.slotted.step if name == "slot" else values[0])
+
+    made = module(decorated if name == "decorated" else forward, slotted=Slotted(1))
+    with purevk.compile(made, (X,)) as program:
+        for number in (1, 7):
+            values[0] = made.slotted.step = number
+            assert torch.equal(program(X), X * number)
+
+
+def test_what_a_variable_of_the_file_keeps_between_calls() -> None:
+    """A flag and tensors that any call computes are no effects; export leaves them as they were."""
+    flags, tables = [], dict[int, Any]()
+
+    def forward(self: Any, x: Any) -> Any:
+        if not flags:
+            flags.append("warned")
+        if x.shape[0] not in tables:
+            tables[x.shape[0]] = torch.arange(x.shape[0]) + 1.0
+        return x * tables[x.shape[0]]
+
+    with purevk.compile(module(forward), (X,)) as program:
+        assert not flags and not tables
+        assert torch.equal(program(X), X * X)
 
 
 def harmless(self: Any, x: Any) -> Any:
