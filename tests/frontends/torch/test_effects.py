@@ -149,8 +149,13 @@ class Slotted:
     def __init__(self, step: int) -> None:
         self.step = step
 
+    def next(self) -> int:
+        self.step += 1
+        return self.step
+
 
 step, steps, slotted, plain = 1, [1], Slotted(1), types.SimpleNamespace(step=1)
+counters = {"a": types.SimpleNamespace(inner=Slotted(1))}
 
 
 def add_global(self: Any, x: Any) -> Any:
@@ -192,6 +197,10 @@ def add_to_slot(self: Any, x: Any) -> Any:
 def add_to_own_slot(self: Any, x: Any) -> Any:
     self.slotted.step += 1
     return x * self.slotted.step
+
+
+def add_by_method(self: Any, x: Any) -> Any:
+    return x * counters["a"].inner.next()
 
 
 def add_to_default(self: Any, x: Any, steps: Any = [1]) -> Any:  # noqa: B006
@@ -247,13 +256,14 @@ VARIABLES = {
     for function in (
         *(add_global, add_to_list, add_to_class, add_to_list_of_class, add_to_own_class),
         *(add_to_object, add_to_slot, add_to_own_slot, add_to_default, add_to_named_default),
-        *(add_to_function, add_in_function, add_under_decorator),
+        *(add_to_function, add_in_function, add_under_decorator, add_by_method),
     )
 } | {
     "closure": add_in_closure(),
     "count": take_from(itertools.count(2)),
     "list": take_from(iter([2, 3, 4, 5])),
     "generator": take_from(number for number in range(2, 9)),
+    "map": take_from(map(int, (2, 3, 4, 5))),
 }
 
 
@@ -264,7 +274,7 @@ def test_variables_that_forward_changes(forward: Any) -> None:
     made = module(forward, slotted=Slotted(1))
     with pytest.raises(UnsupportedProgramError, match="changes what the next call reads"):
         purevk.compile(made, (X,))
-    if forward not in [VARIABLES[name] for name in ("count", "list", "generator")]:
+    if forward not in [VARIABLES[name] for name in ("count", "list", "generator", "map")]:
         assert torch.equal(made(X), X * 2)
 
 

@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from purevk.frontends.torch.watch.places import ABSENT, State, read, slots_of
@@ -56,8 +56,8 @@ class Attributes:
 
     Args:
         modules: each once.
-        writable: see what these functions can change too: attributes that they assign, and
-            containers and iterators that are no data.
+        writable: see what these functions can change too: attributes that they or methods of the
+            objects assign, and containers and iterators that are no data.
     """
 
     def __init__(self, modules: Sequence[Any], writable: bool = False) -> None:
@@ -166,7 +166,7 @@ class Attributes:
                 if self._is_seen(value):
                     self._add(owner, name)
         for variable in variables:
-            self._read_named(variable, names if self._writable else names - assigned, MAX_DEPTH)
+            self._read_named(variable, names - assigned, MAX_DEPTH)
 
     def _is_seen(self, value: Any) -> bool:
         """Whether a variable of a file or a closure is one that forward reads as data."""
@@ -175,8 +175,9 @@ class Attributes:
         return is_data(value) or is_plain_object(value)
 
     def _read_named(self, value: Any, names: Set[str], depth: int) -> None:
-        """The attributes of a class or a plain object, and of plain objects in it, by their names. Also
-        those that an object takes from its class, and that it may hide later."""
+        """The attributes of a class or a plain object, and of plain objects in it, by their names; all
+        where methods can change them. Also those that an object takes from its class, and that it may
+        hide later."""
         cls = value if isinstance(value, type) else type(value)
         if not depth or id(value) in self._seen:
             return
@@ -189,7 +190,7 @@ class Attributes:
         data = {
             name
             for base in bases
-            for name in names & vars(base).keys()
+            for name in self._of(names, vars(base))
             if self._is_seen(vars(base)[name])
         }
         for base in bases:
@@ -199,12 +200,17 @@ class Attributes:
         attributes = _attributes_of(value)
         if self._writable:
             self._objects.append(attributes)
-        keys = sorted(data | (names & attributes.keys()))
-        members = [member for member in slots_of(cls) if member.__name__ in names]
+        keys = sorted(data | self._of(names, attributes))
+        slots = {slot.__name__: slot for slot in slots_of(cls)}
+        members = [slots[name] for name in self._of(names, slots)]
         self._add(attributes, *keys)
         self._add(value, *members)
         for inner in (*map(attributes.get, keys), *(read(value, member) for member in members)):
             self._read_named(inner, names, depth - 1)
+
+    def _of(self, names: Set[str], attributes: Mapping[str, Any]) -> Set[str]:
+        """The names of the attributes to read, of those that functions name."""
+        return set(attributes) if self._writable else names & attributes.keys()
 
     def _now(self) -> list[Any]:
         """All values, in the same order each time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import collections
 import itertools
-import operator
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ _MUTABLE = (
     *(collections.OrderedDict, dict, list, collections.deque, set, bytearray, array.array),
     np.ndarray,
 )
-_REPRODUCIBLE = (itertools.count, itertools.repeat)  # whose texts tell how far they are
+_TOLD = (itertools.count, itertools.repeat)  # iterators whose texts tell where they are
 
 
 def read(owner: Any, key: Any) -> Any:
@@ -152,9 +151,16 @@ def _position(iterator: Any) -> Any:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return [frame.f_lasti, dict(frame.f_locals)] if frame else None
-    if isinstance(iterator, _REPRODUCIBLE):
+    if isinstance(iterator, _TOLD):
         return repr(iterator)
-    return operator.length_hint(iterator, -1) if type(iterator).__module__ == "builtins" else None
+    return _parts(iterator.__reduce__()) if type(iterator).__module__ == "builtins" else None
+
+
+def _parts(value: Any) -> Any:
+    """What an iterator is reduced to, with the positions of iterators in it."""
+    if isinstance(value, tuple):
+        return [_parts(part) for part in value]
+    return _position(value) if isinstance(value, Iterator) else value
 
 
 def _fill(container: Any, items: Any) -> None:
