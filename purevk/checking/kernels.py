@@ -43,11 +43,14 @@ def _tensor(node: Node, name: str, arrays: Arrays) -> Any:
 def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
     """Query row s is at `start` + s; with `causal` it attends the keys up to there. Keys from
     `length` on do not count, nor do those beyond the `limits` of a query. `sinks` are scores of keys
-    whose values are 0. Of no key, the result is 0."""
+    whose values are 0. Of no key, the result is 0. `pages` are the first rows of each `page` keys."""
     import torch
 
     q, k, v, mask = (_tensor(node, name, arrays) for name in ("q", "k", "v", "mask"))
-    length = node.optional_size("length")
+    length, pages = node.optional_size("length"), node.optional_tensor("pages")
+    if pages is not None:
+        rows = torch.from_numpy(arrays[pages]).long()[..., None] + torch.arange(node.int("page"))
+        k, v = (torch.cat([x[:, :, row] for row in rows.flatten(1)]) for x in (k, v))
     if length is not None:
         count = _dims.evaluate(length, env)
         k, v = k[:, :, :count], v[:, :, :count]
@@ -74,6 +77,13 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
         scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1).to(scores.dtype)], -1)
         return scores.softmax(-1)[..., :-1].masked_fill(unseeing, 0.0) @ v
     return scores.softmax(-1).masked_fill(unseeing, 0.0) @ v
+
+
+def _page_rows(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
+    pages, positions = (arrays[node.tensor(name)] for name in ("pages", "positions"))
+    page = node.int("page")
+    rows = pages[(positions // page).clip(0, len(pages) - 1)] + positions % page
+    return to_torch(rows.astype(np.int32), DType.int32)
 
 
 def _norm(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
@@ -118,6 +128,7 @@ def _turned(node: Node, x: Any, arrays: Arrays, env: Mapping[Symbol, int]) -> An
 
 _KERNELS: dict[str, Callable[[Node, Arrays, Mapping[Symbol, int]], Any]] = {
     "purevk.attention": _attention,
+    "purevk.page_rows": _page_rows,
     "purevk.norm": _norm,
     "purevk.rotate_halves": _rotate_halves,
     "purevk.rotate_pairs": _rotate_pairs,

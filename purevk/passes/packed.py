@@ -23,7 +23,7 @@ from purevk.tuning import DeviceTraits
 _SPLITS = ("aten.split_with_sizes.default", "aten.split.Tensor")
 _HEADS_LAST = (0, 2, 1, 3)
 # Arguments of attention that parts must not have.
-_OTHERS = ("mask", "length", "functions", "limits", "sinks")
+_OTHERS = ("mask", "length", "functions", "limits", "sinks", "pages")
 
 
 class _Part(NamedTuple):

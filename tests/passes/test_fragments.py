@@ -4,7 +4,9 @@ take part."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,12 @@ from torch import nn
 
 import purevk
 from purevk.dtypes import DType
+from purevk.graph.devices import default_context
+from purevk.llm.graphs import GraphBuilder
 from purevk.ops.attention import attention
 from purevk.ops.matmul import fragments as operator
 from purevk.passes.matmul import fragments as pass_
+from purevk.program.program import Program
 from purevk.tuning import DeviceTraits
 from purevk.tuning.families.default import DEFAULT
 from tests.passes.harness import Stepwise, StepwiseAttention
@@ -153,6 +158,31 @@ class Turned(nn.Module):
 def test_attention_in_rows(attending, turned):
     torch.manual_seed(5)
     compare(Turned(turned), torch.randn(2, 32, 32), [])
+
+
+def test_attention_in_pages(attending):
+    """What attention reads besides stays the same when it writes blocks."""
+    torch.manual_seed(6)
+    builder = GraphBuilder("forward")
+    keys = torch.randn(1, 2, 32, 16).half()
+    weight = torch.randn(32, 32).half()
+    k, w = (builder.constant(each.numpy(), DType.float16) for each in (keys, weight))
+    pages = builder.constant(np.array([[16, 0]]), DType.int32)
+    q = builder.input(DType.float16, (1, 2, 32, 16))
+    made = builder.purevk.attention(q, k, k, None, 0.25, length=24, pages=pages, page=16)
+    rows = builder.aten.view(builder.aten.permute(made, (0, 2, 1, 3)), (32, 32))
+    graph = builder.finish(builder.op("linear.default", rows, w, None))
+    graph = replace(graph, shares_weights=False)
+    x = torch.randn(1, 2, 32, 16).half()
+    with Program("test", {"forward": lambda sizes: graph}, default_context()) as program:
+        dispatches = program.method("forward").executable.plan.dispatches
+        macros = [dict(each.kernel.macros) for each in dispatches]
+        assert any(each.get("BLOCKS_OUT") == "1" for each in macros), macros
+        got = program.forward(x.numpy())
+    keys = keys.float().roll(16, 2)[:, :, :24]
+    expected = F.scaled_dot_product_attention(x.float(), keys, keys)
+    expected = expected[0].transpose(0, 1).flatten(1) @ weight.float().T
+    np.testing.assert_allclose(got, expected, atol=0.05)
 
 
 class Twice(nn.Module):

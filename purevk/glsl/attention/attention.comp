@@ -145,7 +145,10 @@ void main() {
             UNROLL for (int i = 0; i < KEYS; i++) score[r][i] = 0.0;
         }
 #if SG > 1
-        int mine = min(t0 + LANE, T - 1);
+        int mine = row_of(min(t0 + LANE, T - 1));
+#else
+        int rows[KEYS];
+        UNROLL for (int i = 0; i < KEYS; i++) rows[i] = row_of(min(t0 + i, T - 1));
 #endif
         UNROLL for (int d = 0; d < D4; d++) {
 #if SG > 1
@@ -155,7 +158,7 @@ void main() {
 #if SG > 1
                 vec4 key = SHARE(loaded, i);
 #else
-                vec4 key = READ4_K(base_k + min(t0 + i, T - 1) * k_row + 4 * d);
+                vec4 key = READ4_K(base_k + rows[i] * k_row + 4 * d);
 #endif
                 UNROLL for (int r = 0; r < RQ; r++) score[r][i] += dot(q[r][d], key);
             }
@@ -183,7 +186,7 @@ void main() {
 #if SG > 1
                 vec4 value = SHARE(loaded, i);
 #else
-                vec4 value = READ4_V(base_v + min(t0 + i, T - 1) * v_row + 4 * d);
+                vec4 value = READ4_V(base_v + rows[i] * v_row + 4 * d);
 #endif
                 UNROLL for (int r = 0; r < RQ; r++) acc[r][d] += score[r][i] * value;
             }

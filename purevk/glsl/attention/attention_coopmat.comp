@@ -215,12 +215,12 @@ LOADED_VECTOR next_k[K_SLOTS], next_v[V_SLOTS];
 void fetch(int base_k, int base_v, int t0) {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int s = 0; s < K_SLOTS; s++) {
-        int at = id + s * LOCAL, column = at % VECTORS_K, row = base_k + min(t0 + at / VECTORS_K, T - 1) * k_row;
+        int at = id + s * LOCAL, column = at % VECTORS_K, row = base_k + row_of(min(t0 + at / VECTORS_K, T - 1)) * k_row;
         next_k[s] = LOADED_VECTOR(0.0);
         if (column < HEAD_DIM / EACH) next_k[s] = FETCHED(T_K, buf_k[row / EACH + column]);
     }
     UNROLL for (int s = 0; s < V_SLOTS; s++) {
-        int at = id + s * LOCAL, column = at % VECTORS_V, row = base_v + min(t0 + at / VECTORS_V, T - 1) * v_row;
+        int at = id + s * LOCAL, column = at % VECTORS_V, row = base_v + row_of(min(t0 + at / VECTORS_V, T - 1)) * v_row;
         next_v[s] = LOADED_VECTOR(0.0);
         if (column < VALUE_DIM / EACH) next_v[s] = FETCHED(T_V, buf_v[row / EACH + column]);
     }

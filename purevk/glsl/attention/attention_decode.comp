@@ -249,15 +249,17 @@ void main() {
         while (t0 < last && !may_see(s[0], 1, t0, AHEAD * SHARES)) t0 += AHEAD * SHARES;
         if (t0 >= last) break;
 #endif
+        int rows[AHEAD];
+        UNROLL for (int u = 0; u < AHEAD; u++) rows[u] = row_of(min(t0 + u * SHARES + share, last - 1));
         PIECE k[AHEAD * PIECES_K], v[AHEAD * PIECES_V];
         UNROLL for (int u = 0; u < AHEAD; u++) {
-            int at = base_k + min(t0 + u * SHARES + share, last - 1) * k_row;
+            int at = base_k + rows[u] * k_row;
             UNROLL for (int j = 0; j < PIECES_K; j++) {
                 k[u * PIECES_K + j] = lane + j * LANES < ACROSS_K ? READ_K(at + EACH * j * LANES) : PIECE(0);
             }
         }
         UNROLL for (int u = 0; u < AHEAD; u++) {
-            int at = base_v + min(t0 + u * SHARES + share, last - 1) * v_row;
+            int at = base_v + rows[u] * v_row;
             UNROLL for (int j = 0; j < PIECES_V; j++) {
                 v[u * PIECES_V + j] = lane + j * LANES < ACROSS_V ? READ_V(at + EACH * j * LANES) : PIECE(0);
             }

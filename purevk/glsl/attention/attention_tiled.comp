@@ -109,7 +109,7 @@ void fetch_keys(int base_k, int t0, int part) {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int i = 0; i < K_SLOTS; i++) {
         int at = id + i * LOCAL, t = at / K_PART4, d = part * K_PART4 + at - t * K_PART4;
-        next_k[i] = READ4_K(base_k + min(t0 + t, T - 1) * k_row + 4 * min(d, D4 - 1));
+        next_k[i] = READ4_K(base_k + row_of(min(t0 + t, T - 1)) * k_row + 4 * min(d, D4 - 1));
     }
 }
 
@@ -117,7 +117,7 @@ void fetch_values(int base_v, int t0, int part) {
     int id = int(gl_LocalInvocationIndex);
     UNROLL for (int i = 0; i < V_SLOTS; i++) {
         int at = id + i * LOCAL, t = at / V_PART4, d = part * V_PART4 + at - t * V_PART4;
-        next_v[i] = READ4_V(base_v + min(t0 + t, T - 1) * v_row + 4 * min(d, DV4 - 1));
+        next_v[i] = READ4_V(base_v + row_of(min(t0 + t, T - 1)) * v_row + 4 * min(d, DV4 - 1));
     }
 }
 

@@ -34,7 +34,7 @@ HEADS_LAST = (0, 2, 1, 3)
 @signature(
     "q, k, v, mask=None, scale=1.0, causal=False, start: Size = 0, "
     "length: Size | None = None, functions=None, sizes=(), extras=(), limits=None, "
-    "sinks=None, blocks=False"
+    "sinks=None, blocks=False, pages=None, page=0"
 )
 def _attention_shape(
     q: TensorType,
@@ -43,6 +43,9 @@ def _attention_shape(
     limits: TensorType | None,
     sinks: TensorType | None,
     blocks: bool,
+    pages: TensorType | None,
+    page: int,
+    length: Size | None,
 ) -> TensorType:
     """Queries [B, H, S, D], keys and values [B, G, T, D].
 
@@ -57,6 +60,8 @@ def _attention_shape(
             broadcast.
         blocks: the result is a matrix [B * S, H * D] in the order of fragments, where
             `writes_blocks` says that the kernel can store it.
+        pages: int32 [B, P] or [1, P], for keys and values [1, G, rows, D] of all batches: the first
+            row of each `page` keys, in their order. `length` is given then.
     """
     if (
         not q.rank == k.rank == v.rank == 4
@@ -69,6 +74,15 @@ def _attention_shape(
     if sinks is not None and (sinks.rank != 4 or sinks.dims[3] != 1):
         raise ShapeError(f"{sinks} are no sinks of queries")
     (batches, heads, queries), width = q.dims[:3], v.dims[3]
+    if pages is not None and (
+        pages.dtype is not DType.int32
+        or pages.rank != 2
+        or k.dims[0] != 1
+        or length is None
+        or _dims.upper(length) > page * _dims.upper(pages.dims[1])
+        or page & (page - 1)
+    ):
+        raise ShapeError(f"{pages} are no pages of {length} keys {k}")
     if blocks:
         return blocks_type(q.dtype, batches * queries, heads * width)
     return q.with_dims((batches, heads, queries, width))
@@ -131,7 +145,7 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         mask = lowering.operand(mask_value)
         if not isinstance(mask.offset, int):
             mask = dense(lowering, mask)
-        steps = broadcast_strides(mask, (batches, heads, queries, k.dims[2]))
+        steps = broadcast_strides(mask, (batches, heads, queries, key_count(node)))
         mask_params = {
             **{f"mask_{axis}": step for axis, step in zip(axes, steps)},
             "offset_mask": mask.offset,
@@ -164,6 +178,15 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         mask_params["offset_sinks"] = sinks.offset
         macros.update({"SINKS": 1, "T_SINKS": sinks.dtype.glsl})
         buffers["sinks"] = (sinks, "r")
+    pages_value = node.optional_tensor("pages")
+    if pages_value is not None:
+        pages = lowering.operand(pages_value)
+        if pages.strides[1] != 1:
+            pages = dense(lowering, pages)
+        mask_params["pages_batch"] = broadcast_strides(pages, (batches, pages.dims[1]))[0]
+        mask_params["offset_pages"] = pages.offset
+        macros["PAGES"] = node.int("page")
+        buffers["pages"] = (pages, "r")
     buffers["out"] = (out, "w")
     written = ScoreFunctions()
     program = node.optional_attribute("functions", ScoreProgram)
@@ -188,12 +211,20 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         **mask_params,
         **written.params,
     }
-    flops = 2 * batches * heads * queries * k.dims[2] * (width + value_width)
+    flops = 2 * batches * heads * queries * key_count(node) * (width + value_width)
     choice = _choice(lowering.traits, node)
     choice.emit(
         lowering,
         Attention(buffers, macros, params, out, batches, heads, queries, value_width, flops),
     )
+
+
+def key_count(node: Node) -> Size:
+    """How many keys a mask has a column for."""
+    length = node.optional_size("length")
+    if length is None or node.arg("pages") is None:
+        return node.tensor("k").type.dims[2]
+    return length
 
 
 def _choice(traits: DeviceTraits, node: Node) -> Choice:
@@ -204,7 +235,7 @@ def _choice(traits: DeviceTraits, node: Node) -> Choice:
         batches,
         heads,
         queries,
-        k.dims[2],
+        key_count(node),
         _dims.specialize(width),
         _dims.specialize(v.dims[3]),
         half,
@@ -223,9 +254,11 @@ def writes_blocks(traits: DeviceTraits, node: Node) -> bool:
 
 
 def supports_attention(node: Node, traits: DeviceTraits) -> str | None:
-    extras = node.tensors("extras") if node.op == NAME else ()
+    others: tuple[Value | None, ...] = ()
+    if node.op == NAME:
+        others = (*node.tensors("extras"), node.optional_tensor("pages"))
     for value in node.inputs:
-        if value in extras:
+        if value in others:
             continue
         if value.type.dtype not in (DType.float32, DType.float16, DType.bfloat16, DType.bool):
             return f"no kernel for {value.type.dtype.name}"

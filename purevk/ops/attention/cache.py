@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from purevk.dtypes import DType
 from purevk.ir import Node, Size, TensorType, Value
 from purevk.lower.copies import emit_copy
 from purevk.lower.lowering import Lowering
@@ -75,6 +76,28 @@ def _write_rows_lower(lowering: Lowering, node: Node) -> None:
 
 
 define(WRITE_ROWS, _write_rows_shape, Kernel(_write_rows_lower), mutates=(0,))
+
+
+# -- pages --------------------------------------------------------------------------------------
+def _page_rows_shape(pages: TensorType, positions: TensorType, page: int) -> TensorType:
+    """The rows of the keys at some positions, int32 [S], for `pages` int32 [P] of `page` keys each,
+    see `purevk.attention`."""
+    if pages.rank != 1 or pages.dtype is not DType.int32 or positions.rank != 1 or page < 1:
+        raise ShapeError(f"cannot take rows {positions} of pages {pages} of {page} keys")
+    return positions.with_dtype(DType.int32)
+
+
+def _page_rows_lower(lowering: Lowering, node: Node) -> None:
+    pages, positions = (lowering.operand(node.tensor(name)) for name in ("pages", "positions"))
+    page = node.int("page")
+    number = f"clamp(position / {page}, 0, x_size_0 - 1)"
+    body = f"int position = int(POSITION(i0)); R_PUT(i0, X({number}) + position % {page});"
+    spec = MapSpec(body, ("X", "POSITION"), stores=False)
+    out = lowering.operand(node.result)
+    emit_map(lowering, spec, [pages, positions], {}, [out], out.dims)
+
+
+define("purevk.page_rows", _page_rows_shape, Kernel(_page_rows_lower))
 
 
 @signature(

@@ -11,7 +11,7 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.ir import Arg, Graph, Node, Value
 from purevk.ops import registry
-from purevk.ops.attention.attention import NAME
+from purevk.ops.attention.attention import NAME, key_count
 from purevk.ops.movement.rearrange import triangle_of
 from purevk.passes.masks.columns import MOST_KEYS, Columns, is_column
 from purevk.passes.rewrite import Rewriter
@@ -62,7 +62,7 @@ def _mask_of(node: Node) -> Value | None:
     if node.op != NAME or node.arg("functions") is not None or node.arg("limits") is not None:
         return None
     mask = node.optional_tensor("mask")
-    if mask is None or is_column(mask) or mask.type.dims[-1] != node.tensor("k").type.dims[2]:
+    if mask is None or is_column(mask) or mask.type.dims[-1] != key_count(node):
         return None
     return mask
 

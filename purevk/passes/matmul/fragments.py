@@ -380,9 +380,8 @@ class _Emitter:
         self._rewriter.replace(node, result)
 
     def _attention(self, node: Node, current: Node) -> None:
-        names = ("q", "k", "v", "mask", "scale", "causal", "start", "length", "functions", "sizes")
-        operands = [current.arg(name) for name in (*names, "extras", "limits", "sinks")]
-        self._blocks[node.result] = self._rewriter.emit(ATTENTION, *operands, True)
+        args = current.with_arguments(blocks=True).args
+        self._blocks[node.result] = self._rewriter.emit(ATTENTION, *args)
 
     def _norm(self, node: Node, current: Node) -> None:
         plain, result = self._finder.needs_rows(node), node.result.type

@@ -244,6 +244,13 @@ def test_sinks(kind, shape):
         check(size, kind, sinks=sinks, dtype=np.float16, causal=3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages(kind):
+    """Keys and values of all batches in pages of one cache, in any order."""
+    check(SIZES[0], kind, pages=8, limits=LIMITS["nothing"](*SIZES[0][:2], *SIZES[0][3:5]))
+    check(SIZES[0], kind, pages=16, mask=1, dtype=np.float16, rows_first=True)
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_of_scores_and_masks(kind, bounded):
@@ -265,6 +272,16 @@ def test_steps_without_a_seen_key_are_skipped(kind, bounded):
     check(size, kind, functions=(1, 1), bounded=bounded, unread=slice(32, None), more=more)
 
 
+def in_pages(array, table, size):
+    """Keys or values [B, G, T, D] as rows [1, G, rows, D], of which `table` has the first of each page."""
+    batch, heads, keys, width = array.shape
+    pool = np.full((1, heads, size * (table.size + 1), width), np.nan, array.dtype)
+    for b in range(batch):
+        for t in range(keys):
+            pool[0, :, table[b, t // size] + t % size] = array[b, :, t]
+    return pool
+
+
 def check(
     size,
     kind,
@@ -279,6 +296,7 @@ def check(
     unread=slice(0, 0),
     limits=None,
     sinks=None,
+    pages=0,
     factor=1.0,
     more=None,
 ):
@@ -301,6 +319,13 @@ def check(
     scale = float(np.float32(factor / np.sqrt(head)))
     want = attend(q, k, v, scale, held_mask, causal, functions, limits, sinks)
     k[:, :, unread] = v[:, :, unread] = np.nan
+    rows = keys
+    if pages:
+        count = ceil_div(keys, pages)
+        table = (pages * rng.permutation(batch * count + 1)).astype(np.int32)
+        table = table[: batch * count].reshape(batch, count)
+        k, v = (in_pages(array, table, pages) for array in (k, v))
+        rows = k.shape[2]
 
     def held(array):
         return np.ascontiguousarray(array.swapaxes(1, 2)) if rows_first else array
@@ -308,8 +333,8 @@ def check(
     params = {
         **parameters(queries, keys, q_heads // k_heads, scale, causal or 0),
         **strides("q", q_heads, queries, head, rows_first),
-        **strides("k", k_heads, keys, head, rows_first),
-        **strides("v", k_heads, keys, values, rows_first),
+        **strides("k", k_heads, rows, head, rows_first),
+        **strides("v", k_heads, rows, values, rows_first),
         **strides("o", q_heads, queries, values, rows_first),
     }
     macros = {f"T_{name}": GLSL[dtype] for name in ("Q", "K", "V", "OUT")}
@@ -338,6 +363,10 @@ def check(
         params["offset_sinks"] = 0
         macros.update(SINKS=1, T_SINKS=GLSL[sinks.dtype.type])
         buffers.append(sinks)
+    if pages:
+        params.update(k_batch=0, v_batch=0, pages_batch=table.shape[1], offset_pages=0)
+        macros["PAGES"] = pages
+        buffers.append(table)
     shape = (batch, queries, q_heads, values) if rows_first else (batch, q_heads, queries, values)
     if kind == "subgroup":
         group = macros["SG"] = 8 if subgroup_size() == 8 else 1
