@@ -367,6 +367,22 @@ class DeviceStore:
                 back.read(end - aligned(nbytes), nbytes) for (_, nbytes), end in zip(items, ends)
             ]
 
+    def copy(self, items: Iterable[tuple[object, int, object, int, int]]) -> None:
+        """Copies bytes between tensors: (key, first byte, other key, its first byte, bytes). No two
+        ranges overlap."""
+        self._settle()
+        with contextlib.ExitStack() as stack:
+            commands = _commands(self.device, stack, "copy")
+            commands.begin()
+            commands.barrier(api.Access.COMPUTE | api.Access.TRANSFER, api.Access.TRANSFER)
+            for key, start, other, to, nbytes in items:
+                source, target = self.ranges[key], self.ranges[other]
+                places = source.offset + start, target.offset + to
+                commands.copy_buffer(source.buffer, target.buffer, nbytes, *places)
+            commands.barrier(api.Access.TRANSFER, api.Access.COMPUTE | api.Access.TRANSFER)
+            commands.end()
+            self.device.queue.run(commands)
+
     def keep(self, keys: Container[object]) -> None:
         """Forgets all tensors but those in `keys`, and destroys the buffers that only these used.
         No kernel that reads them may still run."""

@@ -13,10 +13,10 @@ import numpy as np
 from purevk.dtypes import DType
 from purevk.errors import InputError
 from purevk.ir import Graph
-from purevk.llm.checkpoints import TAIL, Checkpoints
 from purevk.llm.grammar import Constraint
 from purevk.llm.pieces import Stats, TokenLogprobs
 from purevk.llm.sampling import Sampling, logprobs_graph, sampling_graph, sampling_name
+from purevk.llm.sequences import STATE, TAIL, Checkpoints, Pages, common_tokens
 from purevk.llm.sources import BuiltGraph
 from purevk.program.program import Program
 from purevk.program.variants.variant import GraphSource
@@ -98,14 +98,35 @@ class Decoder:
         self.chunk = ChunkSize(most, program.context.traits.profile.has_fast_shared_memory)
         self.tokens: list[int] = []
         self.checkpoints = Checkpoints(program)
+        # .pte files have other caches, and a model of recurrent layers only has none.
+        labels = program.method("decode").graph.labels if type(self) is Decoder else {}
+        has_pages = any(label.key == STATE for label in labels.values())
+        self.pages = Pages(program, is_recurrent) if has_pages else None
         self._running: object = None
 
     def cut(self, position: int) -> None:
         """Ends the generation that runs, and drops the tokens of the cache from a position on; of a
-        recurrent model, from the last checkpoint before it."""
+        recurrent model, from the last checkpoint before it. At 0, all sequences are dropped."""
         self._running = None
         if position < len(self.tokens):
             del self.tokens[self.checkpoints.restore(position) if self.is_recurrent else position :]
+        if not position and self.pages is not None:
+            self.tokens = self.pages.clear()
+
+    def grow(
+        self,
+        context: int,
+        prompts: Mapping[str, tuple[int, int]],
+        source: Callable[[str], GraphSource],
+    ) -> None:
+        """Ends the generation that runs, and makes the cache larger, by methods for so many tokens. It
+        holds what it held."""
+        assert self.pages is not None
+        self._running = None
+        self.pages.enlarge({"decode": source("decode")}, self.prompts)
+        self.context, self.prompts, self.source = context, prompts, source
+        most = max(most for _, most in prompts.values())
+        self.chunk = ChunkSize(most, self.program.context.traits.profile.has_fast_shared_memory)
 
     def logits(self) -> np.ndarray:
         """Those of the last step, float32 [vocab]. While a generation runs, this step is computed
@@ -163,7 +184,12 @@ class Decoder:
 
     def _decode(self, position: int) -> _Started:
         """Submits the step whose input is the token that was chosen last."""
+        self._reserve(position + 1)
         return self.program.method("decode").start(np.array([position]))
+
+    def _reserve(self, length: int) -> None:
+        if self.pages is not None:
+            self.pages.reserve(length)
 
     def _prompt_method(self, count: int) -> str:
         """The name of the method for so many tokens, which is lowered now if it was not."""
@@ -183,16 +209,14 @@ class Decoder:
 
     def _prompt(self, prompt: Sequence[int], stats: Stats) -> _Started:
         """Computes what the cache does not hold of a prompt."""
-        common = 0
-        for ours, theirs in zip(self.tokens, prompt[:-1]):
-            if ours != theirs:
-                break
-            common += 1
-        pause = -1
+        if self.pages is not None:
+            self.tokens = self.pages.switch_to(prompt[:-1])
+        common, pause = common_tokens(self.tokens, prompt[:-1]), -1
         if self.is_recurrent:
             common, pause = self.checkpoints.restore(common), len(prompt) - TAIL
         stats.reused_tokens = common
         del self.tokens[common:]
+        self._reserve(len(prompt))
         if not common:
             self._restart()
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,8 +99,7 @@ def load(
         return Model(*load_saved(str(place), chosen, context, dtype, cache, spill))
     computed = _computed(dtype, chosen.traits)
     cache_dtype = CACHES.get(cache, computed.name)
-    reload = functools.partial(_load, place, chosen, computed, cache_dtype, spill)
-    return Model(*reload(context), reload)
+    return Model(*_load(place, chosen, computed, cache_dtype, spill, context))
 
 
 def open_model(place: Path) -> ModelFile:
@@ -231,47 +230,59 @@ def _load(
     cache: str,
     spill: bool,
     context: int | None,
-    replaced: Model | None = None,
-) -> tuple[Decoder, ModelFile, Plan]:
-    """Builds the methods, and puts them onto a device: the arguments of a `Model`.
-
-    Args:
-        context: for a model that replaces another, what it was trained with is the most.
-        replaced: a model that is closed first, if the other one fits in its place.
-    """
+) -> tuple[Decoder, ModelFile, Plan, Callable[[Model, int], Plan] | None]:
+    """Builds the methods, and puts them onto a device: the arguments of a `Model`."""
     with close_on_error(open_model(place)) as file:
-        architecture, rows = _architecture(file, context, clamps=replaced is not None)
-        if replaced is not None and rows <= replaced.context:
-            raise InputError(
-                f"the cache cannot grow to {rows} tokens",
-                where=file.name,
-                why=f"it holds {replaced.context} tokens, and the model was trained with "
-                f"{architecture.trained}",
-            )
-        build = functools.partial(_step_graph, file, architecture, rows, dtype, cache)
-        name, prompts = os.path.basename(file.name), _prompts(rows, device.traits)
-        plans: list[Plan] = []
+        architecture, rows = _architecture(file, context)
+        name, plans = os.path.basename(file.name), []
 
-        def source(method: str) -> BuiltGraph:
-            length = prompts.get(method)
-            built = repr((file.about, rows, dtype.name, cache, length))
-            graph = functools.partial(build, method, length)
-            return BuiltGraph(
-                graph, f"{name}, {method}", built, functools.partial(constant_named, file)
-            )
+        def sources(rows: int) -> tuple[dict[str, tuple[int, int]], Callable[[str], BuiltGraph]]:
+            """The methods of prompts for a cache of so many tokens, and the source of a method."""
+            prompts = _prompts(rows, device.traits)
+
+            def source(method: str) -> BuiltGraph:
+                length = prompts.get(method)
+                built = repr((file.about, rows, dtype.name, cache, length))
+                build = functools.partial(
+                    _step_graph, file, architecture, rows, dtype, cache, method, length
+                )
+                borrowed = functools.partial(constant_named, file)
+                return BuiltGraph(build, f"{name}, {method}", built, borrowed)
+
+            return prompts, source
+
+        prompts, source = sources(rows)
 
         def local_weights(graph: Graph) -> int | None:
-            plan = plan_of(graph, rows)
-            released = replaced.plan.total - replaced.plan.spilled if replaced is not None else 0
-            *_, (longest, length) = prompts.items()
-            graph_of_longest = functools.partial(build, longest, length)
-            plan = check_fits(plan, device, file.name, graph_of_longest, spill, released)
-            if replaced is not None:
-                replaced.close()
+            longest = functools.partial(source([*prompts][-1]), None)
+            plan = check_fits(plan_of(graph, rows), device, file.name, longest, spill)
             plans.append(plan)
             return plan.local_weights
 
-        sources = {"decode": source("decode")}
-        program = Program(name, sources, device, closing=file.close, local_weights=local_weights)
+        program = Program(
+            name,
+            {"decode": source("decode")},
+            device,
+            closing=file.close,
+            local_weights=local_weights,
+        )
     sizes = (rows, architecture.vocab, dtype, architecture.is_recurrent)
-    return Decoder(program, prompts, source, *sizes), file, plans[0]
+
+    def grow(model: Model, context: int) -> Plan:
+        _, rows = _architecture(file, context, clamps=True)
+        if rows <= model.context:
+            raise InputError(
+                f"the cache cannot grow to {rows} tokens",
+                where=file.name,
+                why=f"it holds {model.context} tokens, and the model was trained with "
+                f"{architecture.trained}",
+            )
+        prompts, source = sources(rows)
+        longest = functools.partial(source([*prompts][-1]), None)
+        plan = plan_of(source("decode")(None), rows)
+        plan = check_fits(plan, device, file.name, longest, held=model.plan.weights)
+        model.decoder.grow(rows, prompts, source)
+        return replace(plan, spilled=model.plan.spilled)
+
+    decoder = Decoder(program, prompts, source, *sizes)
+    return decoder, file, plans[0], grow if decoder.pages is not None else None

@@ -50,20 +50,17 @@ class Model(Closing):
         decoder: Decoder,
         file: ModelFile,
         plan: Plan,
-        reload: Callable[[int, Model], tuple[Decoder, ModelFile, Plan]] | None = None,
+        grow: Callable[[Model, int], Plan] | None = None,
     ) -> None:
-        self._reload = reload
-        self._take(decoder, file, plan)
-
-    def _take(self, decoder: Decoder, file: ModelFile, plan: Plan) -> None:
-        self.decoder, self.plan, self.file = decoder, plan, file
+        self.decoder, self.plan, self.file, self._grow = decoder, plan, file, grow
         self.program, self.context, self.vocab = decoder.program, decoder.context, decoder.vocab
 
     # -- the cache --------------------------------------------------------------------------------
     @property
     def position(self) -> int:
-        """How many tokens the cache holds. Set it to a smaller number to drop the last ones. Models
-        with recurrent layers then drop those back to the last copy of their states.
+        """How many tokens the last sequence has. Set it to a smaller number to drop the last ones, or
+        to 0 to drop all sequences. Models with recurrent layers drop tokens back to the last copy of
+        their states.
 
         Raises:
             InputError: it is set to something other than a number from 0 to what it is.
@@ -82,8 +79,8 @@ class Model(Closing):
         self.decoder.cut(position)
 
     def grow(self, context: int) -> None:
-        """Has the cache hold more tokens. The model is loaded again from its file, and the next
-        prompt computes again what the cache held. A generation that runs is ended.
+        """Has the cache hold more tokens, besides those that it holds. For a moment, the old cache and
+        the new one are both on the device. A generation that runs is ended.
 
         Args:
             context: tokens, more than now; above what the model was trained with, that number.
@@ -91,19 +88,17 @@ class Model(Closing):
         Raises:
             InputError: the number is not accepted, or the model does not fit then; or the file has
                 a context of its own, as .pvk and .pte files do. The model is as it was.
-            OSError: the file is gone.
         """
         self.program.check_open()
-        if self._reload is None:
+        if self._grow is None:
             raise InputError(
                 f"the cache cannot grow from {self.context} to {context!r} tokens",
                 where=self.file.name,
                 why="the context is part of the file",
                 next="save or export the model with a larger context",
             )
-        smaller = self.decoder
-        self._take(*self._reload(context, self))
-        smaller.cut(0)
+        self.plan = self._grow(self, context)
+        self.context = self.decoder.context
 
     @property
     def logits(self) -> np.ndarray:

@@ -14,7 +14,9 @@ from purevk.frontends.reading import check_nodes
 from purevk.ir import Arg, TensorType, Value
 from purevk.llm.files import DECIDING, DTYPES, MOST_HEAD_WIDTH, ModelFile, Tensor, damaged
 from purevk.llm.graphs import GraphBuilder
+from purevk.llm.sequences import PAGE, STATE, pages_of
 from purevk.llm.sources import Angles, Weight, constant_of
+from purevk.ops.attention.attention import head_width_fits
 from purevk.pte import blocks
 
 _FLOAT8 = DType.float8_e4m3fn
@@ -38,7 +40,7 @@ class Network(GraphBuilder):
         name: of the method.
         file: has the weights. Tensors that a graph reads are uploaded from the mapped file.
         dtype: what is computed in.
-        rows: of the cache.
+        rows: tokens that the cache holds.
         cache: what the cache holds: the name of a dtype, "int8" or "float8"; "": `dtype`.
 
     Attributes:
@@ -61,6 +63,7 @@ class Network(GraphBuilder):
         self._masks: dict[int, Value] = {}
         self._angles: dict[tuple[bytes, float], tuple[Value, Value]] = {}
         self._caches: dict[int, tuple[Value, Value]] = {}
+        self._pages = pages_of(rows)
 
     def emit_all(
         self,
@@ -261,12 +264,28 @@ class Network(GraphBuilder):
 
     @functools.cached_property
     def row_numbers(self) -> Value:
-        """The numbers of the rows of the cache, int64 [rows]."""
+        """The positions of the tokens that the cache holds, int64 [rows]."""
         return self.constant(np.arange(self.rows), DType.int64)
 
+    @functools.cached_property
+    def page_table(self) -> Value:
+        """The first row of each page in the caches, int32 [pages]: see `Pages`."""
+        return self.state(TensorType(DType.int32, (self._pages,)), name=STATE)
+
+    @functools.cached_property
+    def new_rows(self) -> Value:
+        """The rows of the caches that the tokens get, int32 [S]."""
+        return self.purevk.page_rows(self.page_table, self.positions, PAGE)
+
+    @functools.cached_property
+    def all_rows(self) -> Value:
+        """The rows of the caches in the order of positions, int32 [rows]."""
+        rows = self.purevk.page_rows(self.page_table, self.row_numbers, PAGE)
+        return self.op("clamp.default", rows, 0, self._pages * PAGE - 1)
+
     def mask(self, window: int = 0) -> Value:
-        """The rows of the cache that each token attends to: bool [S, rows]. All up to its own; with a
-        window, only the last so many."""
+        """The positions that each token attends to: bool [S, rows]. All up to its own; with a window,
+        only the last so many."""
         if window not in self._masks:
             columns = self.op("unsqueeze.default", self.row_numbers, 0)
             lines = self.op("unsqueeze.default", self.positions, 1)
@@ -334,14 +353,24 @@ class Network(GraphBuilder):
             softcap: scores become tanh(score / softcap) * softcap; 0: they do not.
         """
         width = q.type.dims[-1]
+        in_pages = not softcap and self.cache == self.dtype.name and head_width_fits(width, width)
         if k is not None and v is not None:
-            written = self._stored(f"layers.{layer}.keys", k)
-            self._caches[layer] = written, self._stored(f"layers.{layer}.values", v)
+            written = self._stored(f"layers.{layer}.keys", k, in_pages)
+            self._caches[layer] = written, self._stored(f"layers.{layer}.values", v, in_pages)
         keys, values = self._caches[layer]
         scale = int(width) ** -0.5 if scale is None else scale
         mask = self.mask(window)
         if softcap:
             attended = self._capped(q, keys, values, mask, scale, softcap)
+        elif in_pages:
+            table = self.op("unsqueeze.default", self.page_table, 0)
+            attended = self.purevk.attention(
+                *(q, keys, values, mask, scale),
+                length=self.rows,
+                sinks=sinks,
+                pages=table,
+                page=PAGE,
+            )
         elif sinks is not None:
             attended = self.purevk.attention(q, keys, values, mask, scale, sinks=sinks)
         else:
@@ -351,8 +380,11 @@ class Network(GraphBuilder):
             )
         return self.joined(attended)
 
-    def _stored(self, name: str, rows: Value) -> Value:
-        """Writes rows to a cache of a layer, and returns all of it as `dtype`."""
+    def _stored(self, name: str, rows: Value, in_pages: bool) -> Value:
+        """Writes rows to a cache of a layer. Returns it as it is if `in_pages`, else its rows in the
+        order of positions, as `dtype`."""
+        if in_pages:
+            return self._written(name, rows)
         if self.cache == self.dtype.name:
             return self._cache(name, rows)
         if self.cache == "float8":
@@ -371,13 +403,16 @@ class Network(GraphBuilder):
         return self.narrow(self.op("mul.Tensor", wide, factors))
 
     def _cache(self, name: str, rows: Value) -> Value:
-        """Writes rows [1, heads, S, D] to a state [1, heads, rows, D]: the state after it."""
+        """Writes rows to a cache, and returns those of all positions in their order."""
+        return self.op("index_select.default", self._written(name, rows), 2, self.all_rows)
+
+    def _written(self, name: str, rows: Value) -> Value:
+        """Writes rows [1, heads, S, D] to a state [1, heads, pages * PAGE, D], and returns it."""
         _, heads, _, columns = rows.type.dims
-        type = TensorType(rows.type.dtype, (1, heads, self.rows, columns))
+        type = TensorType(rows.type.dtype, (1, heads, self._pages * PAGE, columns))
         cache = self.state(type, name=name)
-        after = self.op("index_copy.default", cache, 2, self.positions, rows)
-        self.store(cache, after)
-        return after
+        self.purevk.write_rows.all(cache, rows, 2, self.new_rows)
+        return cache
 
     def _capped(
         self, q: Value, keys: Value, values: Value, mask: Value, scale: float, softcap: float

@@ -97,21 +97,21 @@ def check_fits(
     where: str,
     longest: Callable[[], Graph],
     spill: bool = False,
-    released: int = 0,
+    held: int = 0,
 ) -> Plan:
     """The plan, with the bytes of weights that do not fit on the device.
 
     Args:
         longest: builds the method of the longest prompt.
         spill: these may be in memory of the host.
-        released: bytes that are free before it is loaded, besides those that are now.
+        held: bytes of it that are there already.
 
     Raises:
         InputError: the model does not fit. The error says the largest context that does.
     """
     from purevk.program.devices.memory import free_bytes
 
-    available = free_bytes(device) + released
+    available = free_bytes(device) + held
     if _AMPLE * plan.total > available:
         plan = replace(plan, workspace=workspace_of(longest(), device.traits))
     if plan.total <= available:

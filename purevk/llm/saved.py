@@ -16,11 +16,12 @@ from purevk.frontends.files import FileSource
 from purevk.frontends.files import ModelFile as ProgramFile
 from purevk.frontends.saved import SavedProgram, write_program
 from purevk.graph.context import Context
-from purevk.ir import Constant, Graph, Size, Value
+from purevk.ir import Constant, Graph, Size, TensorType, Value
 from purevk.ir.dims import range_of
 from purevk.llm.decoding import Decoder
 from purevk.llm.files import DTYPES, ModelFile, close_on_error, damaged
 from purevk.llm.plan import Plan, check_fits
+from purevk.llm.sequences import PAGE, STATE, pages_of
 from purevk.program.program import Program
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Description(NamedTuple):
         from purevk.llm.graphs import types_of  # it imports all operators
 
         token, position = (DType.int64, (1, 1)), (DType.int64, (1,))
-        states = {label.name: each for each, label in graph.labels.items() if each in graph.states}
+        states = {label.key: each for each, label in graph.labels.items() if each in graph.states}
         first = () if method == "decode" else graph.inputs[:1]
         takes = not first or _takes(first[0], *self.prompts[method])
         inputs = [*map(_shape, first), position] if takes else None
@@ -88,9 +89,12 @@ class Description(NamedTuple):
         ):
             if [*map(_shape, values)] != shapes:
                 raise _damaged(path, f"{what} {types_of(values)}")
-        caches = [value for value in graph.states if self.context in value.type.dims]
-        if not caches and not self.is_recurrent:
-            raise _damaged(path, f"no cache of {method} has {self.context} rows")
+        rows = {each.type.dims[2] for each in graph.states if each.type.rank == 4}
+        pages, positions = pages_of(self.context), TensorType(DType.int64, (self.context,))
+        fits = _shape(states.get(STATE)) == (DType.int32, (pages,)) and rows == {pages * PAGE}
+        fits = fits or (self.is_recurrent and not rows)
+        if not fits or all(each.type != positions for each in graph.constants):
+            raise _damaged(path, f"the caches of {method} are not for {self.context} tokens")
 
 
 def _shape(value: Any) -> tuple[DType, tuple[Size, ...]] | None:

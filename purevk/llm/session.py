@@ -32,8 +32,8 @@ class ChatModel(Protocol):
 
 
 class Session:
-    """A conversation. `Model.session` makes it. What it has in common with what the model computed
-    last is not computed again, so several sessions of one model may take turns.
+    """A conversation. `Model.session` makes it. What it has in common with what the cache of the model
+    holds is not computed again, and several sessions of one model keep theirs there.
 
     Attributes:
         messages: the conversation so far, each with "role" and "content".

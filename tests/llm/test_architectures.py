@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import purevk.llm  # noqa: E402
 from bench.peers.llama_cpp import LlamaCpp  # noqa: E402
-from purevk.llm.checkpoints import TAIL  # noqa: E402
+from purevk.llm.sequences import TAIL  # noqa: E402
 from tests.llm.families import DELTA, FAMILIES, PROMPT, expected, tiny, write_gguf  # noqa: E402
 
 pytestmark = pytest.mark.device

@@ -93,9 +93,13 @@ def test_the_cache_grows(model: purevk.llm.Model, monkeypatch: pytest.MonkeyPatc
         purevk.llm.load(model.file.name, context=192, dtype="float32") as large,
     ):
         session = growing.session(system="s", overflow="grow")
+        program, held = growing.program, 0
         for text in ("abc", "def", "0123456789"):
-            answer = session.send(text, **OPTIONS).text()
-            assert answer == fresh(large, session.messages[:-1])
+            pieces = session.send(text, **OPTIONS)
+            assert pieces.text() == fresh(large, session.messages[:-1])
+            assert pieces.stats.reused_tokens >= held
+            held = pieces.stats.prompt_tokens
+        assert growing.program is program
         assert growing.context == growing.plan.context == 192 and len(session.messages) == 7
         messages, position = list(session.messages), growing.position
         with monkeypatch.context() as patch:  # it does not fit, so the model stays as it is

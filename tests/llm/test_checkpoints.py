@@ -13,7 +13,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 import purevk.llm
-from purevk.llm import checkpoints
+from purevk.llm import sequences
 from tests.llm.families import PROMPT, tiny, write_tokenizer
 
 pytestmark = pytest.mark.device
@@ -25,7 +25,7 @@ def test_answers_are_those_of_fresh_sessions(
 ) -> None:
     tiny(family).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    monkeypatch.setattr(checkpoints, "MOST", 3)
+    monkeypatch.setattr(sequences, "MOST", 3)
     choose = random.Random(family)
     with (
         purevk.llm.load(tmp_path, context=256, dtype="float32") as model,
@@ -71,7 +71,7 @@ def test_what_a_prompt_costs(tmp_path: Path) -> None:
 
         first = [*PROMPT, *PROMPT]
         assert reused(first) == 0
-        assert reused(first) == 20 - checkpoints.TAIL  # an answer is made again
+        assert reused(first) == 20 - sequences.TAIL  # an answer is made again
         answered = list(model.decoder.tokens)
         assert reused([*answered, *PROMPT]) == 23
         assert reused([*answered, *PROMPT[::-1]]) == 23  # the last turn is another one
@@ -100,7 +100,7 @@ def test_an_interrupted_step_is_not_gone_on_with(
             with pytest.raises(KeyboardInterrupt):
                 model.generate(prompt, max_tokens=4).tokens()
         pieces = model.generate([*prompt, 5, 6], max_tokens=4)
-        assert pieces.tokens() == want and pieces.stats.reused_tokens == 20 - checkpoints.TAIL
+        assert pieces.tokens() == want and pieces.stats.reused_tokens == 20 - sequences.TAIL
 
 
 def test_without_room_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import purevk.llm  # noqa: E402
 from purevk.cli import main  # noqa: E402
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError  # noqa: E402
-from purevk.llm.checkpoints import TAIL  # noqa: E402
+from purevk.llm.sequences import TAIL  # noqa: E402
 from purevk.runtime import llm as ours  # noqa: E402
 from tests.llm import executorch_models as models  # noqa: E402
 

@@ -255,9 +255,9 @@ def test_chunks_stay_below_what_drivers_let_run(seconds: float) -> None:
 
 def test_a_plan_needs_no_device(tmp_path: Path) -> None:
     write_llama(tmp_path / "model.gguf", "Q8_0")
-    plans = [purevk.llm.plan(tmp_path / "model.gguf", context=rows) for rows in (16, 32)]
-    assert plans[1].cache == 2 * plans[0].cache == 2 * (2 * 2 * 2 * 16 * 16 * 2)
-    assert plans[1].largest_context(plans[1].total) == 32 and plans[1].workspace > 0
+    plans = [purevk.llm.plan(tmp_path / "model.gguf", context=rows) for rows in (60, 128)]
+    assert plans[1].cache == 2 * plans[0].cache == 2 * (2 * 2 * 2 * 16 * 64 * 2)
+    assert plans[1].largest_context(plans[1].total) == 128 and plans[1].workspace > 0
     assert plans[1].heaps == ()
 
 
@@ -346,6 +346,7 @@ def load(
     def load(name: str = "tiny.gguf", **options: Any) -> tuple[list[int], np.ndarray, bool]:
         options = {"context": 32, "dtype": "float32", **options}
         with purevk.llm.load(tmp_path / name, **options) as model:
+            assert model.decoder.pages is not None
             tokens = model.generate(PROMPT, max_tokens=6).tokens()
             return tokens, model.logits, "lower" in model.program.seconds
 

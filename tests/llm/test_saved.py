@@ -76,7 +76,7 @@ def saved_program(path: Path) -> bytes:
 def test_what_the_cache_holds(cache: str, tolerance: float, size: float, tmp_path: Path) -> None:
     reference = write_llama(tmp_path / "model.gguf", "F32")
     plan = purevk.llm.plan(tmp_path / "model.gguf", context=32, dtype="float32", cache=cache)
-    assert plan.cache == 2 * 2 * 2 * 16 * 32 * size
+    assert plan.cache == 2 * 2 * 2 * 16 * 64 * size
     with purevk.llm.load(
         tmp_path / "model.gguf", context=32, dtype="float32", cache=cache
     ) as model:

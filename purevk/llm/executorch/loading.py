@@ -11,12 +11,12 @@ import numpy as np
 from purevk.errors import FileFormatError, InputError, UnsupportedProgramError
 from purevk.graph.context import Context
 from purevk.ir import TensorType
-from purevk.llm.checkpoints import Checkpoints
 from purevk.llm.decoding import Decoder
 from purevk.llm.executorch.steps import StepSource, tensor_input
 from purevk.llm.files import ModelFile, close_on_error
 from purevk.llm.pieces import Stats
 from purevk.llm.plan import Plan, check_context, check_fits
+from purevk.llm.sequences import Checkpoints
 from purevk.llm.tokenizer.files import read_tokenizer
 from purevk.program.program import Program
 
