@@ -120,7 +120,9 @@ def _multiply(
 
 
 def _define_quantized_linear() -> None:
-    """Defines executorch's operator where executorch has not."""
+    """Defines executorch's operator where there is no executorch."""
+    with contextlib.suppress(ImportError):
+        import executorch.backends.vulkan.custom_ops_lib  # noqa: F401
     if hasattr(torch.ops.et_vk, "linear_q4gsw"):
         return
     library = torch.library.Library("et_vk", "FRAGMENT")
