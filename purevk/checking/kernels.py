@@ -57,7 +57,8 @@ def _attention(node: Node, arrays: Arrays, env: Mapping[Symbol, int]) -> Any:
         mask = None if mask is None else mask[..., :count]
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, 1) for tensor in (k, v))
-    scores = q @ k.transpose(2, 3) * node.float("scale")
+    scores, softcap = q @ k.transpose(2, 3) * node.float("scale"), node.float("softcap")
+    scores = (scores / softcap).tanh() * softcap if softcap else scores
     if mask is not None and node.tensor("mask").type.dtype is DType.bool:
         scores = scores.masked_fill(mask == 0, float("-inf"))
     elif mask is not None:

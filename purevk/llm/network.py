@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -239,11 +240,11 @@ class Network(GraphBuilder):
     def add(self, x: Value, y: Value) -> Value:
         return self.op("add.Tensor", x, y, 1)
 
-    def capped(self, x: Value, cap: float, factor: float = 1.0) -> Value:
-        """tanh(x * factor / cap) * cap; x if the cap is 0."""
+    def capped(self, x: Value, cap: float) -> Value:
+        """tanh(x / cap) * cap; x if the cap is 0."""
         if not cap:
             return x
-        bounded = self.op("tanh.default", self.op("mul.Scalar", x, factor / cap))
+        bounded = self.op("tanh.default", self.op("mul.Scalar", x, 1 / cap))
         return self.op("mul.Scalar", bounded, cap)
 
     def split(self, x: Value, *sizes: int) -> list[Value]:
@@ -353,32 +354,29 @@ class Network(GraphBuilder):
             softcap: scores become tanh(score / softcap) * softcap; 0: they do not.
         """
         width = q.type.dims[-1]
-        in_pages = not softcap and self.cache == self.dtype.name and head_width_fits(width, width)
+        in_pages = self.cache == self.dtype.name and head_width_fits(width, width)
         if k is not None and v is not None:
             written = self._stored(f"layers.{layer}.keys", k, in_pages)
             self._caches[layer] = written, self._stored(f"layers.{layer}.values", v, in_pages)
         keys, values = self._caches[layer]
         scale = int(width) ** -0.5 if scale is None else scale
         mask = self.mask(window)
-        if softcap:
-            attended = self._capped(q, keys, values, mask, scale, softcap)
-        elif in_pages:
+        pages: dict[str, Any] = {}
+        if in_pages:
             table = self.op("unsqueeze.default", self.page_table, 0)
-            attended = self.purevk.attention(
-                *(q, keys, values, mask, scale),
-                length=self.rows,
-                sinks=sinks,
-                pages=table,
-                page=PAGE,
+            pages = {"length": self.rows, "pages": table, "page": PAGE}
+        if pages or softcap or sinks is not None:
+            return self.joined(
+                self.purevk.attention(
+                    *(q, keys, values, mask, scale), sinks=sinks, softcap=softcap, **pages
+                )
             )
-        elif sinks is not None:
-            attended = self.purevk.attention(q, keys, values, mask, scale, sinks=sinks)
-        else:
-            attended = self.op(
+        return self.joined(
+            self.op(
                 "scaled_dot_product_attention.default",
                 *(q, keys, values, mask, 0.0, False, scale, True),
             )
-        return self.joined(attended)
+        )
 
     def _stored(self, name: str, rows: Value, in_pages: bool) -> Value:
         """Writes rows to a cache of a layer. Returns it as it is if `in_pages`, else its rows in the
@@ -413,18 +411,3 @@ class Network(GraphBuilder):
         cache = self.state(type, name=name)
         self.purevk.write_rows.all(cache, rows, 2, self.new_rows)
         return cache
-
-    def _capped(
-        self, q: Value, keys: Value, values: Value, mask: Value, scale: float, softcap: float
-    ) -> Value:
-        """Attention whose scores are bounded, by single operators."""
-        group = int(q.type.dims[1]) // int(keys.type.dims[1])
-        if group > 1:
-            keys, values = (
-                self.op("repeat_interleave.self_int", each, group, 1) for each in (keys, values)
-            )
-        scores = self.op("matmul.default", q, self.op("transpose.int", keys, 2, 3))
-        scores = self.capped(scores, softcap, scale)
-        lowest = self.constant(np.array(-np.inf), self.dtype)
-        scores = self.op("where.self", mask, scores, lowest)
-        return self.op("matmul.default", self.op("_softmax.default", scores, -1, False), values)

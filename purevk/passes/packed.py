@@ -42,7 +42,11 @@ def join_attention(graph: Graph, traits: DeviceTraits) -> Graph:
         node, swaps = matcher.through(value, swaps_heads)
         if node is None or node.op != NAME or len(swaps) != turned or node.bool("causal"):
             return None
-        if any(node.arg(name) is not None for name in _OTHERS) or node.bool("blocks"):
+        if (
+            any(node.arg(name) is not None for name in _OTHERS)
+            or node.float("softcap")
+            or node.bool("blocks")
+        ):
             return None
         splits = []
         for name in "qkv":

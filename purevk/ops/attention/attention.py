@@ -14,7 +14,7 @@ from purevk.lower.numbers import bits_of, gcd4
 from purevk.lower.operands import broadcast_strides
 from purevk.ops.attention.choice import choose
 from purevk.ops.attention.kernels import Attention, Choice, Coopmat, Problem
-from purevk.ops.attention.score_program import ScoreProgram
+from purevk.ops.attention.score_program import ScoreProgram, capped_scores
 from purevk.ops.attention.score_writer import ScoreFunctions, write_functions
 from purevk.ops.builder import Builder
 from purevk.ops.image_layout import LayoutQuery
@@ -34,7 +34,7 @@ HEADS_LAST = (0, 2, 1, 3)
 @signature(
     "q, k, v, mask=None, scale=1.0, causal=False, start: Size = 0, "
     "length: Size | None = None, functions=None, sizes=(), extras=(), limits=None, "
-    "sinks=None, blocks=False, pages=None, page=0"
+    "sinks=None, blocks=False, pages=None, page=0, softcap=0.0"
 )
 def _attention_shape(
     q: TensorType,
@@ -46,6 +46,7 @@ def _attention_shape(
     pages: TensorType | None,
     page: int,
     length: Size | None,
+    softcap: float,
 ) -> TensorType:
     """Queries [B, H, S, D], keys and values [B, G, T, D].
 
@@ -60,6 +61,7 @@ def _attention_shape(
             broadcast.
         blocks: the result is a matrix [B * S, H * D] in the order of fragments, where
             `writes_blocks` says that the kernel can store it.
+        softcap: scores, times `scale`, become tanh(score / softcap) * softcap; 0: they do not.
         pages: int32 [B, P] or [1, P], for keys and values [1, G, rows, D] of all batches: the first
             row of each `page` keys, in their order. `length` is given then.
     """
@@ -73,6 +75,8 @@ def _attention_shape(
         raise ShapeError(f"{limits} are no limits of keys")
     if sinks is not None and (sinks.rank != 4 or sinks.dims[3] != 1):
         raise ShapeError(f"{sinks} are no sinks of queries")
+    if not 0 <= softcap < math.inf:
+        raise ShapeError(f"scores cannot be bounded by {softcap}")
     (batches, heads, queries), width = q.dims[:3], v.dims[3]
     if pages is not None and (
         pages.dtype is not DType.int32
@@ -189,10 +193,12 @@ def _attention_lower(lowering: Lowering, node: Node) -> None:
         buffers["pages"] = (pages, "r")
     buffers["out"] = (out, "w")
     written = ScoreFunctions()
-    program = node.optional_attribute("functions", ScoreProgram)
+    program, sizes = node.optional_attribute("functions", ScoreProgram), node.sizes("sizes")
+    if node.float("softcap"):
+        program, sizes = capped_scores(node.float("softcap"))
     if program is not None:
         extras = [lowering.operand(value) for value in node.tensors("extras")]
-        written = write_functions(program, node.sizes("sizes"), extras)
+        written = write_functions(program, sizes, extras)
         macros.update(written.macros)
         buffers.update(written.buffers)
     operands = {"q": q, "k": k, "v": v, "o": out}

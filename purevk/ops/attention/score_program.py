@@ -3,6 +3,7 @@ mask: whether any query of a range may see any key of a range."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -80,6 +81,18 @@ def score_program(functions: Functions) -> tuple[ScoreProgram, tuple[Size, ...]]
         expression, bounds, score not in (None, SCORE), mask is not None, ranges.exact
     )
     return program, tuple(builder.scalars)
+
+
+@functools.cache
+def capped_scores(softcap: float) -> tuple[ScoreProgram, tuple[Size, ...]]:
+    """The program of scores that become tanh(score / softcap) * softcap, and its sizes."""
+    first = len(INPUTS)
+    steps = (
+        FunctionStep("aten.div.Scalar", DType.float32, (Operand(SCORE), softcap)),
+        FunctionStep("aten.tanh.default", DType.float32, (Operand(first),)),
+        FunctionStep("aten.mul.Scalar", DType.float32, (Operand(first + 1), softcap)),
+    )
+    return score_program(Functions(steps, first + 2, None, DType.int32))
 
 
 def _as(
