@@ -50,12 +50,26 @@ def tensor(self: Any, x: Any) -> Any:
     return self.total * 2
 
 
+def last_input(self: Any, x: Any) -> Any:
+    last, self.last = self.last, x * 1
+    return x if last is None else x + last
+
+
+def first_input(self: Any, x: Any) -> Any:
+    if "x" not in self.inputs:
+        self.inputs["x"] = torch.zeros_like(x)
+        self.inputs["x"][:2] = x[:2]
+    return x + self.inputs["x"]
+
+
 REFUSED = {
     "count": (counter, {}),
     "is_first": (first, {"is_first": True}),
     "seen": (history, {"seen": []}),
     "step": (configured, {"config": types.SimpleNamespace(step=0)}),
     "total": (tensor, {"total": torch.zeros(3)}),
+    "last": (last_input, {"last": None}),
+    "inputs": (first_input, {"inputs": {}}),
 }
 
 
@@ -130,10 +144,16 @@ def test_what_containers_hold(make: Any) -> None:
 
 
 def test_export_leaves_the_containers_of_a_module() -> None:
-    value = {"a": [1], "b": (2,)}
-    made = module(lambda self, x: x * self.value["a"][0], value=value)
+    """They are the same objects, with the same items, also if forward has changed them."""
+    value, shapes = {"a": [1], "b": (2,)}, [1]
+
+    def forward(self: Any, x: Any) -> Any:
+        self.shapes.append(x.shape)
+        return x * self.value["a"][0]
+
+    made = module(forward, value=value, shapes=shapes)
     purevk.compile(made, (X,))
-    assert made.value is value
+    assert made.value is value and made.shapes is shapes and shapes == [1]
 
 
 class Shared:
@@ -299,17 +319,19 @@ def test_variables_that_the_caller_changes(name: str) -> None:
 
 def test_what_a_variable_of_the_file_keeps_between_calls() -> None:
     """A flag and tensors that any call computes are no effects; export leaves them as they were."""
-    flags, tables = [], dict[int, Any]()
+    flags, tables, ones = [], dict[int, Any](), [None]
 
     def forward(self: Any, x: Any) -> Any:
         if not flags:
             flags.append("warned")
         if x.shape[0] not in tables:
             tables[x.shape[0]] = torch.arange(x.shape[0]) + 1.0
-        return x * tables[x.shape[0]]
+        if ones[0] is None:
+            ones[0] = torch.ones_like(x)
+        return x * tables[x.shape[0]].to(x) * ones[0]
 
     with purevk.compile(module(forward), (X,)) as program:
-        assert not flags and not tables
+        assert not flags and not tables and ones == [None]
         assert torch.equal(program(X), X * X)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from purevk.errors import UnsupportedProgramError
 from purevk.frontends.torch.watch.attributes import Attributes
@@ -24,6 +25,16 @@ from purevk.frontends.torch.watch.values import items_of
 _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
 # Methods and functions that give a view or a copy, by the strides of a tensor.
 VIEW_OR_COPY = frozenset(("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"))
+# Methods and functions that read no elements of their first argument, and of all others.
+_LIKE_FIRST = frozenset(
+    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full"
+    " new_tensor".split()
+)
+_LIKE_OTHERS = frozenset(("to", "type_as", "expand_as", "view_as", "reshape_as"))
+_IN_PLACE = frozenset(
+    f"__{name}__" for name in "setitem iadd isub imul itruediv iand ior ixor".split()
+)
+_NUMBERS = frozenset(("item", "tolist", "__bool__", "__int__", "__float__", "__index__"))
 _TORCH = os.path.dirname(torch.__file__)
 
 
@@ -33,8 +44,8 @@ class Change:
 
     Attributes:
         old, new: what the place held before and after.
-        is_cache: whether it is taken for a cache of what any call computes: a dict of tensors, or a
-            tensor in place of None.
+        is_cache: whether it is taken for a cache of what any call computes: a tensor, a dict with
+            tensors, or a list with tensors in place of None, that follow from no input.
         is_of_sizes: whether the new value is a size, or several.
     """
 
@@ -44,10 +55,12 @@ class Change:
     is_of_sizes: bool
 
     @classmethod
-    def of(cls, old: State, new: State) -> Change:
+    def of(cls, old: State, new: State, calls: _Calls) -> Change:
         value = new.value
-        tensors = isinstance(value, dict) and any(map(_has_tensors, value.values()))
-        return cls(old, new, tensors or isinstance(value, torch.Tensor), _is_of_sizes(value))
+        tensors = _tensors_in(value)
+        is_cache = isinstance(value, (dict, torch.Tensor)) or _fills_gaps(old, new)
+        is_cache = is_cache and bool(tensors) and not any(map(calls.follows, tensors))
+        return cls(old, new, is_cache, _is_of_sizes(value))
 
 
 @dataclass
@@ -59,12 +72,15 @@ class Effects:
         changes: what it changed in attributes and variables.
         asked_for_strides: whether the code of the module, not torch's own, asked for strides.
         viewed_or_copied: whether it called what gives a view or a copy, by the strides.
+        has_numbers: whether it made numbers of elements of inputs, or has a loop or branch: any tensor
+            may follow from inputs then.
     """
 
     containers: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     asked_for_strides: bool = False
     viewed_or_copied: bool = False
+    has_numbers: bool = False
 
 
 @contextlib.contextmanager
@@ -83,14 +99,15 @@ def watched(module: Any) -> Iterator[Effects]:
     def watching(*args: Any, **kwargs: Any) -> Any:
         arguments = list(contents((args, kwargs)))
         changes = Attributes(list(module.modules()), writable=True).watched()
+        calls = _Calls(effects, (args, kwargs))
         try:
-            with _Asking(effects), _same_autocast():
+            with calls, _same_autocast():
                 return forward(*args, **kwargs)
         finally:
             effects.containers += [
                 type(argument[0]).__name__ for argument in arguments if not is_untouched([argument])
             ]
-            effects.changes = [Change.of(*states) for states in changes()]
+            effects.changes = [Change.of(*states, calls) for states in changes()]
 
     own["forward"] = watching
     try:
@@ -138,22 +155,52 @@ def _same_autocast() -> contextlib.AbstractContextManager[Any]:
     return context
 
 
-class _Asking(TorchFunctionMode):
-    """Notes that code outside of torch asks for strides."""
+class _Calls(TorchFunctionMode):
+    """Notes that code outside of torch asks for strides, and which tensors follow from the elements of
+    inputs."""
 
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, effects: Effects, inputs: Any) -> None:
         super().__init__()
         self._effects = effects
+        self._following: dict[int, torch.Tensor] = {}  # held, so that identities stay their own
+        self._add(inputs)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name = getattr(function, "__name__", "")
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
         if name in _ASKING:
             caller = sys._getframe(1).f_code.co_filename
             self._effects.asked_for_strides |= not caller.startswith(_TORCH)
         self._effects.viewed_or_copied |= name in VIEW_OR_COPY
-        return function(*args, **(kwargs or {}))
+        if torch.compiler.is_dynamo_compiling():  # traces this for the body of a loop or branch
+            self._effects.has_numbers = True
+            return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        read = args[:1] if name in _LIKE_OTHERS else args[name in _LIKE_FIRST :]
+        if any(map(self.follows, tree_leaves((read, kwargs)))):
+            self._effects.has_numbers |= name in _NUMBERS
+            self._add(result)
+            if (
+                (name.endswith("_") and not name.endswith("__"))
+                or name in _IN_PLACE
+                or "out" in kwargs
+            ):
+                self._add((args[:1], kwargs.get("out")))
+        return result
+
+    def follows(self, value: Any) -> bool:
+        """Whether a value is a tensor that follows from the elements of inputs."""
+        return isinstance(value, torch.Tensor) and (
+            self._effects.has_numbers or id(value) in self._following
+        )
+
+    def _add(self, values: Any) -> None:
+        for value in tree_leaves(values):
+            if isinstance(value, torch.Tensor):
+                self._following[id(value)] = value
+                if value._base is not None:
+                    self._following[id(value._base)] = value._base
 
 
 def refuse_effects(module: Any, effects: Effects, program: Any) -> None:
@@ -241,10 +288,19 @@ def _alike(one: Any, other: Any) -> bool:
     )
 
 
-def _has_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensors, value))
-    return isinstance(value, torch.Tensor)
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in lists, tuples and dicts."""
+    if isinstance(value, (list, tuple, dict)):
+        return [tensor for item in items_of(value) for tensor in _tensors_in(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _fills_gaps(old: State, new: State) -> bool:
+    """Whether a list has other items only where it had None."""
+    if not isinstance(old.value, list) or not isinstance(new.value, list):
+        return False
+    before, after = old.contents[0][1], new.contents[0][1]
+    return len(before) == len(after) and all(a is None or a is b for a, b in zip(before, after))
 
 
 def _is_of_sizes(value: Any) -> bool:
