@@ -57,8 +57,9 @@ def last_input(self: Any, x: Any) -> Any:
 
 def first_input(self: Any, x: Any) -> Any:
     if "x" not in self.inputs:
-        self.inputs["x"] = torch.zeros_like(x)
-        self.inputs["x"][:2] = x[:2]
+        copy = torch.zeros_like(x)
+        self.inputs["x"] = copy.view(-1)
+        torch.ops.aten.copy_.default(copy[:2], x[:2])
     return x + self.inputs["x"]
 
 

@@ -54,7 +54,7 @@ _UNCOUNTED = {
     "native_batch_norm": ("training", False),
     "instance_norm": ("use_input_stats", True),
 }
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     "__bool__ __contains__ __float__ __index__ __int__ allclose equal is_nonzero item tolist".split()
 )
 
@@ -100,16 +100,16 @@ class NumbersOfTensors(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name_of(func)
+        name = name_of(func)
         if name == "pad" and len(args) > 1:
             args = (args[0], self._numbers_in(args[1]), *args[2:])
         tensors = [part for part in _parts((args, kwargs)) if isinstance(part, torch.Tensor)]
         entries = [self._find(tensor) for tensor in tensors]
         recorded = [entry for entry in entries if entry is not None]
-        if recorded and (_writes(func, name) or "out" in kwargs):
+        if recorded and (writes(func, name) or "out" in kwargs):
             return self._write(func, name, args, kwargs, recorded, len(recorded) == len(entries))
         follows = len(recorded) == len(entries) and not _is_symbolic((args, kwargs))
-        if follows and name in _NUMBERS:
+        if follows and name in NUMBERS:
             return self._elements_of(func, args, kwargs, recorded)
         if follows and name in _FOLLOWED:
             return self._follow(func, name, args, kwargs, recorded)
@@ -119,7 +119,7 @@ class NumbersOfTensors(TorchFunctionMode):
         """The result of a function, which is not followed. Neither is what it may have written, nor
         what shares memory with it."""
         result = func(*args, **kwargs)
-        written = _writes_uncounted(_name_of(func), args, kwargs)
+        written = _writes_uncounted(name_of(func), args, kwargs)
         self._forget([entry for entry in entries if written or _is_view(result, entry.traced)])
         return result
 
@@ -314,13 +314,13 @@ def _is_view(result: Any, tensor: torch.Tensor) -> bool:
     return False
 
 
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func._schema.name).rpartition("::")[2]
     return getattr(func, "__name__", "")
 
 
-def _writes(func: Any, name: str) -> bool:
+def writes(func: Any, name: str) -> bool:
     """Whether a function writes into an argument, or gives out memory that torch does not follow."""
     if name in ("__get__", "__set__"):  # of a property
         return getattr(getattr(func, "__self__", None), "__name__", "") == "data"

@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from purevk.frontends.torch.watch.places import ABSENT, State, read, slots_of
 from purevk.frontends.torch.watch.values import (
     ATOMS,
     CONTAINERS,
@@ -27,6 +26,7 @@ from purevk.frontends.torch.watch.values import (
     items_of,
     tensors_in,
 )
+from purevk.frontends.torch.watch.variables import ABSENT, State, read, slots_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
@@ -66,7 +66,7 @@ class Attributes:
         self._objects: list[dict[str, Any]] = []  # the attributes of modules and of objects
         self._dicts: list[dict[str, Any]] = []  # others whose number of items is compared
         self._slots: list[tuple[dict[str, Any], str]] = []
-        self._others: list[tuple[Any, Any]] = []  # places in what is no dict
+        self._others: list[tuple[Any, Any]] = []  # variables that are no entries of dicts
         self._classes: list[type] = []
         self._seen: set[int] = set()
         self._added: set[tuple[int, Any]] = set()
@@ -90,7 +90,7 @@ class Attributes:
         ]
 
     def _add(self, owner: Any, *keys: Any) -> None:
-        """Adds places that are not among those to compare."""
+        """Adds variables that are not among those to compare."""
         for key in keys:
             if (id(owner), key) not in self._added:
                 self._added.add((id(owner), key))
@@ -148,11 +148,11 @@ class Attributes:
             self._add(function, *(key for key in _DEFAULTS if getattr(function, key)))
             self._objects.append(vars(function))
             self._add(vars(function), *vars(function))
-            places: list[tuple[Any, str]] = [
+            named: list[tuple[Any, str]] = [
                 *zip(function.__closure__ or (), code.co_freevars),
                 *((variables_of_file, name) for name in _names_in(code) & variables_of_file.keys()),
             ]
-            for owner, name in sorted(places, key=lambda place: place[1]):
+            for owner, name in sorted(named, key=lambda variable: variable[1]):
                 value = read(owner, name)
                 in_file = owner is variables_of_file
                 for inner in _functions_in(value):
@@ -221,10 +221,10 @@ class Attributes:
         return values
 
     def watched(self) -> Callable[[], list[tuple[State, State]]]:
-        """A function that gives what places hold by then, if it is something else than now: the states
-        before and after. Attributes that are new are among them."""
+        """A function that gives what variables hold by then, if it is something else than now: the
+        states before and after. Attributes that are new are among them."""
         of_classes = ((cls, name) for cls in self._classes for name in vars(cls))
-        before = [State.at(*place) for place in (*self._slots, *self._others, *of_classes)]
+        before = [State.at(*each) for each in (*self._slots, *self._others, *of_classes)]
         owners: list[Any] = [*self._objects, *self._classes]
         keys = [frozenset(_keys_of(owner)) for owner in owners]
 

@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from purevk.errors import UnsupportedProgramError
+from purevk.frontends.torch.elements.traced_numbers import NUMBERS, name_of, writes
 from purevk.frontends.torch.watch.attributes import Attributes
-from purevk.frontends.torch.watch.places import State, contents, is_untouched
 from purevk.frontends.torch.watch.values import items_of
+from purevk.frontends.torch.watch.variables import State, contents, is_untouched
 
 # Methods and functions that answer by the strides of a tensor.
 _ASKING = frozenset(("stride", "is_contiguous", "storage_offset", "as_strided", "dim_order"))
@@ -31,19 +32,15 @@ _LIKE_FIRST = frozenset(
     " new_tensor".split()
 )
 _LIKE_OTHERS = frozenset(("to", "type_as", "expand_as", "view_as", "reshape_as"))
-_IN_PLACE = frozenset(
-    f"__{name}__" for name in "setitem iadd isub imul itruediv iand ior ixor".split()
-)
-_NUMBERS = frozenset(("item", "tolist", "__bool__", "__int__", "__float__", "__index__"))
 _TORCH = os.path.dirname(torch.__file__)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A value that `forward` changed, in an attribute or in another place that it can write.
+    """A value that `forward` changed, in an attribute or in another variable.
 
     Attributes:
-        old, new: what the place held before and after.
+        old, new: what the variable held before and after.
         is_cache: whether it is taken for a cache of what any call computes: a tensor, a dict with
             tensors, or a list with tensors in place of None, that follow from no input.
         is_of_sizes: whether the new value is a size, or several.
@@ -176,31 +173,36 @@ class _Calls(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # traces this for the body of a loop or branch
             self._effects.has_numbers = True
             return function(*args, **kwargs)
-        result = function(*args, **kwargs)
+        result, name = function(*args, **kwargs), name_of(function)
         read = args[:1] if name in _LIKE_OTHERS else args[name in _LIKE_FIRST :]
         if any(map(self.follows, tree_leaves((read, kwargs)))):
-            self._effects.has_numbers |= name in _NUMBERS
+            self._effects.has_numbers |= name in NUMBERS
             self._add(result)
-            if (
-                (name.endswith("_") and not name.endswith("__"))
-                or name in _IN_PLACE
-                or "out" in kwargs
-            ):
+            if writes(function, name) or "out" in kwargs:
                 self._add((args[:1], kwargs.get("out")))
         return result
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor that follows from the elements of inputs."""
         return isinstance(value, torch.Tensor) and (
-            self._effects.has_numbers or id(value) in self._following
+            self._effects.has_numbers
+            or id(value) in self._following
+            or id(_base_of(value)) in self._following
         )
 
     def _add(self, values: Any) -> None:
         for value in tree_leaves(values):
             if isinstance(value, torch.Tensor):
                 self._following[id(value)] = value
-                if value._base is not None:
-                    self._following[id(value._base)] = value._base
+                base = _base_of(value)
+                if base is not None:
+                    self._following[id(base)] = base
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that a tensor is a view of. Other modes do not see that it is asked for."""
+    with torch._C.DisableTorchFunction():
+        return tensor._base
 
 
 def refuse_effects(module: Any, effects: Effects, program: Any) -> None:

@@ -1,4 +1,5 @@
-"""Places of Python values that `forward` can read and write, and what they hold at one moment."""
+"""Variables of Python that `forward` can read and write, and what they hold at one moment: entries of
+dicts, attributes, default arguments, and variables of closures."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from purevk.frontends.torch.watch.values import is_same, items_of, pairs_of
 
-ABSENT = object()  # there is no value at a place
+ABSENT = object()  # a variable has no value
 # Containers whose items can be exchanged: derived ones before their bases.
 _MUTABLE = (
     *(collections.OrderedDict, dict, list, collections.deque, set, bytearray, array.array),
@@ -24,7 +25,7 @@ _TOLD = (itertools.count, itertools.repeat)  # iterators whose texts tell where 
 
 
 def read(owner: Any, key: Any) -> Any:
-    """The value at a place, or `ABSENT`.
+    """The value of a variable, or `ABSENT`.
 
     Args:
         owner, key: a dict and a key; a class and the name of an attribute; a variable of a closure
@@ -44,7 +45,7 @@ def read(owner: Any, key: Any) -> Any:
 
 
 def _write(owner: Any, key: Any, value: Any) -> None:
-    """Gives a place a value, or none if it is `ABSENT`. Calls no code of classes."""
+    """Gives a variable a value, or none if it is `ABSENT`. Calls no code of classes."""
     if value is ABSENT and read(owner, key) is ABSENT:
         return
     if isinstance(owner, dict):
@@ -74,11 +75,11 @@ def slots_of(cls: type) -> list[Any]:
 
 @dataclass(frozen=True)
 class State:
-    """What a place holds at one moment.
+    """What a variable holds at one moment.
 
     Attributes:
-        owner, key: the place, as `read` takes it.
-        value: there, or `ABSENT`.
+        owner, key: the variable, as `read` takes it.
+        value: its value, or `ABSENT`.
         contents: the containers and iterators in it, with their items.
     """
 
@@ -89,7 +90,7 @@ class State:
 
     @classmethod
     def at(cls, owner: Any, key: Any) -> State:
-        """The state of a place now."""
+        """The state of a variable now."""
         value = read(owner, key)
         return cls(owner, key, value, list(contents(value)))
 
@@ -101,12 +102,12 @@ class State:
         return str(getattr(self.key, "__name__", self.key))
 
     def lasts(self) -> bool:
-        """Whether the place holds the same now."""
+        """Whether the variable holds the same now."""
         now = read(self.owner, self.key)
         return is_untouched(self.contents) and is_same(now, self.value)
 
     def restore(self) -> None:
-        """Gives the place its value again, and the containers in it their items. Iterators stay where
+        """Gives the variable its value again, and the containers in it their items. Iterators stay where
         they are."""
         _write(self.owner, self.key, self.value)
         for container, items in self.contents:
