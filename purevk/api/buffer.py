@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from purevk.api import vk
 from purevk.api.device import DeviceObject
-from purevk.api.memory import OPAQUE_FD, MemoryKind, align_up
+from purevk.api.features import OPAQUE_FD
+from purevk.api.memory import MemoryKind, align_up
 from purevk.errors import DeviceError, InputError, OutOfDeviceMemoryError
 
 if TYPE_CHECKING:

@@ -27,12 +27,13 @@ STRUCTS = """
     DebugUtilsObjectNameInfoEXT DescriptorPoolCreateInfo DescriptorPoolSize
     DescriptorSetAllocateInfo DescriptorSetLayoutBinding DescriptorSetLayoutCreateInfo
     DeviceCreateInfo DeviceQueueCreateInfo ExportMemoryAllocateInfo ExportSemaphoreCreateInfo
-    ExtensionProperties ExternalMemoryBufferCreateInfo FenceCreateInfo FormatProperties
+    ExtensionProperties ExternalMemoryBufferCreateInfo ExternalSemaphoreProperties
+    FenceCreateInfo FormatProperties
     InstanceCreateInfo LayerProperties MappedMemoryRange MemoryAllocateFlagsInfo
     MemoryAllocateInfo MemoryBarrier MemoryGetFdInfoKHR MemoryRequirements
     PhysicalDevice16BitStorageFeatures PhysicalDevice8BitStorageFeatures
     PhysicalDeviceBufferDeviceAddressFeatures PhysicalDeviceCooperativeMatrixFeaturesKHR
-    PhysicalDeviceDriverProperties PhysicalDeviceFeatures2
+    PhysicalDeviceDriverProperties PhysicalDeviceExternalSemaphoreInfo PhysicalDeviceFeatures2
     PhysicalDeviceFloatControlsProperties PhysicalDeviceHostQueryResetFeatures
     PhysicalDeviceIDProperties PhysicalDeviceMaintenance3Properties
     PhysicalDeviceMaintenance4Features PhysicalDeviceMaintenance4Properties
@@ -71,7 +72,8 @@ FUNCTIONS = """
     EnumerateInstanceVersion EnumeratePhysicalDevices FlushMappedMemoryRanges FreeMemory
     GetBufferDeviceAddress GetBufferMemoryRequirements GetDeviceProcAddr GetDeviceQueue
     GetFenceStatus GetInstanceProcAddr GetMemoryFdKHR
-    GetPhysicalDeviceCooperativeMatrixPropertiesKHR GetPhysicalDeviceFeatures2
+    GetPhysicalDeviceCooperativeMatrixPropertiesKHR
+    GetPhysicalDeviceExternalSemaphoreProperties GetPhysicalDeviceFeatures2
     GetPhysicalDeviceFormatProperties GetPhysicalDeviceMemoryProperties
     GetPhysicalDeviceMemoryProperties2 GetPhysicalDeviceProperties GetPhysicalDeviceProperties2
     GetPhysicalDeviceQueueFamilyProperties GetPipelineCacheData

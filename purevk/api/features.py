@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from purevk.api.physical import PhysicalDevice
 
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
+_EXPORTABLE = 1  # VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT
+TIMELINE = 1  # VK_SEMAPHORE_TYPE_TIMELINE
+OPAQUE_FD = 1  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT, and the same of semaphores
 _NVIDIA_PROPRIETARY = 4  # VK_DRIVER_ID_NVIDIA_PROPRIETARY
 
 
@@ -93,6 +96,20 @@ def _preserves_denorms(physical: PhysicalDevice) -> bool:
 def _always(physical: PhysicalDevice) -> bool:
     """The test of features that no property tells."""
     return True
+
+
+def _exports_timelines(physical: PhysicalDevice) -> bool:
+    """Whether timeline semaphores have file descriptors: some drivers with the extension export
+    binary semaphores only."""
+    if physical.api_version < (1, 2, 0) and "VK_KHR_timeline_semaphore" not in physical.extensions:
+        return False
+    kind = vk.struct("VkSemaphoreTypeCreateInfo", semaphoreType=TIMELINE)
+    asked = vk.struct("VkPhysicalDeviceExternalSemaphoreInfo", kind, handleType=OPAQUE_FD)
+    answer = vk.struct("VkExternalSemaphoreProperties")
+    physical.functions.vkGetPhysicalDeviceExternalSemaphoreProperties(
+        physical.handle, asked, answer
+    )
+    return bool(answer.externalSemaphoreFeatures & _EXPORTABLE)
 
 
 def _has_timestamps(physical: PhysicalDevice) -> bool:
@@ -208,7 +225,7 @@ FEATURES: tuple[Feature, ...] = (
     _row("external_memory_fd", "memory shared with other APIs on the device, such as CUDA",
          "VK_KHR_external_memory_fd", test=_always),
     _row("external_semaphore_fd", "semaphores shared with other APIs on the device, such as CUDA",
-         "VK_KHR_external_semaphore_fd", test=_always, requires=("timeline_semaphore",)),
+         "VK_KHR_external_semaphore_fd", test=_exports_timelines, requires=("timeline_semaphore",)),
     _row("robust_access", "accesses outside a buffer stay harmless", fields="robustBufferAccess"),
     _row("robust_access2", "accesses outside a binding read zeros and write nothing",
          "VK_EXT_robustness2", "Robustness2FeaturesEXT", "robustBufferAccess2",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from purevk.api import vk
+from purevk.api.features import OPAQUE_FD
 from purevk.api.physical import DEVICE_LOCAL, HOST_CACHED, HOST_COHERENT, HOST_VISIBLE
 from purevk.errors import DeviceError, OutOfDeviceMemoryError
 
@@ -53,7 +54,6 @@ _PREFERENCE: dict[MemoryKind, tuple[int, tuple[tuple[int, int], ...]]] = {
     MemoryKind.HOST: (HOST_VISIBLE, ((DEVICE_LOCAL, -8), (HOST_COHERENT, 4), (HOST_CACHED, -1))),
     MemoryKind.EXTERNAL: (0, ((DEVICE_LOCAL, 8), (HOST_VISIBLE, -1))),
 }
-OPAQUE_FD = 1  # VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT, and the same of semaphores
 _PREFERENCE_UNIFIED_DEVICE = (
     0,
     ((DEVICE_LOCAL, 8), (HOST_VISIBLE, 4), (HOST_CACHED, 2), (HOST_COHERENT, 1)),

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from purevk.api import vk
 from purevk.api.device import DeviceObject
-from purevk.api.memory import OPAQUE_FD
+from purevk.api.features import OPAQUE_FD, TIMELINE
+from purevk.errors import DeviceError
 
 if TYPE_CHECKING:
     from purevk.api.device import Device
-
-_TIMELINE = 1  # VK_SEMAPHORE_TYPE_TIMELINE
 
 
 class TimelineSemaphore(DeviceObject):
@@ -22,11 +21,24 @@ class TimelineSemaphore(DeviceObject):
     Args:
         device: its device.
         external: whether another API may import it (feature external_semaphore_fd).
+
+    Raises:
+        DeviceError: the device lacks the feature.
     """
 
     def __init__(self, device: Device, *, external: bool = False) -> None:
         functions, vk_device = device.functions, device.handle
-        kind = vk.struct("VkSemaphoreTypeCreateInfo", semaphoreType=_TIMELINE)
+        needed = "external_semaphore_fd" if external else "timeline_semaphore"
+        if needed not in device.features:
+            raise DeviceError(
+                "the device has no such semaphores",
+                where=device.name,
+                why=f"its driver lacks {needed}"
+                if needed not in device.physical.available
+                else f"the feature {needed} is off",
+                next="share no memory with other APIs on this device: pass arrays",
+            )
+        kind = vk.struct("VkSemaphoreTypeCreateInfo", semaphoreType=TIMELINE)
         exported = vk.struct("VkExportSemaphoreCreateInfo", kind, handleTypes=OPAQUE_FD)
         info = vk.struct("VkSemaphoreCreateInfo", exported if external else kind)
         made = vk.ffi.new("VkSemaphore *")

@@ -145,6 +145,16 @@ def test_feature_rows_are_well_formed() -> None:
         assert members.issuperset(row.fields + row.extra), row.name
 
 
+def test_semaphores_that_no_other_api_may_import(instance: api.Instance) -> None:
+    """Mesa's lavapipe has the extension in some releases, and exports no timeline semaphore."""
+    with api.Device(instance.pick(), disable=("external_semaphore_fd",)) as device:
+        with pytest.raises(DeviceError, match="no such semaphores"):
+            api.TimelineSemaphore(device, external=True)
+    with api.Device(instance.pick()) as device:
+        if device.features.external_semaphore_fd:
+            os.close(api.TimelineSemaphore(device, external=True).export_fd())
+
+
 def test_features_read_as_attributes(device: api.Device) -> None:
     assert device.features <= device.physical.available
     assert device.features.subgroup_basic is ("subgroup_basic" in device.features)
