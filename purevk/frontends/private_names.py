@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 # Versions whose names were checked, and in which models were exported and compiled.
-CHECKED = ("2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1")
+CHECKED = ("2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1", "2.15.0")
 NEWEST = CHECKED[-1]
 
 NAMES = {

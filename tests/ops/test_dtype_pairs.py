@@ -32,7 +32,7 @@ def _overloads() -> list[Any]:
             if not name.startswith("aten.") or name[5:].startswith(UNDEFINED):
                 continue
             _, packet, overload = name.split(".")
-            made = getattr(getattr(aten, packet), overload, None)
+            made = getattr(getattr(aten, packet, None), overload, None)
             if made is None:
                 continue
             arguments = made._schema.arguments

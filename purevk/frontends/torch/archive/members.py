@@ -9,6 +9,7 @@ import functools
 import io
 import json
 import math
+import pickle
 import re
 import struct
 import warnings
@@ -268,7 +269,8 @@ def unpickled(data: bytes | memoryview) -> Any:
     """Tensors of torch.save. No other classes are made and no code runs.
 
     Raises:
-        FileFormatError: a part of it is compressed, so that it may be of any size.
+        FileFormatError: a part of it is compressed, so that it may be of any size; or torch refuses
+            a class, as it does nested tensors from 2.15 on.
     """
     import torch
 
@@ -286,4 +288,15 @@ def unpickled(data: bytes | memoryview) -> Any:
     stream.seek(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(stream, weights_only=True)
+        try:
+            return torch.load(stream, weights_only=True)
+        except pickle.UnpicklingError as error:
+            # torch's own text says how to load the file in an unsafe way; what it read comes before.
+            why = str(error.__context__ or error).strip()
+            raise FileFormatError(
+                "the file holds what is no plain tensor",
+                where="what torch.save wrote into it",
+                why=re.split(r"\. |\n", why)[0],
+                next="export the module again, with plain tensors as its weights:"
+                " tensor.to_dense(), or torch.nested.to_padded_tensor",
+            ) from error
