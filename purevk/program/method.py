@@ -324,6 +324,7 @@ class Method:
                     call.external = external_calls(context, executable, call.device)
                 if call.external is None:
                     call.to_host()
+                    call.serve(call.chosen, call.env)
             call.variant.run(call)
             self._calls += 1
             call.variant.used = self._calls
