@@ -54,6 +54,7 @@ class Pages:
         self._table, self._caches, self._count = self._states()
         self._users = [0] * self._count  # how many sequences have each page
         self._free = [*reversed(range(self._count))]
+        self._is_stale = False  # whether the table is that of another sequence, until `reserve`
 
     def _states(self) -> tuple[Value, list[Value], int]:
         """The table, the caches and the number of pages."""
@@ -78,7 +79,7 @@ class Pages:
             self._release(last, pages_of(len(last.tokens)))
             others = [each for each in self._sequences if each.tokens and each is not base]
             self._sequences = [*others, *dict.fromkeys((base, sequence))]
-            self._write_table()
+            self._is_stale = True
         return sequence.tokens
 
     def clear(self) -> list[int]:
@@ -98,6 +99,8 @@ class Pages:
         has_part = len(sequence.tokens) % PAGE > 0
         is_shared = has_part and self._users[pages[filled - 1]] > 1
         if not is_shared and length <= len(pages) * PAGE:
+            if self._is_stale:
+                self._write_table()
             return
         if is_shared:
             shared = pages[filled - 1]
@@ -131,6 +134,7 @@ class Pages:
         table[: len(pages)] = np.array(pages, np.int32) * PAGE
         with self._program.held():
             self._program.states.upload([(self._table, table.view(np.uint8).data)])
+        self._is_stale = False
 
     def _copy_page(self, page: int, other: int) -> None:
         if page != other:
