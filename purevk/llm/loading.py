@@ -254,7 +254,7 @@ def _load(
         prompts, source = sources(rows)
 
         def local_weights(graph: Graph) -> int | None:
-            longest = functools.partial(source([*prompts][-1]), None)
+            longest = source([*prompts][-1])
             plan = check_fits(plan_of(graph, rows), device, file.name, longest, spill)
             plans.append(plan)
             return plan.local_weights
@@ -278,7 +278,7 @@ def _load(
                 f"{architecture.trained}",
             )
         prompts, source = sources(rows)
-        longest = functools.partial(source([*prompts][-1]), None)
+        longest = source([*prompts][-1])
         plan = plan_of(source("decode")(None), rows)
         plan = check_fits(plan, device, file.name, longest, held=model.plan.weights)
         model.decoder.grow(rows, prompts, source)

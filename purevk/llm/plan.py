@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ from purevk.errors import InputError
 from purevk.graph.context import Context
 from purevk.ir import Graph, GuardLog
 from purevk.program.devices.memory import Heap
+from purevk.program.leaves import Leaves
+from purevk.program.plan_cache.cache import PlanCache
 from purevk.tuning.traits import DeviceTraits
 
 _AMPLE = 2  # times what weights and cache take: with as much free memory, a workspace fits too
@@ -91,18 +94,32 @@ def workspace_of(graph: Graph, traits: DeviceTraits) -> int:
         return memory["planned"]
 
 
+def _workspace(source: Callable[[None], Graph], device: Context) -> int:
+    """`workspace_of` a method on a device. The cache remembers it for a `BuiltGraph`."""
+    plans = PlanCache.of(device, source, Leaves()) if getattr(source, "built", "") else None
+    key = plans and plans.key("workspace", None, None, False)
+    if not key:
+        return workspace_of(source(None), device.traits)
+    name = f"workspace {hashlib.sha256(key.encode()).hexdigest()}"
+    nbytes = device.cache.get_tuning(device.kernels.device_key, name)
+    if not isinstance(nbytes, int):
+        nbytes = workspace_of(source(None), device.traits)
+        device.cache.put_tuning(device.kernels.device_key, name, nbytes)
+    return nbytes
+
+
 def check_fits(
     plan: Plan,
     device: Context,
     where: str,
-    longest: Callable[[], Graph],
+    longest: Callable[[None], Graph],
     spill: bool = False,
     held: int = 0,
 ) -> Plan:
     """The plan, with the bytes of weights that do not fit on the device.
 
     Args:
-        longest: builds the method of the longest prompt.
+        longest: the source of the method of the longest prompt.
         spill: these may be in memory of the host.
         held: bytes of it that are there already.
 
@@ -113,7 +130,7 @@ def check_fits(
 
     available = free_bytes(device) + held
     if _AMPLE * plan.total > available:
-        plan = replace(plan, workspace=workspace_of(longest(), device.traits))
+        plan = replace(plan, workspace=_workspace(longest, device))
     if plan.total <= available:
         return plan
     room = available - plan.workspace - plan.cache

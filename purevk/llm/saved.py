@@ -200,7 +200,7 @@ def load_saved(
             )
         source = functools.partial(_CheckedSource, opened, about)
         longest = list(about.prompts)[-1]
-        plan = check_fits(plan, device, path, lambda: source(longest)(None), spill)
+        plan = check_fits(plan, device, path, source(longest), spill)
         local = plan.local_weights
         methods = {"decode": source("decode")}
         program = Program(

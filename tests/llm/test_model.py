@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,9 +357,12 @@ def load(
 def test_plans_are_in_the_cache(
     pair: tuple[purevk.llm.Model, Any], load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second load lowers nothing, and takes the weights of its own file. Tables of rotations, which
-    are large for long contexts, are not in the entry."""
+    """A second load lowers nothing, also to know whether the model fits, and takes the weights of its
+    own file. Tables of rotations, which are large for long contexts, are not in the entry."""
     monkeypatch.setattr(records, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(
+        sys.modules["purevk.llm.plan"], "_AMPLE", 1 << 30
+    )  # as if there were little memory
     first = load()
     with monkeypatch.context() as patch:
         patch.setattr(loading, "_step_graph", lambda *_: pytest.fail("a graph is built"))

@@ -120,7 +120,7 @@ def load_pte(
         check_context(rows, largest, opened.label, "the model was exported for that")
         weights = sum(constant.nbytes for constant in graph.constants.values())
         plan = Plan(rows, weights, sum(int(state.type.nbytes) for state in graph.states))
-        check_fits(plan, device, opened.label, lambda: prompt.graph)
+        check_fits(plan, device, opened.label, lambda _: prompt.graph)
         program = Program(opened.label, sources, device, closing=opened.close)
     return decoder_of(program, file, sources, rows), file, plan
 
