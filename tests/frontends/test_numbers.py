@@ -22,8 +22,10 @@ from purevk.ir import Dim, GuardLog, Symbol  # noqa: E402
 from purevk.passes.simplify import drop_unused  # noqa: E402
 from purevk.program.variants.lowering import lower_graph  # noqa: E402
 from tests.passes.harness import TRAITS  # noqa: E402
+from tests.program.signatures.harness import not_before  # noqa: E402
 
 pytestmark = pytest.mark.device
+new_export = not_before("2.10", "torch.export takes no such numbers as operands")
 
 Env = dict[str, Any]
 Number = Callable[[Env], Any]
@@ -250,7 +252,7 @@ class Factors(nn.Module):
         return [*sums, chosen, *[function(x, number) for function in _FACTORS]]
 
 
-@pytest.mark.parametrize("of_integers", [True, False])
+@pytest.mark.parametrize("of_integers", [pytest.param(True, marks=new_export), False])
 def test_numbers_as_arguments_of_operators(
     of_integers: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +269,7 @@ def test_numbers_as_arguments_of_operators(
     assert "on the CPU" not in caplog.text
 
 
+@new_export
 def test_integers_of_calls_may_be_negative() -> None:
     module = _Function(
         lambda x, i: [x * (i >= 0), x * abs(i), x + (i & 7), x * torch.sym_max(i, -9)]
@@ -290,6 +293,7 @@ _WIDE: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+@new_export
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64], ids=str)
 def test_integers_of_calls_may_have_64_bits(dtype: Any, tmp_path: Path) -> None:
     rng = random.Random(7)

@@ -160,6 +160,8 @@ class _AotSizes(Sizes):
         Lowering decides by these numbers what torch decided by the traced sizes, such as whether two
         sizes are equal. So they are rounded less, or not at all, if they break one of torch's guards.
         """
+        import sympy
+
         traced: dict[Any, int] = {}
         examples = [node.meta.get("val") for node in users]
         for example in examples:
@@ -174,7 +176,9 @@ class _AotSizes(Sizes):
         for uppers in planned_sizes(traced, nbytes, self.aot.room):
             for symbol, size in uppers.items():
                 uppers[symbol] = min(size, self.range(symbol)[1] or _dims.UNBOUNDED)
-            if all(guard.xreplace(uppers) == True for guard in guards):  # noqa: E712
+            # torch 2.9's functions take no int of Python.
+            values = {symbol: sympy.Integer(size) for symbol, size in uppers.items()}
+            if all(guard.xreplace(values) == True for guard in guards):  # noqa: E712
                 break
             self._tight = True
         self._planned = uppers

@@ -474,7 +474,7 @@ def bytes_of(examples: Sequence[Any], sizes: Mapping[Any, int]) -> list[int]:
     import torch
 
     def number(size: Any) -> int:
-        found = size if isinstance(size, int) else size.node.expr.xreplace(sizes)
+        found = size if isinstance(size, int) else size.node.expr.subs(sizes)
         return int(found) if isinstance(found, int) or found.is_Integer else 1
 
     return [

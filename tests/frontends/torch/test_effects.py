@@ -15,14 +15,11 @@ torch = pytest.importorskip("torch")
 
 import purevk  # noqa: E402
 from purevk.errors import UnsupportedProgramError  # noqa: E402
-from tests.program.signatures.harness import module  # noqa: E402
+from tests.program.signatures.harness import module, not_before  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 X = torch.tensor([1.0, 2.0, 3.0])
-sets_attributes = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10),
-    reason="torch.export refuses modules that set attributes",
-)
+sets_attributes = not_before("2.10", "torch.export refuses modules that set attributes")
 
 
 def counter(self: Any, x: Any) -> Any:
@@ -144,6 +141,7 @@ def test_what_containers_hold(make: Any) -> None:
         assert torch.equal(program(X), X * number)
 
 
+@sets_attributes
 def test_export_leaves_the_containers_of_a_module() -> None:
     """They are the same objects, with the same items, also if forward has changed them."""
     value, shapes = {"a": [1], "b": (2,)}, [1]
