@@ -16,11 +16,12 @@ TESTS = ("tests/ops", "tests/program/test_program.py")
 
 
 def operator_tests(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs the fast tier of `TESTS`, and counts what passed."""
+    """Runs the fast tier of `TESTS`, and counts what passed. A test fails if the driver ends its
+    process."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
-        command += ["-p", "tests.tiers", "--tier=fast", f"--junitxml={report}", *TESTS]
+        command += ["-p", "tests.tiers", "--tier=fast", "-n", "1", f"--junitxml={report}", *TESTS]
         subprocess.run(command, cwd=ROOT, env={**environment}, stdout=subprocess.DEVNULL)
         outcome = read_report(report)
     return {
