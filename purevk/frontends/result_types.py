@@ -198,9 +198,17 @@ class ResultTypes:
             # Exporters of files narrow indices to int32. Torch 2.11 and older record those of `unique`
             # in the dtype of its values, which may be one that does not hold them.
             dtype = type.dtype
-            if stated is not None:
-                narrowed = stated.dtype is DType.int32 and not exact
-                dtype = stated.dtype if dtype is not DType.int64 or narrowed else dtype
+            if stated is not None and stated.dtype is not dtype:
+                if exact and "unique" not in definition.name:
+                    raise UnsupportedProgramError(
+                        f"torch exports a result of {definition.name} as {stated.dtype.name}",
+                        where=f"{self.where}, {source}",
+                        why=f"it is {dtype.name}. Torch 2.11 and older give counts of bincount the dtype"
+                        " of the values, and what follows would be computed in it",
+                        next="update torch, or give bincount int64 values and no weights",
+                    )
+                if not exact and (dtype is not DType.int64 or stated.dtype is DType.int32):
+                    dtype = stated.dtype
             types.append(TensorType(dtype, tuple(sizes)))
         return types
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import purevk
-from purevk.errors import InputError
+from purevk.errors import InputError, UnsupportedProgramError
 
 pytestmark = pytest.mark.device
 
@@ -53,3 +53,18 @@ def test_no_values() -> None:
     x = torch.zeros(0, dtype=torch.int64)
     with purevk.compile(_Module("least number"), (x, torch.rand(0))) as program:
         torch.testing.assert_close(program(x, torch.rand(0)), torch.zeros(9, dtype=torch.int64))
+
+
+def test_sums_that_an_export_has_as_whole_numbers_are_refused() -> None:
+    """As torch 2.11 and older export them."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return torch.bincount(x, weights) + 1
+
+    exported = torch.export.export(Module(), (torch.arange(5), torch.rand(5)))
+    (node,) = [node for node in exported.graph.nodes if "bincount" in str(node.target)]
+    with node.meta["val"].fake_mode:
+        node.meta["val"] = node.meta["val"].to(torch.int64)
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)bincount.* as int64.*float32.*update torch"):
+        purevk.compile(exported)
