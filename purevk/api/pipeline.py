@@ -29,15 +29,23 @@ _CAPTURE_STATISTICS = vk.const("VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR")
 _OBJECT_PIPELINE = vk.const("VK_OBJECT_TYPE_PIPELINE")
 
 
+# The features that capabilities of SPIR-V need. Some drivers crash where they are off.
+_OP_CAPABILITY = 2 << 16 | 17
+_CAPABILITIES = {
+    9: "float16", 10: "float64", 11: "int64", 22: "int16", 39: "int8", 4433: "storage_16bit", 4448: "storage_8bit",
+}  # fmt: skip
+
+
 class ShaderModule(DeviceObject):
     """SPIR-V on a device. `code` is bytes, or any contiguous buffer, of whole 32-bit words in the
     host's order.
 
     Raises:
         InputError: the bytes are not SPIR-V.
+        DeviceError: the device lacks a feature that it needs, or the feature is off.
     """
 
-    def __init__(self, device: Device, code: Any) -> None:
+    def __init__(self, device: Device, code: Any, label: str = "") -> None:
         view = memoryview(code).cast("B")
         if view.nbytes < 20 or view.nbytes % 4 or view[:4].tobytes() != b"\x03\x02\x23\x07":
             raise InputError(
@@ -47,6 +55,19 @@ class ShaderModule(DeviceObject):
         functions, vk_device = device.functions, device.handle
         words = vk.ffi.new("uint32_t[]", view.nbytes // 4)
         vk.ffi.memmove(words, vk.ffi.from_buffer(view), view.nbytes)
+        at, missing = 5, []  # capabilities come first
+        while at + 1 < len(words) and words[at] == _OP_CAPABILITY:
+            name = _CAPABILITIES.get(words[at + 1])
+            if name is not None and name not in device.features:
+                missing.append(name)
+            at += 2
+        if missing:
+            raise DeviceError(
+                f"a kernel needs {', '.join(missing)}",
+                where=label or device.name,
+                why=f"{device.name} lacks the feature, or PUREVK_DISABLE switches it off",
+                next="please report it with `purevk info`; float32 and int32 need no such feature",
+            )
         info = vk.struct("VkShaderModuleCreateInfo", codeSize=view.nbytes, pCode=words)
         handle = vk.ffi.new("VkShaderModule *")
         vk.check(
@@ -261,7 +282,7 @@ class ComputePipeline(DeviceObject):
         self.label = label
         layout = self.layout = PipelineLayout.shared(device, bindings, push_bytes)
         kept: list[Any] = []
-        module = spirv if isinstance(spirv, ShaderModule) else ShaderModule(device, spirv)
+        module = spirv if isinstance(spirv, ShaderModule) else ShaderModule(device, spirv, label)
         functions, vk_device = device.functions, device.handle
         try:
             name = vk.ffi.new("char[]", entry.encode())

@@ -11,6 +11,7 @@ from purevk.ops.complex.split import NoKernelError, is_complex, rule_of
 from purevk.ops.complex.views import AS_COMPLEX, AS_REAL
 from purevk.passes.complex import split_complex
 from purevk.passes.expand import expand_rewrites
+from purevk.passes.fusion.pointwise import fuse_pointwise, to_programs
 from purevk.tuning import DeviceTraits
 
 # Features that a kernel needs to read and write elements of a type.
@@ -132,7 +133,7 @@ def unbound(graph: Graph, traits: DeviceTraits) -> int:
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
     """Why what a node expands to cannot run on the device: asked of nodes of complex numbers or in
-    double precision alone, for which fewer kernels are written."""
+    double precision, for which fewer kernels are written, and where the device stores no bytes."""
     inside = graph.with_nodes((node,), outputs=())
     if is_complex(node):
         try:
@@ -142,7 +143,7 @@ def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | Non
     elif registry.expansion(node) is None:
         return None
     elif all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
-        return None
+        return None if traits.has("storage_8bit", "int8") else _bytes_inside(inside, traits)
     inside = expand_rewrites(inside, traits)
     reasons = (
         refusal(inner, traits)
@@ -150,6 +151,22 @@ def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | Non
         if inner.op not in (AS_REAL, AS_COMPLEX) or inner is node
     )
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _bytes_inside(graph: Graph, traits: DeviceTraits) -> str | None:
+    """Why a node cannot run on a device that stores no bytes: what it expands to has a tensor of bool
+    or of bytes, which no kernel keeps in registers."""
+    inside = expand_rewrites(graph, traits)
+    for fuse in (to_programs, fuse_pointwise):
+        if not _of_bytes(inside):
+            return None
+        inside = fuse(inside, traits)
+    return f"{found[0].name} within it needs storage_8bit" if (found := _of_bytes(inside)) else None
+
+
+def _of_bytes(graph: Graph) -> list[DType]:
+    values = (value for node in graph.nodes for value in (*node.inputs, *node.results))
+    return [value.type.dtype for value in values if "int8" in _NEEDS.get(value.type.dtype, ())]
 
 
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:

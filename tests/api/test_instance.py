@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import struct
 import subprocess
 import sys
 
@@ -143,6 +144,15 @@ def test_feature_rows_are_well_formed() -> None:
                 name for name, _ in vk.ffi.typeof(row.struct or "VkPhysicalDeviceFeatures").fields
             }
         assert members.issuperset(row.fields + row.extra), row.name
+
+
+def test_kernels_that_need_a_feature_which_is_off(instance: api.Instance) -> None:
+    """A driver may crash, as SwiftShader does, or compute anything."""
+    module = struct.pack("<9I", 0x07230203, 0x10300, 0, 1, 0, 2 << 16 | 17, 1, 2 << 16 | 17, 39)
+    with api.Device(instance.pick(), disable=("int8",)) as device:
+        with pytest.raises(DeviceError, match="a kernel needs int8") as caught:
+            api.ComputePipeline(device, module, 1, label="bytes.comp")
+        assert caught.value.where == "bytes.comp"
 
 
 def test_semaphores_that_no_other_api_may_import(instance: api.Instance) -> None:

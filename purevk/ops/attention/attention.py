@@ -438,9 +438,9 @@ def _attend(
     scores = builder.purevk.unrounded_matmul(q, builder.aten.permute(k, (0, 1, 3, 2)))
     scores = builder.aten.mul.Scalar(scores, scale)
     if causal:
-        seen = builder.aten.tril(
-            builder.aten.full((rows, keys), fill_value=True, dtype=DType.bool),
-        )
+        # Not of bool, which some devices do not store; the comparison joins what reads it.
+        ones = builder.aten.full((rows, keys), fill_value=1.0, dtype=DType.float32)
+        seen = builder.aten.gt.Scalar(builder.aten.tril(ones), 0)
         scores = builder.aten.where.ScalarOther(seen, scores, -math.inf)
     if mask is not None and mask.type.dtype is DType.bool:
         scores = builder.aten.where.ScalarOther(mask, scores, -math.inf)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from purevk import api
 from purevk.dtypes import DType
+from purevk.graph.context import Context
 from purevk.graph.devices import default_context
 from purevk.ir import Dim, Layout, Symbol, TensorType, Value
 from purevk.lower.lowering import Lowering, Operand
@@ -17,6 +19,7 @@ from purevk.ops.attention import attention
 from purevk.ops.attention.choice import choose
 from purevk.ops.attention.kernels import Attention, Coopmat, Decode, Problem, Tiled
 from purevk.tuning import DEFAULT, DeviceTraits
+from tests.ops import harness
 from tests.ops.harness import Case, aten, check, dispatches, program_of, tensor
 
 pytestmark = pytest.mark.device
@@ -101,6 +104,17 @@ def test_widths_without_a_kernel():
             )
         ),
     )
+
+
+def test_wide_heads_on_devices_without_bytes(monkeypatch):
+    """The causal mask is of no dtype that the device does not store, as Adreno 6xx stores no bool."""
+    physical = default_context().device.physical
+    with Context(api.Device(physical, disable=("storage_8bit", "int8"))) as bare:
+        monkeypatch.setattr(harness, "context", lambda: bare)
+        q, k, v = (unit(1, 2, 5, 260, seed=seed) for seed in range(3))
+        check(_case(q, k, v, causal=True))
+        # What the device cannot be spared is left to the CPU: bytes that another kernel reads.
+        check(Case(aten.count_nonzero.default, (q,), host=True))
 
 
 def test_a_mask_between_the_matmuls():
