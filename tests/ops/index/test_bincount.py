@@ -66,5 +66,7 @@ def test_sums_that_an_export_has_as_whole_numbers_are_refused() -> None:
     (node,) = [node for node in exported.graph.nodes if "bincount" in str(node.target)]
     with node.meta["val"].fake_mode:
         node.meta["val"] = node.meta["val"].to(torch.int64)
-    with pytest.raises(UnsupportedProgramError, match=r"(?s)bincount.* as int64.*float32.*update torch"):
+    with pytest.raises(
+        UnsupportedProgramError, match=r"(?s)bincount.* as int64.*float32.*update torch"
+    ):
         purevk.compile(exported)
