@@ -185,6 +185,11 @@ class CommandBuffer(DeviceObject):
         """Fills with a 32-bit word. `offset` and `nbytes` are multiples of 4."""
         self._functions.vkCmdFillBuffer(self.handle, buffer.handle, offset, nbytes, word)
 
+    def update_buffer(self, buffer: Buffer, offset: int, data: bytes) -> None:
+        """Writes at most 65,536 bytes, which are recorded. Their number and `offset` are multiples of
+        4."""
+        self._functions.vkCmdUpdateBuffer(self.handle, buffer.handle, offset, len(data), data)
+
     def reset_queries(self, pool: TimestampPool) -> None:
         """Resets timestamps. Each must be reset before it is written."""
         self._functions.vkCmdResetQueryPool(self.handle, pool.handle, 0, pool.count)

@@ -59,7 +59,7 @@ STRUCTS = """
 FUNCTIONS = """
     AllocateCommandBuffers AllocateDescriptorSets AllocateMemory BeginCommandBuffer
     BindBufferMemory CmdBindDescriptorSets CmdBindPipeline CmdCopyBuffer CmdDispatch
-    CmdFillBuffer CmdPipelineBarrier CmdPushConstants CmdResetQueryPool
+    CmdFillBuffer CmdPipelineBarrier CmdPushConstants CmdResetQueryPool CmdUpdateBuffer
     CmdWriteTimestamp CreateBuffer CreateBufferView CreateCommandPool
     CreateComputePipelines CreateDebugUtilsMessengerEXT CreateDescriptorPool
     CreateDescriptorSetLayout CreateDevice CreateFence CreateInstance CreatePipelineCache

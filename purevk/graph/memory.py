@@ -18,6 +18,7 @@ from purevk.memory_planner import aligned
 from purevk.pool import Pool
 
 _CHUNK = 64 << 20  # bytes of an arena, and of the staging buffer
+_FEW_BYTES = 4096  # that commands hold themselves
 _PART = 4 << 20  # bytes that are worth a thread of their own
 _THREADS = 4  # that copy: more are not faster
 Content = memoryview | Callable[[], memoryview] | None
@@ -287,8 +288,26 @@ class DeviceStore:
                     progress(done, total)
             else:
                 staged.append((span, data))
-        if staged:
+        if staged and total <= _FEW_BYTES:
+            self._update(staged)
+            if progress is not None:
+                progress(total, total)
+        elif staged:
             self._stage(staged, done, total, progress)
+
+    def _update(self, work: list[tuple[BufferRange, Content]]) -> None:
+        """Fills buffer ranges with few bytes, which the commands hold: no staging buffer is made."""
+        with contextlib.ExitStack() as stack:
+            commands = _commands(self.device, stack, "upload")
+            commands.begin()
+            for span, content in work:
+                data = content() if callable(content) else content
+                if data is None:
+                    commands.fill_buffer(span.buffer, span.offset, span.nbytes)
+                elif len(data):
+                    padded = bytes(data).ljust(-(-len(data) // 4) * 4, b"\0")
+                    commands.update_buffer(span.buffer, span.offset, padded)
+            self._copy(commands)
 
     def _stage(
         self,

@@ -131,6 +131,26 @@ def test_the_host_keeps_no_copy_of_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.device
+def test_few_bytes_need_no_staging_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = property(lambda buffer: buffer.kind is not api.MemoryKind.DEVICE, lambda *_: None)
+    monkeypatch.setattr(api.Buffer, "mapped", reached, raising=False)
+    done: list[tuple[int, int]] = []
+    with contextlib.closing(DeviceStore(default_context().device, "state")) as store:
+        store.reserve([(nbytes, nbytes) for nbytes in (4, 7, 1000, 300, 0)])
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "Staging", None)
+            contents = {
+                nbytes: bytes(np.arange(nbytes, dtype=np.uint8)) for nbytes in (4, 7, 1000, 0)
+            }
+            items = [(key, memoryview(content)) for key, content in contents.items()]
+            store.upload([*items, (300, None)], lambda *counts: done.append(counts))
+        for nbytes, content in contents.items():
+            assert store.read(nbytes, nbytes)[:nbytes] == content
+        assert not any(store.read(300, 300))
+    assert done[-1][0] == done[-1][1] > 0
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_the_host_has_few_tensors_at_a_time(
     is_staged: bool, monkeypatch: pytest.MonkeyPatch
