@@ -27,6 +27,7 @@ _NEEDS = {
     DType.float64: ("float64",),
     DType.complex128: ("float64",),
 }
+_OPTIONAL_TYPES = {name for names in _NEEDS.values() for name in names} - {"float64"}
 
 
 # Operators that take a large weight in parts.
@@ -133,7 +134,7 @@ def unbound(graph: Graph, traits: DeviceTraits) -> int:
 
 def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | None:
     """Why what a node expands to cannot run on the device: asked of nodes of complex numbers or in
-    double precision, for which fewer kernels are written, and where the device stores no bytes."""
+    double precision, for which fewer kernels are written, and where the device lacks some types."""
     inside = graph.with_nodes((node,), outputs=())
     if is_complex(node):
         try:
@@ -143,7 +144,7 @@ def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | Non
     elif registry.expansion(node) is None:
         return None
     elif all(value.type.dtype is not DType.float64 for value in (*node.inputs, *node.results)):
-        return None if traits.has("storage_8bit", "int8") else _bytes_inside(inside, traits)
+        return _types_inside(inside, traits)
     inside = expand_rewrites(inside, traits)
     reasons = (
         refusal(inner, traits)
@@ -153,20 +154,27 @@ def _refused_inside(graph: Graph, node: Node, traits: DeviceTraits) -> str | Non
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _bytes_inside(graph: Graph, traits: DeviceTraits) -> str | None:
-    """Why a node cannot run on a device that stores no bytes: what it expands to has a tensor of bool
-    or of bytes, which no kernel keeps in registers."""
+def _types_inside(graph: Graph, traits: DeviceTraits) -> str | None:
+    """Why a node cannot run on a device without some types: what it expands to has a tensor of one
+    that no kernel keeps in registers. Those of bytes may be there as int32, those of int64 not."""
+    if traits.has(*_OPTIONAL_TYPES):
+        return None
     inside = expand_rewrites(graph, traits)
     for fuse in (to_programs, fuse_pointwise):
-        if not _of_bytes(inside):
+        missing = _missing_types(inside, traits)
+        if DType.int64 in missing:
+            return "int64 within it needs the device feature int64"
+        if not missing:
             return None
         inside = fuse(inside, traits)
-    return f"{found[0].name} within it needs storage_8bit" if (found := _of_bytes(inside)) else None
+    missing = _missing_types(inside, traits)
+    return f"{missing[0].name} within it needs {', '.join(_NEEDS[missing[0]])}" if missing else None
 
 
-def _of_bytes(graph: Graph) -> list[DType]:
+def _missing_types(graph: Graph, traits: DeviceTraits) -> list[DType]:
     values = (value for node in graph.nodes for value in (*node.inputs, *node.results))
-    return [value.type.dtype for value in values if "int8" in _NEEDS.get(value.type.dtype, ())]
+    dtypes = dict.fromkeys(value.type.dtype for value in values)
+    return [dtype for dtype in dtypes if not traits.has(*_NEEDS.get(dtype, ()))]
 
 
 def assign_hosts(graph: Graph, traits: DeviceTraits) -> Graph:

@@ -117,6 +117,16 @@ def test_wide_heads_on_devices_without_bytes(monkeypatch):
         check(Case(aten.count_nonzero.default, (q,), host=True))
 
 
+def test_operators_that_need_int64_within(monkeypatch):
+    """Some devices have no 64-bit integers, as those of Qualcomm's and Arm's drivers."""
+    physical = default_context().device.physical
+    with Context(api.Device(physical, disable=("int64",))) as bare:
+        monkeypatch.setattr(harness, "context", lambda: bare)
+        matrices = unit(2, 4, 3)
+        check(Case(aten.linalg_inv_ex.default, (unit(2, 3, 3),), rtol=1e-4, atol=1e-4))
+        check(Case(aten._linalg_svd.default, (matrices,), host=True))
+
+
 def test_a_mask_between_the_matmuls():
     """Scores with a cap before the mask (as Gemma 2 has them): the mask of bytes is read by the
     first matmul itself."""
