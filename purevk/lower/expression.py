@@ -196,6 +196,7 @@ class ExpressionBuilder:
         self._code_size = 0
         self._zeros: set[Term] = set()
         self._rounded: dict[Term, DType] = {}
+        self._stored: dict[Term, Term] = {}
 
     def input(self, value: Value, dtype: DType) -> Term:
         if value not in self.inputs:
@@ -212,6 +213,15 @@ class ExpressionBuilder:
     def rounded(self, term: Term, dtype: DType) -> Term:
         """A term as memory would hold it in a dtype of 16 bits; of other dtypes the term itself."""
         return self.step(ROUND[dtype], [term], dtype) if dtype in ROUND else term
+
+    def stored(self, term: Term, dtype: DType) -> Term:
+        """A result that memory holds in float32 with the digits of `dtype`, one of 16 bits."""
+        is_rounded = self._rounded.get(term) is dtype
+        return self.step("$0" if is_rounded else ROUND[dtype], [term], DType.float32)
+
+    def before_storing(self, term: Term) -> Term:
+        """The term that `stored` has rounded, as a program reads it that needs no memory between."""
+        return self._stored.get(term, term)
 
     def scalar(self, size: Size, dtype: DType) -> Term:
         if size not in self.scalars:
@@ -253,6 +263,8 @@ class ExpressionBuilder:
                 self._zeros.add(found)
             if rounds:
                 self._rounded[found] = dtype
+            elif glsl in ROUND.values() and dtype is DType.float32:
+                self._stored[found] = operands[0]
             self._names.append(name)
             self._code_size += _code_size(glsl, dtype)
         return found
@@ -281,6 +293,7 @@ class ExpressionBuilder:
             (glsl, _, dtype), term = self._steps.popitem()
             self._zeros.discard(term)
             self._rounded.pop(term, None)
+            self._stored.pop(term, None)
             self._code_size -= _code_size(glsl, dtype)
         del self._names[steps:]
 

@@ -51,7 +51,7 @@ from purevk.passes.simplify import (
     merge_equal,
     share_cats,
 )
-from purevk.passes.widen import widen_halves
+from purevk.passes.widen import widen_halves, with_room_to_widen
 from purevk.tuning import DeviceTraits
 
 Pass = Callable[[Graph, DeviceTraits], Graph]
@@ -114,13 +114,13 @@ def phases(
     Sub-graphs go through all but the passes that `skip` names. With `round="eager"`, results are
     rounded before operators are expanded.
 
-    - legalize: checks of indices are added; control flow and dtypes that the device
-      lacks are replaced, nodes that it cannot run are wrapped, and complex numbers become real ones.
+    - legalize: checks of indices are added; control flow and float8 are replaced, nodes that the
+      device cannot run are wrapped, and complex numbers become real ones.
       Later phases make operators of purevk's own, which always run.
     - canonicalize: what means the same is written the same way.
     - recognize: groups of operators that one kernel runs are found, before their parts are expanded.
     - expand: operators that are expressed by others are, until only kernels, views and pointwise
-      programs are left.
+      programs are left. Half precision becomes float32 where the device cannot store it.
     - fuse: pointwise programs are joined, and attached to the kernels that make their inputs.
     - clean up: what nothing reads goes.
     """
@@ -132,7 +132,6 @@ def phases(
         return optimize_sub_graphs(graph, inner)
 
     rounding, drop = ((round_results,), (drop_rounding,)) if round == "eager" else ((), ())
-    dtypes = () if traits.has("storage_16bit") else (widen_halves,)
     return (
         Phase(
             "legalize",
@@ -140,7 +139,6 @@ def phases(
                 check_indices,
                 settle_control,
                 float8_as_bytes,
-                *dtypes,
                 drop_unused,
                 drop_unread,
                 compose_flex,
@@ -185,6 +183,7 @@ def phases(
                 merge_matmuls,
                 merge_quantized,
                 to_programs,
+                widen_halves,
                 merge_equal,
                 drop_unused,
             ),
@@ -244,6 +243,7 @@ def optimize(
     if folder:
         _dump(graph, folder, 0, "front_end")
     number = 0
+    traits = with_room_to_widen(graph, traits)
     values = (value for node in graph.nodes for value in (*node.inputs, *node.results))
     large = any(value.type.nbytes > traits.max_storage_range for value in values)
     for phase in phases(traits, skipped, round):

@@ -110,7 +110,7 @@ class _Program:
         expression, tensors, scalars = self._parts()
         builder, results = maker._open()
         mark = builder.mark()
-        replacements = dict(zip(maker.results, results))
+        replacements = dict(zip(maker.results, map(builder.before_storing, results)))
         refs = [
             replacements[v] if v in replacements else builder.input(v, t)
             for v, t in zip(tensors, expression.inputs)
