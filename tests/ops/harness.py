@@ -396,6 +396,11 @@ def keeps_subnormal_numbers() -> bool:
         return bool(program.forward(x) == x * 0.5)
 
 
+def flushed() -> float:
+    """The largest float32 that the device may take for 0: what results may differ by."""
+    return 0.0 if keeps_subnormal_numbers() else torch.finfo(torch.float32).smallest_normal
+
+
 def program_of(fn: Callable[..., Any], args: tuple, dynamic: bool = False) -> Program:
     """A program of a torch function; with `dynamic`, the sizes of `args` above 1 are the bounds of
     symbols."""

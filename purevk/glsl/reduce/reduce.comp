@@ -272,16 +272,16 @@ State initial() { return State(-PV_INF, 0.0); }
 float subtrahend(float most) { return pv_isinf(most) ? 0.0 : most; }
 State join(State a, State b) {
     float most = max(a.most, b.most), s = subtrahend(most);
-    return State(most, a.sum * exp(a.most - s) + b.sum * exp(b.most - s));
+    return State(most, a.sum * pv_exp_term(a.most - s) + b.sum * pv_exp_term(b.most - s));
 }
 State take(State s, ACC v, int r) {
     ACC e = LOAD(v);
-    return join(s, State(e, pv_isinf(e) ? exp(e) : 1.0));
+    return join(s, State(e, pv_isinf(e) ? pv_exp_term(e) : 1.0));
 }
 #if SUBGROUP || ROW_PER_SUBGROUP
 State shuffle_xor(State s, uint d) { return State(subgroupShuffleXor(s.most, d), subgroupShuffleXor(s.sum, d)); }
 #endif
-#define RESULT(s) (subtrahend((s).most) + log((s).sum))
+#define RESULT(s) (subtrahend((s).most) + pv_log((s).sum))
 #else
 #define State ACC
 #define initial() INIT
@@ -322,8 +322,8 @@ State take_batch(State s, ACC v[BATCH], int r) {
         v[k] = LOAD(v[k]);
         most = max(most, v[k]);
     }
-    float less = subtrahend(most), sum = s.sum * exp(s.most - less);
-    UNROLL for (int k = 0; k < BATCH; k++) sum += exp(v[k] - less);
+    float less = subtrahend(most), sum = s.sum * pv_exp_term(s.most - less);
+    UNROLL for (int k = 0; k < BATCH; k++) sum += pv_exp_term(v[k] - less);
     return State(most, sum);
 #else
     UNROLL for (int k = 0; k < BATCH; k++) s = take(s, v[k], r + OFFSET(k));

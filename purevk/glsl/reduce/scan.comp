@@ -148,13 +148,14 @@ struct State {
 State initial() { return State(-PV_INF, 0.0); }
 State first(float v, int i) { return State(v, 1.0); }
 State join(State a, State b) {
-    float share = exp(a.most == b.most ? 0.0 : -abs(a.most - b.most));
+    float share = pv_exp_term(a.most == b.most ? 0.0 : -abs(a.most - b.most));
     return State(max(a.most, b.most), b.most > a.most ? b.sum + a.sum * share : a.sum + b.sum * share);
 }
 #if ROW_PER_SUBGROUP
 State shuffle(State s, uint from) { return State(subgroupShuffle(s.most, from), subgroupShuffle(s.sum, from)); }
 #endif
-#define RESULT(s) ((s).most + log((s).sum))
+float logarithm(float sum) { return pv_isnan(sum) ? sum : log(sum); }  // a sum is 1 at least
+#define RESULT(s) ((s).most + logarithm((s).sum))
 #else
 #define State ACC
 #define initial() INIT
@@ -229,7 +230,7 @@ State join_all(float v[ITEMS], int count) {
     float most = -PV_INF, sum = 0.0;
     UNROLL for (int k = 0; k < ITEMS; k++) most = max(most, k < count ? v[k] : -PV_INF);
     float less = pv_isinf(most) ? 0.0 : most;
-    UNROLL for (int k = 0; k < ITEMS; k++) sum += k < count ? exp(v[k] - less) : 0.0;
+    UNROLL for (int k = 0; k < ITEMS; k++) sum += k < count ? pv_exp_term(v[k] - less) : 0.0;
     return State(most, sum);
 }
 #endif

@@ -167,7 +167,7 @@ float subtrahend(float largest) { return largest < -3.4028234e38 ? 0.0 : largest
 // for x.
 float last_step(float total) {
 #if LOG
-    return total == 0.0 ? uintBitsToFloat(0x7fc00000u) : log(total);
+    return total == 0.0 ? uintBitsToFloat(0x7fc00000u) : pv_log(total);
 #elif ZERO_ROWS
     return total == 0.0 ? 0.0 : 1.0 / total;
 #else
@@ -193,7 +193,7 @@ struct Pair {
 };
 Pair join(Pair a, Pair b) {
     R most = max(a.most, b.most), s = subtrahend(most);
-    return Pair(most, a.sum * exp(a.most - s) + b.sum * exp(b.most - s));
+    return Pair(most, a.sum * pv_exp_term(a.most - s) + b.sum * pv_exp_term(b.most - s));
 }
 #if SUBGROUP || ROW_PER_SUBGROUP
 Pair shuffle_xor(Pair v, uint d) { return Pair(subgroupShuffleXor(v.most, d), subgroupShuffleXor(v.sum, d)); }
@@ -206,9 +206,9 @@ DEFINE_JOIN(Pair, join_all, join)
         R before = pair.most;                                               \
         UNROLL for (int k = 0; k < n; k++) pair.most = max(pair.most, LARGEST(v[k])); \
         R less = subtrahend(pair.most);                                     \
-        pair.sum *= exp(before - less);                                     \
+        pair.sum *= pv_exp_term(before - less);                                     \
         UNROLL for (int k = 0; k < n; k++) {                                \
-            V e = exp(v[k] - less);                                         \
+            V e = pv_exp_term(v[k] - less);                                         \
             pair.sum += SUM(e);                                             \
         }                                                                   \
     }
@@ -265,7 +265,7 @@ void main() {
         V sum = V(0.0);
         UNROLL for (int k = 0; k < CACHE; k++) {
 #if LOG
-            sum += exp(kept[k] - s);
+            sum += pv_exp_term(kept[k] - s);
 #else
             kept[k] = EXP(kept[k] - s);
             sum += kept[k];
