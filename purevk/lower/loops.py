@@ -12,6 +12,7 @@ from purevk.ir import dims as _dims
 from purevk.shaders.interface import KernelInterface, TemplateInterface
 from purevk.shaders.preprocessor import Tree
 from purevk.shaders.source import UNOPTIMIZED
+from purevk.tuning import DeviceProfile
 
 _LOOP = re.compile(r"(?<!UNROLL )(?<!\[\[unroll\]\] )\b(?:for|while) ?\(")
 
@@ -91,10 +92,13 @@ def without_large_code(
     takes: KernelInterface,
     text: dict[str, str],
     values: Mapping[str, Size],
-    limit: int,
+    profile: DeviceProfile,
 ) -> KernelInterface:
-    """What a kernel takes. If compilers would take seconds for what it unrolls, loops stay loops
-    (macro ROLLED, added to `text`), or else the optimizer for SPIR-V leaves it as it is."""
+    """What a kernel takes. If compilers would take seconds for what it unrolls, or registers do not
+    hold it, loops stay loops (macro ROLLED, added to `text`), or else the optimizer for SPIR-V leaves
+    it as it is."""
+    rolls = "ROLLED" in interface.macros
+    limit = profile.max_depthwise_code if rolls else profile.max_unrolled_code
     for level in range(3):
         if not takes.unrolled:
             return takes
@@ -102,7 +106,7 @@ def without_large_code(
         code = iterations(takes.template, takes.unrolled, {**known, "functions": 0})
         if _dims.upper(code) <= limit or level == 2:
             return takes
-        if "ROLLED" not in interface.macros:
+        if not rolls:
             text[UNOPTIMIZED] = "1"
             return takes
         text["ROLLED"] = str(level + 1)

@@ -355,8 +355,7 @@ class Lowering:
                 if "(" in each
             ),
         }
-        limit = self.traits.profile.max_unrolled_code
-        takes = without_large_code(interface, takes, text, values, limit)
+        takes = without_large_code(interface, takes, text, values, self.traits.profile)
         if find_template(template) is None:
             check_declared(template, text.values())
         self._check_loops(takes, values)

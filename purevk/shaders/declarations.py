@@ -31,8 +31,9 @@ count.
 
     UNROLLED_CODE(KH * KW * PX)           how many products UNROLL makes of those in a loop, about
 
-What is above `max_unrolled_code` of the profile gets the macro ROLLED, 1 or 2, if the template has
-it: then so many loops, the outer ones first, stay loops.
+A template may have the macro ROLLED: what is above `max_depthwise_code` of the profile gets it, 1 or
+2, and then so many loops, the outer ones first, stay loops. Of others `max_unrolled_code` is the
+limit.
 """
 
 import re

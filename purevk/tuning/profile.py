@@ -45,6 +45,8 @@ class DeviceProfile:
             (0: those that it has by itself).
         max_unrolled_code: products that the loops of a kernel may be unrolled to. More take seconds to
             compile.
+        max_depthwise_code: products that a window of a depthwise convolution may be unrolled to. More
+            need more registers than an invocation has.
         loads_in_flight: loads that an invocation issues before it waits for the first of them.
         max_iterations: iterations of loops that one invocation may take before the device ends them.
         dispatch_seconds: how long a dispatch may take before a watchdog of the system ends it.
@@ -118,6 +120,7 @@ class DeviceProfile:
 
     subgroup_size: int
     max_unrolled_code: int
+    max_depthwise_code: int
     loads_in_flight: int
     max_iterations: int
     dispatch_seconds: float

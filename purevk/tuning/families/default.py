@@ -275,6 +275,7 @@ DEFAULT = DeviceProfile(
     packs_to_nearest=False,
     subgroup_size=0,
     max_unrolled_code=2048,
+    max_depthwise_code=2048,
     loads_in_flight=8,
     max_iterations=2**31 - 1,
     dispatch_seconds=2.0,  # Windows' watchdog, by default

@@ -27,6 +27,9 @@ MOBILE = replace(
     # many invocations only: with 128, Turnip of Mesa 26.2 spills in attention, with 64 it does not.
     subgroup_size=64,
     attention_queries=2,
+    # Adreno 618 has 48 registers. In 54 depthwise convolutions of 4 models, Turnip of Mesa 26.2 stores
+    # 12,545 registers to memory with windows that are unrolled, 964 with a limit of 32, none with 16.
+    max_depthwise_code=16,
     assumed_cores=4,
     max_invocations_per_core=1024,
     # Linux ends what takes longer: JOB_TIMEOUT_MS in its panfrost_job.c (Mali up to G57 and G78; 5 s in

@@ -20,7 +20,7 @@ from tests.ops.harness import (
     tensor,
     unit,
 )
-from tests.ops.quantized.harness import run
+from tests.ops.quantized.harness import kernels_of, run
 
 pytestmark = pytest.mark.device
 
@@ -193,3 +193,24 @@ def test_biases_for_too_few_channels_are_refused(transposed):
             "aten.convolution.default",
             (*args, [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1),
         )
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "rolled"), [(3, 1, "1"), (3, 2, "1"), (5, 1, "2"), (7, 1, "2")]
+)
+def test_windows_stay_loops_where_registers_are_few(size, stride, rolled):
+    """Of depthwise convolutions, on GPUs of phones."""
+    x, weight, points = tensor(1, 32, 21, 21), tensor(32, 1, size, size), tensor(32, 32, 1, 1)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = F.conv2d(F.conv2d(x, points), weight, None, stride, size // 2, 1, 32)
+        return F.conv2d(x.relu(), points)
+
+    with kernels_of("mobile"), program_of(run, (x,)) as program:
+        torch.testing.assert_close(program.forward(x), run(x), atol=1e-3, rtol=1e-4)
+        (kernel,) = (
+            each.kernel
+            for each in program.method("forward").executable.plan.dispatches
+            if each.kernel.template == "conv/conv2d_dw.comp"
+        )
+    assert dict(kernel.macros).get("ROLLED") == rolled

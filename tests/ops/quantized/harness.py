@@ -19,6 +19,7 @@ from purevk.ir import TensorType
 from purevk.program import Program
 from purevk.tuning import DEFAULT
 from purevk.tuning.families.amd import AMD
+from purevk.tuning.families.mobile import MOBILE
 from tests.ops.harness import Recorder, context, dispatches, host_nodes
 
 
@@ -44,8 +45,8 @@ def kernels_of(device: str) -> Iterator[None]:
     """Within this, kernels are chosen for another device.
 
     "cpu" is the software device. "gpu" is a GPU with its features and one multiprocessor. "plain" is
-    such a GPU without subgroup arithmetic and integer dot products, "amd" one with the tiles of that
-    family. "small" is the software device with bindings of 2048 bytes.
+    such a GPU without subgroup arithmetic and integer dot products, "amd" and "mobile" ones with the
+    tiles of these families. "small" is the software device with bindings of 2048 bytes.
     """
     shared = context()
     traits = shared.traits
@@ -53,7 +54,7 @@ def kernels_of(device: str) -> Iterator[None]:
         shared.traits = replace(traits, max_storage_range=2048)
     elif device != "cpu":
         lacking = {"subgroup_arithmetic", "integer_dot_product"} if device == "plain" else set()
-        profile = AMD if device == "amd" else DEFAULT
+        profile = {"amd": AMD, "mobile": MOBILE}.get(device, DEFAULT)
         shared.traits = replace(
             traits, profile=profile, cores=1, features=traits.features - lacking
         )
