@@ -10,7 +10,7 @@ import torch
 
 import purevk
 from purevk import api
-from purevk.graph.context import Context
+from purevk.graph.context import Context, default_context
 from tests.ops import harness, test_rounding
 
 pytestmark = pytest.mark.device
@@ -19,6 +19,7 @@ NARROW = test_rounding.NARROW
 
 @pytest.fixture(scope="module")
 def without_halves() -> Iterator[Context]:
+    assert default_context().traits.has("storage_16bit")  # it is opened before the feature goes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PUREVK_DISABLE", "storage_16bit")
         with Context(api.open_device()) as context:

@@ -206,9 +206,9 @@ DEFINE_JOIN(Pair, join_all, join)
         R before = pair.most;                                               \
         UNROLL for (int k = 0; k < n; k++) pair.most = max(pair.most, LARGEST(v[k])); \
         R less = subtrahend(pair.most);                                     \
-        pair.sum *= pv_exp_term(before - less);                                     \
+        pair.sum *= pv_exp_term(before - less);                             \
         UNROLL for (int k = 0; k < n; k++) {                                \
-            V e = pv_exp_term(v[k] - less);                                         \
+            V e = pv_exp_term(v[k] - less);                                 \
             pair.sum += SUM(e);                                             \
         }                                                                   \
     }
